@@ -1,0 +1,283 @@
+"""The categories: each a law that many operators share, and the generic dense run that obeys it.
+
+A category function registers operators in one line and gives back their :class:`Rule`::
+
+    exp = elementwise(aten.exp)
+    amax = reduction(aten.amax, identity=lowest)
+
+Operators that follow a law in a way of their own are written as functions with the operator's own signature::
+
+    @masked_rule(aten.cummax.default, category=SCAN)
+    def cummax(x, dim): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+from op_registry.errors import MaskedSemanticsError
+from op_registry.records import (
+    Dense,
+    as_int8,
+    being_traced,
+    fill_where_invalid,
+    gradients_may_flow,
+    map_tensors,
+    records_in,
+    valid_in_all,
+)
+from op_registry.registry import registry
+from op_registry.rule import Category, Rule, Run, overloads_of, packet_name, written_at
+
+Operator = OpOverload | OpOverloadPacket
+
+
+def data_of(value: Any) -> Any:
+    """Arguments as plain torch takes them: each record's raw data. Only for operators that mix no two positions."""
+    return map_tensors(lambda record: record.data, value, Dense)
+
+
+def results_like(result: Any, validity: Tensor | None) -> Any:
+    """Each tensor of an operator's result as a record with `validity`."""
+    return map_tensors(lambda data: Dense(data, validity), result, Tensor)
+
+
+# ---------------------------------------------------------------------------------------------------- elementwise
+
+
+def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """The operator on the raw data. Values stay in their place, so garbage stays under the mask …
+
+    … except that the derivative with respect to one operand reads the others (0 · NaN in backward), and that integer
+    kernels may trap on garbage. There, every operand is first filled wherever the result will be invalid.
+    """
+    traits = _traits or {}
+    records = [*records_in(args), *records_in(kwargs.values())]
+    validity = valid_in_all(*records)
+    if validity is not None:
+        derivative = traits.get("derivative", "general")
+        reads_others = len(records) > 1 and derivative != "linear"
+        if traits.get("traps", False) or (reads_others and gradients_may_flow(*(r.data for r in records))):
+            neutral = traits.get("neutral", 1)
+
+            def fill(record: Dense) -> Tensor:
+                where = record.validity if derivative == "bilinear" else validity
+                return fill_where_invalid(record.data, where, neutral)
+
+            args, kwargs = map_tensors(fill, (args, list(kwargs.items())), Dense)
+            return results_like(op(*args, **dict(kwargs)), validity)
+    return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), validity)
+
+
+ELEMENTWISE = Category(
+    "elementwise",
+    "the op on the operands; valid where every tensor operand is valid, never revives an invalid element",
+    run_elementwise,
+)
+
+# ------------------------------------------------------------------------------------------------------- movement
+
+
+def run_movement(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """The operator on the data and on the validity alike.
+
+    Operators that write zeros of their own move the *in*validity instead, so that what they write is valid.
+    """
+    writes = (_traits or {}).get("writes", False)
+    records = list(records_in(args))
+    data = op(*data_of(args), **kwargs)
+    if all(record.validity is None for record in records):
+        return results_like(data, None)
+
+    def validity_of(record: Dense) -> Tensor:
+        v = record.full_validity
+        if v is None:
+            v = torch.ones_like(record.data, dtype=torch.int8)
+        return as_int8(v) ^ 1 if writes else as_int8(v)
+
+    moved = op(*map_tensors(validity_of, args, Dense), **kwargs)
+    if writes:
+        moved = map_tensors(lambda v: v ^ 1, moved, Tensor)
+    if isinstance(data, Tensor):
+        return Dense(data, moved)
+    return type(data)(Dense(d, m) for d, m in zip(data, moved, strict=True))
+
+
+MOVEMENT = Category(
+    "movement", "an element moves with its validity; zeros that the operation writes are valid", run_movement
+)
+
+# ------------------------------------------------------------------------------------------------------ reduction
+
+
+def _argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The value that `name` takes in a call, the schema's default included; None where the operator lacks it."""
+    if name in kwargs:
+        return kwargs[name]
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == name:
+            return args[position] if position < len(args) else argument.default_value
+    return None
+
+
+def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """The operator on data filled with its identity."""
+    identity = (_traits or {})["identity"]
+    value = identity(x.dtype) if callable(identity) else identity
+    result = op(x.filled(value) if x.validity is not None else x.data, *args, **kwargs)
+    dim = _argument(op, "dim", (x, *args), kwargs)
+    keepdim = bool(_argument(op, "keepdim", (x, *args), kwargs))
+    return results_like(result, x.some(dim, keepdim))
+
+
+REDUCTION = Category(
+    "reduction",
+    "what torch gives on the slice with its invalid elements removed; valid where n ≥ 1",
+    run_reduction,
+)
+
+# ----------------------------------------------------------------------------------------------------------- scan
+
+
+def run_scan(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """The operator on data filled with its identity; a step that is invalid carries the running value unchanged."""
+    identity = (_traits or {})["identity"]
+    value = identity(x.dtype) if callable(identity) else identity
+    return x.like(op(x.filled(value), *args, **kwargs))
+
+
+SCAN = Category(
+    "scan",
+    "at valid positions what torch gives on the slice with its invalid elements removed; valid where the input is",
+    run_scan,
+)
+
+# ---------------------------------------------------------------------------------------------------- contraction
+
+
+def contract(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
+    """A sum of products over index tuples whose factors are all valid: fill with 0, count tuples to find the mask.
+
+    The mask is the same contraction of the validities. With one masked factor the others' validity is all ones, and
+    still has to be contracted: a convolution's padding and a size-0 dimension decide what had a contribution at all.
+    """
+    data = op(*map_tensors(lambda r: r.filled(0), args, Dense), **kwargs)
+    if all(record.validity is None for record in records_in(args)):
+        return Dense(data)
+
+    def counted(record: Dense) -> Tensor:
+        v = record.full_validity
+        return torch.ones_like(record.data, dtype=torch.float32) if v is None else v.to(torch.float32)
+
+    def present(record: Dense) -> Tensor:
+        return torch.ones_like(record.data, dtype=torch.float32)
+
+    with torch.no_grad(), torch.autocast(data.device.type, enabled=False):
+        valid_tuples = op(*map_tensors(counted, args, Dense), **kwargs)
+        all_tuples = op(*map_tensors(present, args, Dense), **kwargs)
+        # Counts are sums of non-negative terms: at least one term keeps them ≥ 1 whatever the rounding.
+        valid = (valid_tuples > 0.5) | (all_tuples < 0.5)
+    return Dense(data, as_int8(valid))
+
+
+CONTRACTION = Category(
+    "contraction",
+    "the sum over index tuples whose factors are all valid; valid where at least one such tuple exists",
+    contract,
+)
+
+# ---------------------------------------------------------------------------------------------------------- opaque
+
+
+def run_opaque(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The operator itself where everything is valid, a refusal where it is not or cannot be known."""
+    for record in [*records_in(args), *records_in(kwargs.values())]:
+        if not known_all_valid(record):
+            raise MaskedSemanticsError(
+                f"{packet_name(op)} has no meaning on partly valid input (it mixes all elements of shape "
+                f"{tuple(record.shape)}, and nothing says how to leave some out). Fill them first with "
+                f"x.to_tensor(value), or register a rule of your own for {op}."
+            )
+    return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), None)
+
+
+def known_all_valid(record: Dense) -> bool:
+    """Whether every element is valid; while tracing only a mask that is statically absent counts."""
+    if record.validity is None:
+        return True
+    if being_traced(record.validity):
+        return False
+    return bool(record.validity.all())
+
+
+OPAQUE = Category("opaque", "mixes everything; runs where every element is valid, refused otherwise", run_opaque)
+
+# ------------------------------------------------------------- laws whose operators bring a run of their own
+
+NORMALIZATION = Category(
+    "normalization", "statistics over the valid elements; valid where the input (and the affine parameters) are"
+)
+JOIN = Category("join", "each element arrives with its validity")
+ASSIGNMENT = Category(
+    "assignment",
+    "the written element takes the value and the validity of what is written; an invalid index writes nothing",
+)
+ACCUMULATION = Category(
+    "accumulation", "a reduction over valid contributions; valid with at least one, or a valid self"
+)
+INDEXING = Category("indexing", "an element moves with its validity; an invalid index gives an invalid element")
+FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)")
+QUERY = Category("query", "a plain answer about the valid elements")
+SORTING = Category("sorting", "valid elements in order, first, in both directions; the first n places are valid")
+LOSS = Category("loss", "the elementwise part as elementwise, reduced over what is valid with torch's own denominator")
+ATTENTION = Category(
+    "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
+)
+RANDOM = Category("random", "as torch, drawn for every position; valid where the input is")
+CHOICE = Category("choice", "the chosen branch; valid where the condition and the chosen branch are")
+COMPOSITE = Category("composite", "torch's own decomposition, each piece under its own law")
+PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike")
+
+
+# --------------------------------------------------------------------------------------------------- registration
+
+
+def _of_category(category: Category) -> Callable[..., Rule]:
+    assert category.run is not None
+    run: Run = category.run
+
+    def register(*operators: Operator, **traits: Any) -> Rule:
+        ops = tuple(o for operator in operators for o in overloads_of(operator))
+        if not ops:
+            raise ValueError(f"{operators} has no functional overload that takes a tensor")
+        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
+
+    register.__name__ = register.__qualname__ = category.name
+    register.__doc__ = f"Register operators under the law: {category.law}. Keyword arguments are the rule's traits."
+    return register
+
+
+elementwise = _of_category(ELEMENTWISE)
+movement = _of_category(MOVEMENT)
+reduction = _of_category(REDUCTION)
+scan = _of_category(SCAN)
+contraction = _of_category(CONTRACTION)
+opaque = _of_category(OPAQUE)
+
+
+def masked_rule(*operators: Operator, category: Category, takes_op: bool = False) -> Callable[[Run], Rule]:
+    """Decorator: a function with the operator's own signature becomes its rule.
+
+    One function that serves several overloads may ask for the overload as its first argument (`takes_op`).
+    """
+
+    def register(function: Run) -> Rule:
+        ops = tuple(o for operator in operators for o in overloads_of(operator))
+        return registry.add(Rule(ops, category, function, takes_op, where=written_at(2)))
+
+    return register

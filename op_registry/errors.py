@@ -1,0 +1,11 @@
+"""The exceptions of the library: what went wrong, with which values, and what to do next."""
+
+from __future__ import annotations
+
+
+class MaskedSemanticsError(RuntimeError):
+    """An operation has no meaning on masked tensors (or none that is known), so it is refused."""
+
+
+class InvalidValueError(MaskedSemanticsError, ValueError):
+    """A value was asked for where the mask says that there is none."""

@@ -1,0 +1,249 @@
+"""What a rule sees of a masked tensor, and the few words to say something about it.
+
+A rule never meets the tensor subclass. Every tensor argument reaches it as a :class:`Dense` record, a plain tensor
+as a record whose every element is valid, and it gives back records (masked results) or plain tensors (plain results).
+
+Validity is stored as int8 (1 = valid), because a bool mask is what makes masked code slow on CPU: compilers load it
+byte by byte. Rules do not see that: they read ``x.valid`` (bool, or None when all is valid), fill with ``x.filled``,
+count with ``x.count``, and hand validity on without looking inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Number = bool | int | float | complex
+Dims = int | Sequence[int] | None
+
+# Told by the interception layer: are we inside a functorch transform, whose tensors must not be remembered?
+_under_transform: Callable[[], bool] = lambda: False
+
+
+def set_transform_probe(probe: Callable[[], bool]) -> None:
+    """Let the layer that knows about functorch say whether a transform is running."""
+    global _under_transform
+    _under_transform = probe
+
+
+def being_traced(tensor: Tensor) -> bool:
+    """Whether `tensor` stands for a value of a graph under construction (fake, functional, proxy …)."""
+    return type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter)
+
+
+def gradients_may_flow(*tensors: Tensor) -> bool:
+    """Whether a derivative may be asked of something computed now from `tensors`.
+
+    True while tracing and inside functorch transforms, where nobody can know; there the extra fill fuses away.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad or being_traced(t) for t in tensors) or _under_transform()
+
+
+def as_bool(validity: Tensor) -> Tensor:
+    """int8 or bool validity as bool: free in eager; widened before the comparison where a compiler will see it."""
+    if validity.dtype is torch.bool:
+        return validity
+    if being_traced(validity):
+        return validity.to(torch.int32) != 0
+    return validity.view(torch.bool)
+
+
+def as_int8(valid: Tensor) -> Tensor:
+    """bool or int8 validity as int8, the form in which it is stored."""
+    if valid.dtype is torch.int8:
+        return valid
+    if being_traced(valid) or not valid.is_contiguous():
+        return valid.to(torch.int8)
+    return valid.view(torch.int8)
+
+
+def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The validity of what needs both; None is all valid. One mask object on both sides costs nothing."""
+    if a is None or a is b:
+        return b
+    if b is None:
+        return a
+    return as_int8(a) & as_int8(b)
+
+
+def unite(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The validity of what needs one of the two; None is all valid."""
+    if a is None or b is None:
+        return None
+    return a if a is b else as_int8(a) | as_int8(b)
+
+
+def valid_in_all(*records: Any) -> Tensor | None:
+    """Where every record among `records` is valid, after broadcasting (None: everywhere). Others are passed over."""
+    validity: Tensor | None = None
+    for record in records:
+        if isinstance(record, Dense):
+            validity = intersect(validity, record.validity)
+    return validity
+
+
+def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
+    """`data` with `value` wherever `validity` says invalid; differentiable, and blind to what was there."""
+    if validity is None:
+        return data
+    return torch.where(as_bool(validity), data, value)
+
+
+def all_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
+    """A `dim` argument as torch means it (None and () are all dimensions), as non-negative numbers."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(ndim))
+    dims = (dim,) if isinstance(dim, int) else dim
+    return tuple(d % ndim if ndim else 0 for d in dims) if ndim else ()
+
+
+def lowest(dtype: torch.dtype) -> Number:
+    """The identity of max: -inf, the least integer, or False."""
+    if dtype.is_floating_point:
+        return -math.inf
+    return False if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> Number:
+    """The identity of min: inf, the greatest integer, or True."""
+    if dtype.is_floating_point:
+        return math.inf
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which torch's CPU and GPU kernels accumulate sums of `dtype`."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+class Dense:
+    """A strided tensor and where it is valid.
+
+    data      the values, of any shape and dtype; meaningless where invalid
+    validity  int8 (or bool) of data's number of dimensions, each of data's size or 1; None when all is valid
+    """
+
+    __slots__ = ("data", "validity")
+
+    def __init__(self, data: Tensor, validity: Tensor | None = None) -> None:
+        self.data = data
+        self.validity = validity
+
+    def __repr__(self) -> str:
+        mask = "all valid" if self.validity is None else f"valid={as_bool(self.validity)!r}"
+        return f"Dense({self.data!r}, {mask})"
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def valid(self) -> Tensor | None:
+        """bool, broadcastable to the data; None when every element is valid."""
+        return None if self.validity is None else as_bool(self.validity)
+
+    @property
+    def full_validity(self) -> Tensor | None:
+        """The validity expanded to the data's shape (a stride-0 view where it was broadcast)."""
+        v = self.validity
+        return v if v is None or v.shape == self.data.shape else v.expand(self.data.shape)
+
+    def filled(self, value: Number | Tensor) -> Tensor:
+        """The data with `value` wherever it is invalid: the only way a rule may let data meet other data."""
+        return fill_where_invalid(self.data, self.validity, value)
+
+    def like(self, data: Tensor) -> Dense:
+        """New values under the same mask."""
+        return Dense(data, self.validity)
+
+    def keep(self, validity: Tensor | None) -> Dense:
+        """The same values, valid where they were and `validity` agrees."""
+        return Dense(self.data, intersect(self.validity, validity))
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Dense:
+        """Data and validity moved alike by `move`."""
+        v = self.full_validity
+        return Dense(move(self.data), None if v is None else move(v))
+
+    def count(self, dim: Dims = None, keepdim: bool = False) -> Tensor | int:
+        """Number of valid elements over `dim`: an int64 tensor, or a plain int where all is valid."""
+        dims = all_dims(dim, self.ndim)
+        if self.validity is None:
+            return math.prod(self.shape[d] for d in dims)
+        return self._fact("count", dims, keepdim)
+
+    def some(self, dim: Dims = None, keepdim: bool = False) -> Tensor | None:
+        """Validity of a reduction over `dim`: at least one valid element, or none there to begin with."""
+        if self.validity is None:
+            return None
+        return self._fact("some", all_dims(dim, self.ndim), keepdim)
+
+    def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+        """A fact about the mask, computed once per mask object and version, never remembered while tracing."""
+        validity = self.validity
+        assert validity is not None
+        if being_traced(validity) or validity.is_inference() or _under_transform():
+            return self._compute_fact(kind, dims, keepdim)
+        facts = getattr(validity, "_facts", None)
+        version = validity._version
+        if facts is None or facts[0] != version:
+            facts = (version, {})
+            validity._facts = facts  # type: ignore[attr-defined]
+        key = (kind, dims, keepdim, *(self.shape[d] for d in dims))
+        if key not in facts[1]:
+            facts[1][key] = self._compute_fact(kind, dims, keepdim)
+        fact: Tensor = facts[1][key]
+        return fact
+
+    def _compute_fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+        validity = self.validity
+        assert validity is not None
+        # A broadcast dimension is counted by multiplying, without reading its elements again.
+        repeated = math.prod(self.shape[d] for d in dims if validity.shape[d] == 1)
+        if not dims:
+            count = validity.to(torch.int64)
+        else:
+            count = as_int8(validity).sum(
+                dims, keepdim=keepdim, dtype=torch.int32 if being_traced(validity) else torch.int64
+            )
+        if kind == "count":
+            return count * repeated
+        if math.prod(self.shape[d] for d in dims) == 0:
+            return torch.ones_like(count, dtype=torch.int8)
+        return as_int8(count > 0)
+
+
+def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:
+    """`value` with `f` applied to every `kind` in it, through lists and tuples."""
+    if isinstance(value, kind):
+        return f(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(f, v, kind) for v in value)
+    return value
+
+
+def records_in(values: Iterable[Any]) -> Iterator[Dense]:
+    """Every record among `values`, through lists and tuples."""
+    for value in values:
+        if isinstance(value, Dense):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from records_in(value)

@@ -1,0 +1,90 @@
+"""In-place, out= and _foreach_ forms, derived from the schema: a person writes the functional rule and no more."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+
+def _packet(qualified: str) -> OpOverloadPacket | None:
+    namespace, _, name = qualified.partition("::")
+    return getattr(getattr(torch.ops, namespace), name, None)
+
+
+def _signature(op: OpOverload, without: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in without]
+
+
+def written_arguments(op: OpOverload) -> tuple[str, ...]:
+    """Names of the arguments that the overload writes to."""
+    return tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def is_inplace(op: OpOverload) -> bool:
+    """Whether the overload writes to its first argument only, and gives it back: add_, copy_, __iand__ …"""
+    return bool(op._schema.arguments) and written_arguments(op) == (op._schema.arguments[0].name,) and not is_out(op)
+
+
+def is_out(op: OpOverload) -> bool:
+    """Whether the overload writes to keyword-only arguments that it is given for its results."""
+    written = written_arguments(op)
+    if not written:
+        return False
+    return all(a.kwarg_only for a in op._schema.arguments if a.name in written) and len(op._schema.returns) == len(
+        written
+    )
+
+
+def is_foreach(op: OpOverload) -> bool:
+    """Whether the overload is the list form of an operator."""
+    return op._schema.name.startswith("aten::_foreach_")
+
+
+def is_view(op: OpOverload) -> bool:
+    """Whether the result aliases an argument that is not written to."""
+    return not written_arguments(op) and any(r.alias_info is not None for r in op._schema.returns)
+
+
+def changes_metadata(op: OpOverload) -> bool:
+    """In-place forms that change shape or strides and no value: transpose_, squeeze_ …"""
+    return torch.Tag.inplace_view in op.tags
+
+
+@functools.cache
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The overload that computes what `op` writes: add.Tensor for add_.Tensor and add.out; None where there is none."""
+    if not op._schema.is_mutable:
+        return None
+    if is_out(op):
+        names = [op._schema.name]
+        without = frozenset(written_arguments(op))
+    elif is_inplace(op):
+        names = [re.sub(r"::__i(\w+)__$", r"::__\1__", op._schema.name).removesuffix("_")]
+        if op._schema.name.endswith("__"):
+            names = [re.sub(r"::__i(\w+)__$", r"::__\1__", op._schema.name)]
+        names.append(names[0] + "_functional")
+        without = frozenset()
+    else:
+        return None
+    wanted = _signature(op, without)
+    for name in names:
+        packet = _packet(name)
+        for overload in packet.overloads() if packet is not None else ():
+            candidate: OpOverload = getattr(packet, overload)
+            if not candidate._schema.is_mutable and _signature(candidate) == wanted:
+                return candidate
+    return None
+
+
+@functools.cache
+def single_form(op: OpOverload) -> OpOverloadPacket | None:
+    """The operator on one tensor that a _foreach_ overload applies to each: add_ for _foreach_add_."""
+    if not is_foreach(op):
+        return None
+    name = op._schema.name.replace("::_foreach_", "::")
+    if name.endswith(("::norm", "::powsum")):
+        return torch.ops.aten.linalg_vector_norm if name.endswith("::norm") else None
+    return _packet(name)
