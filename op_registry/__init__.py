@@ -1,5 +1,6 @@
 """What each aten operator means on masked tensors: rules keyed by overload, categories, and their conformance tests."""
 
+from op_registry import ops
 from op_registry.categories import (
     contraction,
     elementwise,
@@ -28,6 +29,7 @@ __all__ = [
     "masked_rule",
     "movement",
     "opaque",
+    "ops",
     "reduction",
     "registry",
     "resolve",

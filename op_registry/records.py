@@ -21,7 +21,8 @@ Number = bool | int | float | complex
 Dims = int | Sequence[int] | None
 
 # Told by the interception layer: are we inside a functorch transform, whose tensors must not be remembered?
-_under_transform: Callable[[], bool] = lambda: False
+def _under_transform() -> bool:
+    return False
 
 
 def set_transform_probe(probe: Callable[[], bool]) -> None:
@@ -202,15 +203,14 @@ class Dense:
         assert validity is not None
         if being_traced(validity) or validity.is_inference() or _under_transform():
             return self._compute_fact(kind, dims, keepdim)
-        facts = getattr(validity, "_facts", None)
-        version = validity._version
-        if facts is None or facts[0] != version:
-            facts = (version, {})
-            validity._facts = facts  # type: ignore[attr-defined]
+        version, facts = _remembered(validity)
+        if version != validity._version:
+            facts = {}
+            validity._facts = (validity._version, facts)  # type: ignore[attr-defined]
         key = (kind, dims, keepdim, *(self.shape[d] for d in dims))
-        if key not in facts[1]:
-            facts[1][key] = self._compute_fact(kind, dims, keepdim)
-        fact: Tensor = facts[1][key]
+        if key not in facts:
+            facts[key] = self._compute_fact(kind, dims, keepdim)
+        fact: Tensor = facts[key]
         return fact
 
     def _compute_fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -229,6 +229,12 @@ class Dense:
         if math.prod(self.shape[d] for d in dims) == 0:
             return torch.ones_like(count, dtype=torch.int8)
         return as_int8(count > 0)
+
+
+def _remembered(validity: Tensor) -> tuple[int, dict[Any, Tensor]]:
+    """The facts kept on a mask object, and the version of the mask that they were true of."""
+    kept: tuple[int, dict[Any, Tensor]] = getattr(validity, "_facts", (-1, {}))
+    return kept
 
 
 def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:

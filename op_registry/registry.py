@@ -80,7 +80,7 @@ class Registry:
             listener(op)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener(op)` now for every overload that has a rule, and later whenever one gets, changes or loses it."""
+        """Call `listener(op)` for every overload that has a rule, and again whenever one gets, changes or loses it."""
         self._listeners.append(listener)
         for op in list(self._rules):
             listener(op)
