@@ -1,0 +1,133 @@
+"""The differentiable boundary between a masked tensor and the plain tensors that rules compute on.
+
+``Unwrap`` opens (masked → plain data), ``Wrap`` closes (plain data → masked). Between them autograd sees plain torch, so
+every derivative is that of the masked computation. The two conventions that make gradients right:
+
+* what flows into a masked tensor is masked with that tensor's mask (``Unwrap.backward``);
+* what leaves a masked result is zero wherever the result, or the gradient itself, is invalid (``Wrap.backward``).
+
+Inside functorch transforms neither is used: there the inner tensors carry the transform themselves, and every masked
+result is filled with zeros under its mask, so that no derivative passes there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.interception import in_forward_mode, under_transform
+from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.validity import lent_validity
+from op_registry import MaskedSemanticsError
+from op_registry.records import Dense, fill_where_invalid, intersect
+
+
+class Wrap(torch.autograd.Function):
+    """Plain data and validity → masked tensor. Tangents are zero outside the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, validity: Tensor | None) -> MaskedTensor:
+        ctx.validity = validity
+        ctx.set_materialize_grads(False)
+        return wrap(data.detach(), validity)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        return (None if grad is None else plain_gradient(grad, ctx.validity)), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> MaskedTensor:
+        return Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
+
+
+class Unwrap(torch.autograd.Function):
+    """Masked tensor → its plain data, as stored. Tangents get the tensor's mask."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: MaskedTensor) -> Tensor:
+        ctx.validity = lent_validity(tensor)
+        ctx.set_materialize_grads(False)
+        return tensor._data.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else masked_gradient(grad, ctx.validity)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return plain_gradient(tangent, ctx.validity)
+
+
+def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
+    """A gradient as plain tensor that is zero wherever it is invalid or `validity` says so."""
+    if isinstance(grad, MaskedTensor):
+        record = opened(grad)
+        return fill_where_invalid(record.data, intersect(validity, record.validity), 0)
+    return fill_where_invalid(grad, validity, 0)
+
+
+def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
+    """A gradient under the mask that the tensor it belongs to has: absent, not zero, where that is invalid."""
+    if isinstance(grad, MaskedTensor):
+        if grad._validity is validity:
+            return grad
+        grad = plain_gradient(grad, None)
+    return closed(Dense(grad, validity))
+
+
+def opened(tensor: MaskedTensor) -> Dense:
+    """The record that a rule sees; its data carries the derivatives that are asked for."""
+    validity = lent_validity(tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        if under_transform():
+            raise MaskedSemanticsError(
+                f"a masked tensor of shape {tuple(tensor.shape)} that requires grad is used inside a torch.func transform that it "
+                "was not an argument of. Hand it in as an argument of masked_dispatch.functional's transforms, or detach it."
+            )
+        return Dense(Unwrap.apply(tensor), validity)
+    if in_forward_mode() and not under_transform():
+        return Dense(Unwrap.apply(tensor), validity)
+    return Dense(tensor._data, validity)
+
+
+def closed(record: Dense) -> MaskedTensor:
+    """The masked tensor that a rule's record stands for."""
+    data, validity = record.data, fitted(record)
+    if under_transform():
+        # The inner tensor carries the derivative: what would come back for invalid elements is stopped by a fill.
+        return wrap(fill_where_invalid(data, validity, 0), validity)
+    if (data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
+        result: MaskedTensor = Wrap.apply(data, validity)
+        return result
+    return wrap(data, validity)
+
+
+def fitted(record: Dense) -> Tensor | None:
+    """A record's validity as it is stored: int8, as many dimensions as the data, each of its size or 1."""
+    validity = record.validity
+    if validity is None:
+        return None
+    if validity.dtype is not torch.int8:
+        validity = _as_int8(validity)
+    shape = record.data.shape
+    if validity.shape == shape:
+        return validity
+    missing = len(shape) - validity.ndim
+    if missing > 0:
+        validity = validity[(None,) * missing]
+    if missing < 0 or any(v not in (1, n) for v, n in zip(validity.shape, shape, strict=True)):
+        raise MaskedSemanticsError(
+            f"a rule gave values of shape {tuple(shape)} with a validity of shape {tuple(record.validity.shape)}, which does "  # type: ignore[union-attr]
+            "not broadcast to them; return x.like(values) only where values keep the shape of x"
+        )
+    return validity
+
+
+def _as_int8(valid: Tensor) -> Tensor:
+    if valid.dtype is torch.bool:
+        from op_registry.records import as_int8
+
+        return as_int8(valid)
+    raise MaskedSemanticsError(f"a rule gave a validity of dtype {valid.dtype}; it has to be bool")

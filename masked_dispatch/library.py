@@ -1,0 +1,89 @@
+"""The library's own operators: how a masked tensor is made, filled and asked for its parts, differentiably.
+
+They are torch.library operators, not Python functions, so that torch.compile takes them into its graphs whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from masked_dispatch.construct import mark_as_external, stored_validity
+from masked_dispatch.gradient import closed, opened
+from masked_dispatch.tensor import MaskedTensor
+from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid, intersect
+
+_library = Library("masked_dispatch", "DEF")
+
+
+def _as_masked_tensor(data: Tensor, mask: Tensor | None) -> MaskedTensor:
+    if mask is None:
+        return closed(Dense(data, None))
+    validity, shared = stored_validity(data, mask)
+    tensor = closed(Dense(data, validity))
+    if shared:
+        mark_as_external(tensor)
+    return tensor
+
+
+def _record(tensor: Tensor) -> Dense:
+    return opened(tensor) if isinstance(tensor, MaskedTensor) else Dense(tensor, None)
+
+
+def _to_tensor(tensor: Tensor, fill: Any) -> Tensor:
+    record = _record(tensor)
+    if isinstance(fill, Tensor):
+        fill = fill.to(record.dtype)
+    filled = fill_where_invalid(record.data, record.validity, fill)
+    return filled.to(record.dtype) if filled.dtype is not record.dtype else filled
+
+
+def _get_data(tensor: Tensor) -> Tensor:
+    data = _record(tensor).data
+    return data.view_as(data)
+
+
+def _get_mask(tensor: Tensor) -> Tensor:
+    record = _record(tensor)
+    validity = record.full_validity
+    if validity is None:
+        return torch.ones_like(record.data, dtype=torch.bool, memory_format=torch.contiguous_format)
+    if being_traced(validity):
+        return as_bool(validity)
+    return validity.to(torch.bool)
+
+
+def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
+    record = _record(tensor)
+    count = record.count(dim, keepdim)
+    if isinstance(count, Tensor):
+        return count.to(torch.int64, copy=True)
+    shape = torch.sum(record.data.new_empty((), dtype=torch.int64).expand(record.shape), dim, keepdim).shape
+    return torch.full(shape, count, dtype=torch.int64, device=record.device)
+
+
+def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
+    record = _record(tensor)
+    validity, _ = stored_validity(record.data, mask)
+    return closed(Dense(record.data, intersect(record.validity, validity)))
+
+
+def _define(schema: str, function: Any) -> None:
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, function, "CompositeImplicitAutograd")
+    _library.impl(name, function, "PreDispatch")
+
+
+def install() -> None:
+    """Define the operators: called once, when the package is imported."""
+    _define("as_masked_tensor(Tensor data, Tensor? mask) -> Tensor", _as_masked_tensor)
+    _define("to_tensor.Scalar(Tensor x, Scalar fill) -> Tensor", _to_tensor)
+    _define("to_tensor.Tensor(Tensor x, Tensor fill) -> Tensor", _to_tensor)
+    _define("get_data(Tensor x) -> Tensor", _get_data)
+    _define("get_mask(Tensor x) -> Tensor", _get_mask)
+    _define("count(Tensor x, int[]? dim, bool keepdim) -> Tensor", _count)
+    _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)

@@ -1,0 +1,52 @@
+"""Error texts that say what, with which values, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+
+def masked_arguments(args: Any, kwargs: Any) -> str:
+    """The masked arguments of a call, by name, with shape and dtype."""
+    from masked_dispatch.tensor import MaskedTensor
+
+    named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
+    parts = []
+    for name, value in named.items():
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, MaskedTensor):
+                parts.append(f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}")
+    return ", ".join(parts)
+
+
+def likely_category(op: OpOverload) -> tuple[str, str]:
+    """The category that an operator most likely belongs to, and the line that would register it."""
+    name = str(op).replace(".default", "")
+    if torch.Tag.pointwise in op.tags:
+        return "elementwise", f"op_registry.elementwise(torch.ops.{name})"
+    arguments = {a.name for a in op._schema.arguments}
+    tensors = sum(str(a.type) in ("Tensor", "Optional[Tensor]") for a in op._schema.arguments)
+    if torch.Tag.reduction in op.tags or {"dim", "keepdim"} <= arguments:
+        return "reduction", f"op_registry.reduction(torch.ops.{name}, identity=0)"
+    if "dim" in arguments and tensors == 1:
+        return "scan", f"op_registry.scan(torch.ops.{name}, identity=0)"
+    if tensors == 1 and len(arguments) == 1:
+        return "elementwise", f"op_registry.elementwise(torch.ops.{name})"
+    return "a function of its own", (
+        f"@op_registry.masked_rule(torch.ops.{name}, category=…)\n    def {op._schema.name.partition('::')[2]}("
+        f"{', '.join(a.name for a in op._schema.arguments)}): ..."
+    )
+
+
+def no_rule(op: OpOverload, args: Any, kwargs: Any) -> str:
+    """Why an operator without a rule is refused, and the ways out."""
+    category, line = likely_category(op)
+    return (
+        f"{op} has no masked meaning: no rule is registered for it and torch has no decomposition of it.\n"
+        f"  called with: {masked_arguments(args, kwargs) or 'masked tensors'}\n"
+        f"  likely category: {category}; to register it:\n    {line}\n"
+        "  or fill first, where invalid elements may take a value: x.to_tensor(value)"
+    )

@@ -1,0 +1,225 @@
+"""MaskedTensor: construction, accessors and protocol hooks. What operators mean is decided elsewhere (op_registry)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.interception import (
+    PRE_DISPATCH,
+    make_data_pointer_raise,
+    make_wrapper_subclass,
+    no_torch_function,
+)
+from masked_dispatch.validity import Family
+from op_registry import MaskedSemanticsError, registry
+from op_registry.records import fill_where_invalid
+
+
+class MaskedTensor(torch.Tensor):
+    """A tensor and a mask of the same shape, True where an element is valid.
+
+    Make one with :func:`masked_tensor` (copies) or :func:`as_masked_tensor` (shares memory, differentiable).
+    Everything else is torch: functions, modules, optimizers, autograd and torch.compile take it as they take a tensor.
+    """
+
+    # The values; meaningless where invalid. Never requires grad: the wrapper carries autograd.
+    _data: Tensor
+    # int8, 1 where valid, broadcastable to the data; None when every element is valid. Written only through `_family`.
+    _validity: Tensor | None
+    # The views that share this tensor's validity; None as long as nothing shares it.
+    _family: Family | None = None
+    # Whether this wrapper is an input of a graph under construction, which must not be given other inner tensors.
+    _is_graph_input: bool = False
+
+    __torch_function__ = no_torch_function
+
+    @staticmethod
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            "MaskedTensor is not called directly: masked_dispatch.masked_tensor(data, mask) copies into a new leaf, "
+            "masked_dispatch.as_masked_tensor(data, mask) shares memory and is differentiable"
+        )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    # ------------------------------------------------------------------------------------------------- accessors
+
+    def get_data(self) -> Tensor:
+        """The stored values, a differentiable view of shape `self.shape`; meaningless where the mask is False."""
+        return torch.ops.masked_dispatch.get_data(self)
+
+    def get_mask(self) -> Tensor:
+        """bool tensor of shape `self.shape`, True where valid; a copy, so writing to it changes nothing."""
+        return torch.ops.masked_dispatch.get_mask(self)
+
+    def to_tensor(self, fill: Any) -> Tensor:
+        """A plain tensor with `fill` (a number or a broadcastable tensor) where invalid; differentiable."""
+        if isinstance(fill, Tensor):
+            return torch.ops.masked_dispatch.to_tensor.Tensor(self, fill)
+        return torch.ops.masked_dispatch.to_tensor.Scalar(self, fill)
+
+    def count(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        """Number of valid elements over `dim` (all dimensions by default): a plain int64 tensor."""
+        dims = [dim] if isinstance(dim, int) else dim
+        return torch.ops.masked_dispatch.count(self, dims, keepdim)
+
+    def mask_with(self, mask: Tensor) -> MaskedTensor:
+        """The same values, valid where they were and `mask` (bool, broadcastable) is True; differentiable."""
+        from masked_dispatch.construct import check_mask
+
+        check_mask(self, mask)
+        return torch.ops.masked_dispatch.mask_with(self, mask)
+
+    def mask_like(self, other: MaskedTensor) -> MaskedTensor:
+        """The same values, valid where they were and `other` (of broadcastable shape) is valid: `mask_with(other.get_mask())`."""
+        return self.mask_with(other.get_mask())
+
+    @property
+    def storage_layout(self) -> torch.layout:
+        """How the data is stored, whatever `layout` says."""
+        return torch.strided
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        from masked_dispatch.printing import describe
+
+        return describe(self)
+
+    # ------------------------------------------------------------------------------- protocol: flatten, copy, pickle
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[bool, int]]:
+        # No sizes here: each would be guarded on. The registry's version is, so that a replaced rule is seen.
+        if self._validity is None:
+            return ["_data"], (False, registry.version)
+        return ["_data", "_validity"], (True, registry.version)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: tuple[bool, int], outer_size: Any, outer_stride: Any
+    ) -> MaskedTensor:
+        wrapper = wrap(inner["_data"], inner.get("_validity"))
+        wrapper._is_graph_input = True
+        return wrapper
+
+    def __coerce_tangent_metadata__(self) -> MaskedTensor:
+        # Tangents are traced without a mask: what lies outside it is zero, and no mask pattern is guessed.
+        return wrap(self._data, None)
+
+    def __coerce_same_metadata_as_tangent__(self, expected_meta: Any, expected_type: type | None = None) -> Tensor:
+        zero_filled = fill_where_invalid(self._data, self._validity, 0)
+        return zero_filled if expected_type not in (None, MaskedTensor) else wrap(zero_filled, None)
+
+    def _stable_hash_for_caching(self) -> str:
+        return f"MaskedTensor:{registry.version}:{self._validity is None}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = (self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
+        return (rebuild, state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MaskedTensor:
+        if id(self) in memo:
+            known: MaskedTensor = memo[id(self)]
+            return known
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment; this one is "
+                f"the result of {type(self.grad_fn).__name__}. Copy x.detach() instead."
+            )
+        validity = None if self._validity is None else self._validity.clone()
+        copied = rebuild(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = copy.deepcopy(self.grad, memo)
+        return copied
+
+    # ------------------------------------------------------------------------------------- surface that would crash
+
+    def share_memory_(self) -> MaskedTensor:
+        """Move data and mask to shared memory, in place."""
+        self._data.share_memory_()
+        if self._validity is not None:
+            self._validity.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether the data lies in shared memory."""
+        return self._data.is_shared()
+
+    def data_ptr(self) -> NoReturn:
+        raise MaskedSemanticsError(
+            f"a masked tensor of shape {tuple(self.shape)} has no single address: it is data and a mask. "
+            "Use x.get_data().data_ptr(), or x.to_tensor(fill).data_ptr()."
+        )
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise MaskedSemanticsError(
+            f"dlpack cannot carry the mask of a masked tensor of shape {tuple(self.shape)}. "
+            "Export x.to_tensor(fill) or x.get_data() and x.get_mask() one by one."
+        )
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The values as a NumPy array, if every element is valid; raises :class:`InvalidValueError` otherwise."""
+        return self._all_valid_data("numpy()").numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        array = self.numpy(force=False)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def tolist(self) -> Any:
+        """The values as nested lists, if every element is valid; raises :class:`InvalidValueError` otherwise."""
+        return self._all_valid_data("tolist()").tolist()
+
+    def _all_valid_data(self, asked: str) -> Tensor:
+        from op_registry import InvalidValueError
+
+        if self._validity is not None:
+            invalid = self.numel() - int(self.count())
+            if invalid:
+                raise InvalidValueError(
+                    f"{asked} of a masked tensor of shape {tuple(self.shape)} with {invalid} invalid elements: there are no "
+                    "values to give for them. Say what to put there with x.to_tensor(fill)."
+                )
+        return self.get_data()
+
+
+def _refuse_data_assignment(self: MaskedTensor, value: Any) -> NoReturn:
+    raise MaskedSemanticsError(
+        f"x.data = y would replace the wrapper of shape {tuple(self.shape)} and not what lies in it. Use x.copy_(y) under "
+        "torch.no_grad() to write values and mask, or x.get_data() to reach the stored values."
+    )
+
+
+# `x.data` reads as it does on a plain tensor; assignment would silently change nothing.
+MaskedTensor.data = property(torch.Tensor.data.__get__, _refuse_data_assignment)  # type: ignore[attr-defined,assignment]
+
+
+def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:
+    """A masked tensor around `data` and `validity` as they are (nothing is checked, copied or differentiated)."""
+    wrapper: MaskedTensor = make_wrapper_subclass(
+        MaskedTensor,
+        data.shape,
+        strides=data.stride(),
+        storage_offset=data.storage_offset(),
+        dtype=data.dtype,
+        device=data.device,
+        requires_grad=requires_grad,
+        _extra_dispatch_keys=PRE_DISPATCH,
+    )
+    wrapper._data = data
+    wrapper._validity = validity
+    return wrapper
+
+
+def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
+    """What pickle and torch.load call (format 1: data, int8 validity or None, requires_grad, is a parameter)."""
+    wrapper = wrap(data, validity, requires_grad)
+    if is_parameter:
+        wrapper._is_param = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+torch.serialization.add_safe_globals([rebuild])

@@ -1,0 +1,199 @@
+"""Who owns a mask.
+
+A tensor and its views form a *family*: what is written through one shows in all, validity included. As long as no write
+has changed validity, each member simply holds a validity tensor that nobody may write to, and results of operators hold the
+same one. The first write that changes validity gives the family memory of its own: one int8 for each element that the
+family's data spans, addressed with the data's own strides, so that every view, however it was made, finds its validity
+where it finds its data. Whoever was given the family's validity in the meantime keeps it: the next write copies first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from op_registry import MaskedSemanticsError
+from op_registry.records import as_int8, being_traced
+
+if TYPE_CHECKING:
+    from masked_dispatch.tensor import MaskedTensor
+
+
+class Family:
+    """Tensors that share one validity.
+
+    members   the living tensors of the family
+    memory    int8, one for each element between the first and the last that the family's data can address; None until a
+              write has changed validity
+    start     the storage offset of the data that `memory[0]` belongs to
+    lent      whether a result outside the family holds `memory`, so that it must be copied before the next write
+    external  whether members' validity is memory of the caller's, who may write to it at any time
+    written_in_graph  whether the graph under construction has written to the validity
+    """
+
+    __slots__ = ("__weakref__", "external", "lent", "members", "memory", "snapshots", "start", "written_in_graph")
+
+    def __init__(self, external: bool = False) -> None:
+        self.members: list[weakref.ref[MaskedTensor]] = []
+        self.memory: Tensor | None = None
+        self.start = 0
+        self.lent = False
+        self.external = external
+        self.written_in_graph = False
+        self.snapshots: dict[int, tuple[int, Tensor]] = {}
+
+    def join(self, member: MaskedTensor) -> None:
+        """Take `member` in."""
+        self.members.append(weakref.ref(member))
+        member._family = self
+
+    def living(self) -> list[MaskedTensor]:
+        """The members that still exist."""
+        alive = [m for m in (ref() for ref in self.members) if m is not None]
+        if len(alive) < len(self.members) // 2:
+            self.members = [weakref.ref(m) for m in alive]
+        return alive
+
+    def own(self, root: MaskedTensor) -> None:
+        """Give the family memory that is nobody else's, and every member its part of it."""
+        if self.memory is None:
+            self._spread_over_storage()
+        elif self.lent:
+            self.memory = self.memory.clone()
+        self.lent = False
+        for member in self.living():
+            member._validity = self.part_of(member._data)
+
+    def _spread_over_storage(self) -> None:
+        members = self.living()
+        first = min(m._data.storage_offset() for m in members)
+        last = max(_last_element(m._data) for m in members)
+        self.start = first
+        self.memory = torch.ones(last - first + 1, dtype=torch.int8, device=members[0].device)
+        # Every member knows its part; where they overlap they agree, because nothing has been written yet.
+        for member in members:
+            if member._validity is not None:
+                self.part_of(member._data).copy_(member._validity)
+
+    def part_of(self, data: Tensor) -> Tensor:
+        """The validity of a tensor of the family, found where its data is."""
+        assert self.memory is not None
+        offset = data.storage_offset() - self.start
+        if data.numel() and (offset < 0 or _last_element(data) - self.start >= self.memory.numel()):
+            raise MaskedSemanticsError(
+                f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor that "
+                "it was made from, where nothing is known to be valid. Mask the larger tensor instead."
+            )
+        return self.memory.as_strided(data.shape, data.stride(), max(offset, 0))
+
+
+def _last_element(data: Tensor) -> int:
+    if not data.numel():
+        return data.storage_offset()
+    return data.storage_offset() + sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
+
+
+def lent_validity(tensor: MaskedTensor) -> Tensor | None:
+    """The tensor's validity for a result to keep: it will not change under it."""
+    family = tensor._family
+    if family is None:
+        if not tensor._is_graph_input:
+            return tensor._validity
+        family = Family()
+        family.join(tensor)
+    if being_traced(tensor._data):
+        return _lent_while_tracing(tensor, family)
+    if family.memory is not None:
+        family.lent = True
+    elif family.external:
+        return _snapshot(family, tensor)
+    return tensor._validity
+
+
+def _lent_while_tracing(tensor: MaskedTensor, family: Family) -> Tensor | None:
+    """In a graph nothing can be copied afterwards: copy once a write has been seen, and remember that others hold it."""
+    validity = tensor._validity
+    if validity is None:
+        return None
+    if family.written_in_graph:
+        return validity.clone()
+    family.lent = True
+    return validity
+
+
+def _snapshot(family: Family, tensor: MaskedTensor) -> Tensor | None:
+    """A copy of validity that the caller may write to, taken once for each state it has been in."""
+    validity = tensor._validity
+    if validity is None or being_traced(validity) or validity.is_inference():
+        return validity
+    version, copy = family.snapshots.get(id(tensor), (-1, validity))
+    if version != validity._version:
+        copy = validity.clone()
+        family.snapshots[id(tensor)] = (validity._version, copy)
+    return copy
+
+
+def make_view_family(base: MaskedTensor, view: MaskedTensor) -> None:
+    """`view` shares the validity of `base` from now on."""
+    family = base._family
+    if family is None:
+        family = Family()
+        family.join(base)
+    family.join(view)
+    if family.memory is not None and not being_traced(view._data):
+        view._validity = family.part_of(view._data)
+
+
+def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
+    """Let `tensor`, and every view of the same memory, have `validity` from now on."""
+    current = tensor._validity
+    if current is validity:
+        return
+    if validity is not None:
+        validity = as_int8(validity)
+    if being_traced(tensor._data):
+        _write_while_tracing(tensor, validity)
+        return
+    family = tensor._family
+    if family is None:
+        tensor._validity = validity
+        return
+    if family.external and current is not None:
+        current.copy_(1 if validity is None else validity)  # type: ignore[arg-type]
+        return
+    family.own(tensor)
+    part = tensor._validity
+    assert part is not None
+    if validity is None:
+        part.fill_(1)
+    else:
+        part.copy_(validity)
+
+
+def _write_while_tracing(tensor: MaskedTensor, validity: Tensor | None) -> None:
+    """A graph cannot swap the inner tensors of its inputs, nor of what has views: it writes into those that are there."""
+    current = tensor._validity
+    if not tensor._is_graph_input and tensor._family is None:
+        tensor._validity = validity
+        return
+    if current is None or current.shape != tensor._data.shape:
+        raise MaskedSemanticsError(
+            f"inside a compiled region, this write would change how the validity of a tensor of shape {tuple(tensor.shape)} is "
+            f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per element), which a "
+            "graph cannot do. Give it a full mask before compiling (x.mask_with(x.get_mask())), or write out of place."
+        )
+    if tensor._family is not None:
+        if tensor._family.lent:
+            raise MaskedSemanticsError(
+                f"inside a compiled region, this write would change the validity of a tensor of shape {tuple(tensor.shape)} that "
+                "earlier results of the region share. Write before you read, or write to a copy: x = x.clone()."
+            )
+        tensor._family.written_in_graph = True
+    if validity is None:
+        current.fill_(1)
+    else:
+        current.copy_(validity)
+
