@@ -13,6 +13,7 @@ Operators that follow a law in a way of their own are written as functions with 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,25 +54,61 @@ def results_like(result: Any, validity: Tensor | None) -> Any:
 def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """The operator on the raw data. Values stay in their place, so garbage stays under the mask …
 
-    … except that the derivative with respect to one operand reads the others (0 · NaN in backward), and that integer
-    kernels may trap on garbage. There, every operand is first filled wherever the result will be invalid.
+    … except that the derivative with respect to one operand reads the others (0 · NaN in backward), and that kernels
+    may trap on garbage. There, operands are first filled wherever the result will be invalid. The traits say when:
+
+    derivative  "linear" where the derivative for one operand computes with no other's value (add, and selections
+                such as maximum); "bilinear" where it is multiplied by the others (mul: each operand is filled where
+                it is itself invalid); "general" (the default) for the rest
+    neutral     the fill: there the function and its first two derivatives for every operand are finite (default 1)
+    traps       True where a kernel may raise, crash or run away on garbage; "integers" where only theirs do
     """
     traits = _traits or {}
     records = [*records_in(args), *records_in(kwargs.values())]
     validity = valid_in_all(*records)
-    if validity is not None:
-        derivative = traits.get("derivative", "general")
-        reads_others = len(records) > 1 and derivative != "linear"
-        if traits.get("traps", False) or (reads_others and gradients_may_flow(*(r.data for r in records))):
-            neutral = traits.get("neutral", 1)
+    derivative = traits.get("derivative", "general")
+    if validity is None or not (
+        may_trap(records, traits) or (derivative != "linear" and endangered(records, validity))
+    ):
+        return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), validity)
+    neutral = traits.get("neutral", 1)
 
-            def fill(record: Dense) -> Tensor:
-                where = record.validity if derivative == "bilinear" else validity
-                return fill_where_invalid(record.data, where, neutral)
+    def fill(record: Dense) -> Tensor:
+        where = record.validity if derivative == "bilinear" else validity
+        data = record.data
+        if where is not None and where.ndim > 0 and data.ndim == 0:
+            data = data.to(type_beside(data, records))
+        return fill_where_invalid(data, where, neutral)
 
-            args, kwargs = map_tensors(fill, (args, list(kwargs.items())), Dense)
-            return results_like(op(*args, **dict(kwargs)), validity)
-    return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), validity)
+    args, kwargs = map_tensors(fill, (args, list(kwargs.items())), Dense)
+    return results_like(op(*args, **dict(kwargs)), validity)
+
+
+def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
+    """Whether the operator's kernel must not see garbage of these records' dtypes."""
+    traps = traits.get("traps", False)
+    if traps == "integers":
+        return not all(r.dtype.is_floating_point or r.dtype.is_complex for r in records)
+    return bool(traps)
+
+
+def endangered(records: Sequence[Dense], validity: Tensor) -> bool:
+    """Whether a gradient may reach a valid element from a place where the result, which has `validity`, is invalid.
+
+    An operand that is invalid wherever the result is has its gradient masked again there, whatever it is.
+    """
+    return any(
+        record.validity is not validity
+        and (record.dtype.is_floating_point or record.dtype.is_complex)
+        and gradients_may_flow(record.data)
+        for record in records
+    )
+
+
+def type_beside(scalar: Tensor, records: Sequence[Dense]) -> torch.dtype:
+    """The dtype in which a 0-d tensor takes part beside `records`; given a shape, it would weigh in with its own."""
+    types = (torch.result_type(record.data, scalar) for record in records if record.ndim > 0)
+    return functools.reduce(torch.promote_types, types)
 
 
 ELEMENTWISE = Category(

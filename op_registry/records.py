@@ -20,6 +20,7 @@ from torch import Tensor
 Number = bool | int | float | complex
 Dims = int | Sequence[int] | None
 
+
 # Told by the interception layer: are we inside a functorch transform, whose tensors must not be remembered?
 def _under_transform() -> bool:
     return False
@@ -93,6 +94,8 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
     """`data` with `value` wherever `validity` says invalid; differentiable, and blind to what was there."""
     if validity is None:
         return data
+    if data.dtype is torch.bool and not isinstance(value, Tensor):
+        value = bool(value)  # torch.where(m, bools, 1) would give int64
     return torch.where(as_bool(validity), data, value)
 
 

@@ -134,7 +134,16 @@ def overloads_of(op: OpOverload | OpOverloadPacket) -> tuple[OpOverload, ...]:
     if isinstance(op, OpOverload):
         return (op,)
     overloads = (getattr(op, name) for name in op.overloads())
-    return tuple(o for o in overloads if is_functional(o) and takes_tensor(o))
+    return tuple(o for o in overloads if is_functional(o) and takes_tensor(o) and in_dispatcher(o))
+
+
+def in_dispatcher(op: OpOverload) -> bool:
+    """Whether the overload can be dispatched at all: some, like eq.Tensor_list, live in TorchScript only."""
+    try:
+        op._can_decompose()
+    except RuntimeError:
+        return False
+    return True
 
 
 def takes_tensor(op: OpOverload) -> bool:
