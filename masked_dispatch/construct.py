@@ -77,7 +77,11 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
             f"lengths of shape {tuple(lengths.shape)} do not fit data of shape {tuple(data.shape)}: one length for each index of "
             f"dimension 0, counted along dim={dim}"
         )
-    if not _values_unknown(lengths) and lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > data.shape[dim]):
+    if (
+        not _values_unknown(lengths)
+        and lengths.numel()
+        and (int(lengths.min()) < 0 or int(lengths.max()) > data.shape[dim])
+    ):
         raise ValueError(
             f"lengths run from {int(lengths.min())} to {int(lengths.max())}, but dimension {dim} has {data.shape[dim]} places"
         )
@@ -108,7 +112,9 @@ def check_mask(data: Tensor, mask: Any) -> Tensor:
     if not isinstance(mask, Tensor):
         mask = torch.as_tensor(mask, device=data.device)
     if mask.requires_grad:
-        raise ValueError(f"the mask (shape {tuple(mask.shape)}) requires grad; a mask has no gradient, pass mask.detach()")
+        raise ValueError(
+            f"the mask (shape {tuple(mask.shape)}) requires grad; a mask has no gradient, pass mask.detach()"
+        )
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"the mask has dtype {mask.dtype}; it has to be bool (True = valid), or integers that are all 0 or 1. "

@@ -46,8 +46,13 @@ def _body(data: Tensor, mask: Tensor) -> str:
     shown = torch._tensor_str.get_summarized_data(safe) if summarise else safe
     visible = torch._tensor_str.get_summarized_data(mask) if summarise else mask
     valid_values = shown[visible] if bool(visible.any()) else shown.new_zeros(1)
-    formatter = torch._tensor_str._Formatter(torch.real(valid_values) if data.is_complex() else valid_values.float()
-                                             if data.dtype in (torch.bfloat16, torch.float16) else valid_values)
+    formatter = torch._tensor_str._Formatter(
+        torch.real(valid_values)
+        if data.is_complex()
+        else valid_values.float()
+        if data.dtype in (torch.bfloat16, torch.float16)
+        else valid_values
+    )
     imaginary = torch._tensor_str._Formatter(torch.imag(valid_values)) if data.is_complex() else None
     indent = len("masked_tensor(")
 

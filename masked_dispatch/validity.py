@@ -100,10 +100,7 @@ def lent_validity(tensor: MaskedTensor) -> Tensor | None:
     """The tensor's validity for a result to keep: it will not change under it."""
     family = tensor._family
     if family is None:
-        if not tensor._is_graph_input:
-            return tensor._validity
-        family = Family()
-        family.join(tensor)
+        return tensor._validity
     if being_traced(tensor._data):
         return _lent_while_tracing(tensor, family)
     if family.memory is not None:
@@ -176,7 +173,8 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
 def _write_while_tracing(tensor: MaskedTensor, validity: Tensor | None) -> None:
     """A graph cannot swap the inner tensors of its inputs, nor of what has views: it writes into those that are there."""
     current = tensor._validity
-    if not tensor._is_graph_input and tensor._family is None:
+    family = tensor._family
+    if family is None:
         tensor._validity = validity
         return
     if current is None or current.shape != tensor._data.shape:
@@ -185,15 +183,13 @@ def _write_while_tracing(tensor: MaskedTensor, validity: Tensor | None) -> None:
             f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per element), which a "
             "graph cannot do. Give it a full mask before compiling (x.mask_with(x.get_mask())), or write out of place."
         )
-    if tensor._family is not None:
-        if tensor._family.lent:
-            raise MaskedSemanticsError(
-                f"inside a compiled region, this write would change the validity of a tensor of shape {tuple(tensor.shape)} that "
-                "earlier results of the region share. Write before you read, or write to a copy: x = x.clone()."
-            )
-        tensor._family.written_in_graph = True
+    if family.lent:
+        raise MaskedSemanticsError(
+            f"inside a compiled region, this write would change the validity of a tensor of shape {tuple(tensor.shape)} that "
+            "earlier results of the region share. Write before you read, or write to a copy: x = x.clone()."
+        )
+    family.written_in_graph = True
     if validity is None:
         current.fill_(1)
     else:
         current.copy_(validity)
-

@@ -1,0 +1,67 @@
+"""What every kernel does with a call: look for masked arguments, open them, run the rule, close the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch._C import DispatchKeySet
+from torch._ops import OpOverload
+
+from masked_dispatch.gradient import closed, opened
+from masked_dispatch.interception import redispatch
+from masked_dispatch.tensor import MaskedTensor
+from op_registry.records import Dense
+from op_registry.rule import Rule, Run
+
+Kernel = Callable[..., Any]
+
+
+def has_masked(args: Any) -> bool:
+    """Whether a masked tensor is among `args`, through lists."""
+    for a in args:
+        if isinstance(a, MaskedTensor):
+            return True
+        if isinstance(a, (list, tuple)) and has_masked(a):
+            return True
+    return False
+
+
+def open_argument(value: Any) -> Any:
+    """An argument as rules take it: records in place of tensors."""
+    if isinstance(value, MaskedTensor):
+        return opened(value)
+    if isinstance(value, Tensor):
+        return Dense(value, None)
+    if isinstance(value, (list, tuple)):
+        return [open_argument(v) for v in value]
+    return value
+
+
+def close_result(value: Any) -> Any:
+    """A rule's result as callers take it: masked tensors in place of records."""
+    if isinstance(value, Dense):
+        return closed(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(close_result(v) for v in value)
+    return value
+
+
+def run_rule(run: Run, args: Any, kwargs: Any) -> Any:
+    """Open, run, close."""
+    if kwargs:
+        kwargs = {k: open_argument(v) for k, v in kwargs.items()}
+    return close_result(run(*[open_argument(a) for a in args], **kwargs))
+
+
+def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A kernel that runs the rule, opened and closed differentiably."""
+    run = rule.bind(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        return run_rule(run, args, kwargs)
+
+    return kernel

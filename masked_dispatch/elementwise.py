@@ -1,0 +1,87 @@
+"""The short way for the commonest calls: elementwise operators with one or two operands, no derivative asked for.
+
+Everything else goes the general way. What these kernels leave out is bookkeeping only; the law is the same:
+the operator on the data, valid where every operand is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKeySet
+from torch._ops import OpOverload
+from torch.autograd import forward_ad
+
+from masked_dispatch.calls import Kernel, rule_kernel
+from masked_dispatch.gradient import fitted
+from masked_dispatch.interception import direct_call, under_transform
+from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.validity import lent_validity
+from op_registry.records import Dense, being_traced, intersect
+from op_registry.rule import Rule
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """The quickest kernel that serves the overload."""
+    returns = op._schema.returns
+    if len(returns) != 1 or str(returns[0].type) != "Tensor" or not rule.takes_op:
+        return rule_kernel(op, rule)
+    operands = [a for a in op._schema.arguments if "Tensor" in str(a.type)]
+    if len(operands) == 1 and str(op._schema.arguments[0].type) == "Tensor":
+        return unary_kernel(op, rule)
+    if (
+        len(operands) == 2
+        and len([a for a in op._schema.arguments if not a.kwarg_only]) == 2
+        and "traps" not in rule.traits
+    ):
+        return binary_kernel(op, rule)
+    return rule_kernel(op, rule)
+
+
+def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """One tensor operand, and perhaps numbers."""
+    general, call = rule_kernel(op, rule), direct_call(op)
+
+    def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        if (
+            kwargs
+            or type(x) is not MaskedTensor
+            or (x.requires_grad and _grad_enabled())
+            or forward_ad._current_level >= 0
+            or under_transform()
+        ):
+            return general(keyset, x, *rest, **kwargs)
+        return wrap(call(x._data, *rest), x._validity if x._family is None else lent_validity(x))
+
+    return kernel
+
+
+def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """Two tensor operands, or one and a number."""
+    general, call = rule_kernel(op, rule), direct_call(op)
+
+    def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
+        if kwargs or type(x) is not MaskedTensor or forward_ad._current_level >= 0 or under_transform():
+            return general(keyset, x, y, **kwargs)
+        validity = x._validity if x._family is None else lent_validity(x)
+        if _grad_enabled() and (
+            x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
+        ):
+            return general(keyset, x, y)
+        if type(y) is MaskedTensor:
+            other = y._validity if y._family is None else lent_validity(y)
+            if other is not validity:
+                if x.shape != y.shape:
+                    return general(keyset, x, y)
+                validity = intersect(validity, other)
+            y = y._data
+        data = call(x._data, y)
+        if validity is not None and validity.ndim != data.ndim:
+            validity = fitted(Dense(data, validity))
+        return wrap(data, validity)
+
+    return kernel

@@ -1,0 +1,65 @@
+"""Views of masked tensors: torch's own view node on the wrapper, and below it data and mask viewed alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch._C import DispatchKeySet
+from torch._ops import OpOverload
+
+from masked_dispatch.calls import Kernel, run_rule
+from masked_dispatch.gradient import fitted, masked_gradient
+from masked_dispatch.interception import redispatch, tracking_views_and_versions, under_transform
+from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.validity import lent_validity, make_view_family
+from op_registry.records import Dense, being_traced
+from op_registry.rule import Rule, Run
+
+
+def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """torch's own view node, so that `_base`, version counters and in-place under autograd are torch's own."""
+    run = rule.bind(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        base = args[0]
+        if not isinstance(base, MaskedTensor):
+            return redispatch(op, keyset, args, kwargs)
+        if under_transform():
+            return run_rule(run, args, kwargs)
+        view = redispatch(op, keyset, args, kwargs)
+        first = view[0] if isinstance(view, (list, tuple)) and view else view
+        if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
+            remember_mask(first.grad_fn, lent_validity(base))
+        return view
+
+    return kernel
+
+
+def remember_mask(node: Any, validity: Tensor | None) -> None:
+    """Let the gradient that a view's node hands to its base have the mask of the base."""
+    if validity is None:
+        return
+
+    def remask(gradients: Any, _: Any) -> Any:
+        return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
+
+    node.register_hook(remask)
+
+
+def view_below(run: Run, args: Any, kwargs: Any) -> Any:
+    """The view itself: of data and validity both, in one family with its base."""
+    base = args[0]
+    if being_traced(base._data):
+        return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
+    with tracking_views_and_versions():
+        return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
+
+
+def _join(base: MaskedTensor, result: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        return type(result)(_join(base, r) for r in result)
+    view = wrap(result.data, fitted(result))
+    if result.data.dtype is base.dtype:
+        make_view_family(base, view)
+    return view

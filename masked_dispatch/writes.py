@@ -1,0 +1,124 @@
+"""In-place and out= forms, written back: assigned where the target is masked, an update where it is plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKeySet
+from torch._ops import OpOverload
+
+from masked_dispatch.calls import Kernel, has_masked
+from masked_dispatch.gradient import opened
+from masked_dispatch.interception import (
+    metadata_only,
+    redispatch,
+    tracking_views_and_versions,
+    under_transform,
+    without_pre_dispatch,
+)
+from masked_dispatch.tensor import MaskedTensor
+from masked_dispatch.validity import lent_validity, write_validity
+from op_registry.records import Dense, fill_where_invalid
+
+aten = torch.ops.aten
+
+
+def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
+    """`compute` is the functional form; its result is assigned to a masked self and updates a plain one."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        target = args[0]
+        result = compute(*args, **kwargs)
+        check_fits(op, target, result)
+        if not isinstance(target, MaskedTensor):
+            return update(target, result)
+        if under_transform():
+            assign_below(target, result)
+            return target
+        # torch's own copy_ on the wrapper: leaf and view checks, version counter and CopySlices are torch's own.
+        aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, result)
+        return target
+
+    return kernel
+
+
+def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
+    """An in-place form must keep shape and dtype; torch's own words where it does not."""
+    if result.shape != target.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)} (in {op})"
+        )
+    if not torch.can_cast(result.dtype, target.dtype) and op is not aten.copy_.default:
+        raise RuntimeError(
+            f"result type {result.dtype} can't be cast to the desired output type {target.dtype} (in {op})"
+        )
+
+
+def update(target: Tensor, result: Tensor) -> Tensor:
+    """A plain tensor takes the valid values of `result` and keeps its own elsewhere."""
+    if isinstance(result, MaskedTensor):
+        record = opened(result)
+        result = record.data
+        if record.validity is not None:
+            result = fill_where_invalid(result.to(target.dtype), record.validity, target)
+    return target.copy_(result)
+
+
+def assign_below(target: MaskedTensor, source: Tensor) -> None:
+    """Write values and validity, below autograd."""
+    if isinstance(source, MaskedTensor):
+        target._data.copy_(source._data)
+        write_validity(target, lent_validity(source))
+    else:
+        target._data.copy_(source)
+        write_validity(target, None)
+
+
+def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...]) -> Kernel:
+    """`compute` is the functional form; its results are written to the tensors given as out=."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        targets = [kwargs.pop(name) for name in names]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*targets, *args) if isinstance(t, Tensor)):
+            raise RuntimeError(
+                f"{op._schema.name.removeprefix('aten::')}(): functions with out=... arguments don't support automatic "
+                "differentiation, but one of the arguments requires grad."
+            )
+        results = compute(*args, **kwargs)
+        for target, result in zip(targets, results if len(names) > 1 else [results], strict=True):
+            if target.shape != result.shape and target.numel() == 0:
+                target.resize_(result.shape)
+            check_fits(op, target, result)
+            target.copy_(result)
+        return targets[0] if len(names) == 1 else tuple(targets)
+
+    return kernel
+
+
+def metadata_kernel(op: OpOverload) -> Kernel:
+    """In-place forms that change shape or strides only (transpose_, squeeze_ …): autograd's part is torch's own."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        return redispatch(op, keyset, args, kwargs)
+
+    return kernel
+
+
+def change_metadata_below(op: OpOverload, args: Any, kwargs: Any) -> MaskedTensor:
+    """transpose_ and its like, applied to the data, the expanded validity and the wrapper."""
+    tensor: MaskedTensor = args[0]
+    view = getattr(aten, op._schema.name.removeprefix("aten::").removesuffix("_"))
+    validity = Dense(tensor._data, tensor._validity).full_validity
+    with tracking_views_and_versions():
+        tensor._data = view(tensor._data, *args[1:], **kwargs)
+        tensor._validity = None if validity is None else view(validity, *args[1:], **kwargs)
+    with metadata_only():
+        op(*args, **kwargs)
+    return tensor
