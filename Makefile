@@ -1,0 +1,76 @@
+# What a fresh machine needs: Python 3.10 or newer with venv, make, and a C++ compiler (torch.compile uses it).
+# Everything else is installed into .venv by the first target that you ask for, torch first.
+#
+#   make demo                              the library on real data, in a few minutes
+#   make test                              the tests, without the slow ones
+#   make demo TORCH=torch==2.12.0          another torch: a version, a wheel, or a URL
+#   make test PYTHON=python3.12            another Python
+
+PYTHON ?= python3
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+VENV ?= .venv
+QUIET := $(if $(CI),--quiet --progress-bar off)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
+# The stamp remembers which torch was asked for: another TORCH= installs again.
+INSTALLED := $(VENV)/installed
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
+.PHONY: $(INSTALLED)
+endif
+
+.PHONY: help demo test test-full lint types bench coverage format clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make demo        masked statistics, training and the three source cases on real data; plots in demo_output/
+demo: $(INSTALLED)
+	$(BIN)/python -m examples.demo
+
+## make test        all tests but the slow ones
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+
+## make test-full   every test
+test-full: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+## make lint        ruff: lint and format
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+## make types       mypy, strict
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+## make bench       every benchmark; one of them: .venv/bin/python -m benchmarks NAME
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
+
+## make coverage    what each operator of torch means on masked tensors, by family and in total
+coverage: $(INSTALLED)
+	$(BIN)/python -m op_registry coverage
+
+## make format      let ruff rewrite what it can
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+## make clean       everything that make made, the virtual environment included
+clean:
+	rm -rf $(VENV) build *.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Python 3.10 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12"; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	    { echo "a C++ compiler is needed for torch.compile: install g++ or clang"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	    { echo "$(PYTHON) cannot make a virtual environment: install its venv package (Debian: python3-venv)"; exit 1; }
+	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) -c $(VENV)/constraints.txt "$(TORCH)"
+	$(BIN)/python -c 'import torch; print("torch==" + torch.__version__)' >> $(VENV)/constraints.txt
+	$(PIP) -c $(VENV)/constraints.txt --editable '.[test,lint,demo]'
+	@echo "$(TORCH)" > $@

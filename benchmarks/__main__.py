@@ -1,0 +1,49 @@
+"""``python -m benchmarks [NAME ...]``: run the named benchmarks, or all of them, and print each goal's fate.
+
+Large fresh tensors are bound by page faults on many machines, so the allocator is pinned (glibc): the process starts
+itself again with that setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
+NAMES = ("overhead", "reductions", "untouched")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what the project promises.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
+    parser.add_argument("--rounds", type=int, help="how many times the candidates take turns")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(NAMES)
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = ALLOCATOR
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
+
+    import torch
+
+    from benchmarks.harness import console, print_goals
+
+    torch.set_num_threads(1)
+    console.print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, one thread, thread CPU time, "
+        f"GLIBC_TUNABLES={os.environ.get('GLIBC_TUNABLES', '–')}"
+    )
+    options = {} if arguments.rounds is None else {"rounds": arguments.rounds}
+    goals = []
+    for name in arguments.names or NAMES:
+        console.rule(name)
+        goals += importlib.import_module(f"benchmarks.{name}").run(**options)
+    print_goals(goals)
+
+
+if __name__ == "__main__":
+    main()

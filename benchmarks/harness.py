@@ -1,0 +1,112 @@
+"""How everything here is measured, and how it is printed.
+
+Candidates take turns: every round measures each of them once, in an order that rotates, and a ratio is taken within
+its round. So a machine that is slow for a while is slow for all of them, and the median of the rounds stands.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+Call = Callable[[], object]
+console = Console(width=None if Console().is_terminal else 120)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """seconds of one call (median), and its ratio to the reference: the median and the quartiles of the rounds."""
+
+    seconds: float
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f}" if self.ratio < 9.95 else f"{self.ratio:.0f}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What was promised, what was measured, and whether that is enough."""
+
+    promise: str
+    measured: float
+    bound: float
+    at_least: bool = False
+
+    @property
+    def reached(self) -> bool:
+        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+
+
+def thread_seconds(call: Call, times: int) -> float:
+    """Thread CPU seconds of one call, averaged over `times` calls in a row."""
+    start = time.thread_time()
+    for _ in range(times):
+        call()
+    return (time.thread_time() - start) / times
+
+
+def compare(
+    candidates: Mapping[str, Call], reference: str, *, rounds: int = 41, at_least: float = 2e-3, warm_up: int = 3
+) -> dict[str, Timing]:
+    """Each candidate's time and its ratio to `reference`; a measurement lasts `at_least` seconds."""
+    times = {}
+    for name, call in candidates.items():
+        for _ in range(warm_up):
+            call()
+        times[name] = max(1, round(at_least / max(thread_seconds(call, 3), 1e-9)))
+    names = list(candidates)
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            for position in range(len(names)):
+                name = names[(position + turn) % len(names)]
+                measured[name].append(thread_seconds(candidates[name], times[name]))
+    finally:
+        gc.enable()
+    return {name: timing(measured[name], measured[reference]) for name in names}
+
+
+def timing(seconds: Sequence[float], reference: Sequence[float]) -> Timing:
+    """The medians of what was measured round by round, beside the reference of the same rounds."""
+    ratios = [s / r for s, r in zip(seconds, reference, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Timing(statistics.median(seconds), middle, low, high)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_goals(goals: Sequence[Goal]) -> None:
+    """Every promise with its figure, and whether it is kept."""
+    rows = [
+        (g.promise, f"{'≥' if g.at_least else '≤'} {g.bound:g}", f"{g.measured:.2f}", "yes" if g.reached else "NO")
+        for g in goals
+    ]
+    print_table("goals", ("", "goal", "measured", "reached"), rows)
+
+
+def progress(names: Sequence[str], description: str) -> Sequence[str]:
+    """The names, with a progress bar where a person is watching."""
+    return track(names, description, console=console, transient=True) if console.is_terminal else names  # type: ignore

@@ -1,0 +1,97 @@
+"""What one small eager call costs: 64×64 float32, as a multiple of the same call on plain tensors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+import masked_dispatch as md
+from benchmarks.harness import Call, Goal, Timing, compare, console, duration, print_table, progress
+
+SIZE = 64
+
+# What is called, and how dear it may be as a multiple of the plain call; with grad, 1.5 times as dear.
+CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
+    "exp": (lambda x, y: x.exp(), 3),
+    "neg": (lambda x, y: -x, 5),
+    "x + y, one mask": (lambda x, y: x + y, 5),
+    "x + y, two masks": (lambda x, y: x + y, 7),
+    "x.sum()": (lambda x, y: x.sum(), 6),
+}
+
+
+def operands(kind: str, two_masks: bool, requires_grad: bool) -> tuple[Tensor, Tensor]:
+    """Two 64×64 tensors of a kind: plain, masked_dispatch, torch.masked or NestedTensor (jagged)."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(SIZE, SIZE, generator=generator) for _ in range(2))
+    m, n = (torch.rand(SIZE, SIZE, generator=generator) < 0.5 for _ in range(2))
+    if not two_masks:
+        n = m
+    if kind == "plain":
+        return x.requires_grad_(requires_grad), y.requires_grad_(requires_grad)
+    if kind == "masked_dispatch":
+        a = md.masked_tensor(x, m)
+        # One mask *object* on both: what comes of computing with two results of one tensor.
+        b = md.masked_tensor(y, n) if two_masks else a * 2
+        return a.requires_grad_(requires_grad), b.requires_grad_(requires_grad)
+    if kind == "torch.masked":
+        return tuple(torch.masked.masked_tensor(t, k, requires_grad=requires_grad) for t, k in ((x, m), (y, n)))
+    first = torch.nested.nested_tensor(list(x), layout=torch.jagged)
+    second = torch.nested.nested_tensor_from_jagged(y.flatten(), offsets=first.offsets())
+    return first.requires_grad_(requires_grad), second.requires_grad_(requires_grad)
+
+
+def candidates(name: str, requires_grad: bool) -> dict[str, Call]:
+    """The call on each kind of tensor that has it."""
+    call, _ = CALLS[name]
+    found: dict[str, Call] = {}
+    for kind in ("plain", "masked_dispatch", "torch.masked", "NestedTensor"):
+        x, y = operands(kind, name.endswith("two masks"), requires_grad)
+        try:
+            call(x, y)
+        except (ValueError, RuntimeError, NotImplementedError):
+            if kind in ("plain", "masked_dispatch"):
+                raise
+            continue  # torch.masked refuses operands whose masks differ
+        found[kind] = lambda x=x, y=y: call(x, y)
+    return found
+
+
+def rows(timings: dict[str, dict[str, Timing]]) -> Iterator[list[str]]:
+    for name, by_kind in timings.items():
+        others = [str(by_kind[k]) if k in by_kind else "–" for k in ("torch.masked", "NestedTensor")]
+        own = by_kind["masked_dispatch"]
+        yield [
+            name,
+            duration(by_kind["plain"].seconds),
+            duration(own.seconds),
+            f"{own} [{own.low:.2f}–{own.high:.2f}]",
+            *others,
+        ]
+
+
+def run(rounds: int = 41) -> list[Goal]:
+    warnings.filterwarnings("ignore", module="torch.masked")
+    goals = []
+    for requires_grad, allowance in ((False, 1.0), (True, 1.5)):
+        grad = "with grad" if requires_grad else "no grad"
+        timings = {}
+        for name in progress(list(CALLS), grad):
+            measured = math.nan
+            try:
+                with torch.set_grad_enabled(requires_grad):
+                    timings[name] = compare(candidates(name, requires_grad), "plain", rounds=rounds)
+                measured = timings[name]["masked_dispatch"].ratio
+            except md.MaskedSemanticsError as error:
+                console.print(f"[red]{name}, {grad}: refused[/red] {error}")
+            goals.append(Goal(f"{name}, {grad}", measured, CALLS[name][1] * allowance))
+        print_table(
+            f"one eager call on 64×64 float32, {grad}; multiples of the plain call",
+            ("", "plain", "masked_dispatch", "× plain", "torch.masked ×", "NestedTensor ×"),
+            list(rows(timings)),
+        )
+    return goals

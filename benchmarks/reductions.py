@@ -1,0 +1,138 @@
+"""Compiled masked reductions over the last dimension: 2048², float32, a random mask, half valid.
+
+Three candidates: masked_dispatch under torch.compile; the line that people write by hand, `torch.where` with a bool
+mask, under torch.compile; and a one-pass C++ kernel, which is what the machine can do (kernels.cpp).
+The gradient of forward+backward is handed in, and every candidate gives a gradient for x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import masked_dispatch as md
+from benchmarks.harness import Call, Goal, Timing, compare, console, duration, print_table, progress
+from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
+
+SIZE = 2048
+
+MASKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(-1),
+    "mean": lambda x: x.mean(-1),
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1),
+    "amax": lambda x: x.amax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+}
+
+
+def _moments_by_hand(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    n = m.sum(-1, keepdim=True)
+    deviation = torch.where(m, x - torch.where(m, x, 0).sum(-1, keepdim=True) / n, 0)
+    return deviation, (deviation * deviation).sum(-1, keepdim=True), n
+
+
+def _var_by_hand(x: Tensor, m: Tensor) -> Tensor:
+    _, squares, n = _moments_by_hand(x, m)
+    return (squares / (n - 1)).squeeze(-1)
+
+
+def _layer_norm_by_hand(x: Tensor, m: Tensor) -> Tensor:
+    deviation, squares, n = _moments_by_hand(x, m)
+    return deviation * torch.rsqrt(squares / n + 1e-5)
+
+
+BY_HAND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda x, m: torch.where(m, x, 0).sum(-1),
+    "mean": lambda x, m: torch.where(m, x, 0).sum(-1) / m.sum(-1),
+    "var": _var_by_hand,
+    "std": lambda x, m: _var_by_hand(x, m).sqrt(),
+    "amax": lambda x, m: torch.where(m, x, -torch.inf).amax(-1),
+    "logsumexp": lambda x, m: torch.where(m, x, -torch.inf).logsumexp(-1),
+    "softmax": lambda x, m: torch.where(m, x, -torch.inf).softmax(-1),
+    "layer_norm": _layer_norm_by_hand,
+}
+
+# How many times faster than the hand-written line (the promise of this release), and how near to the one-pass kernel
+# (R1, forward; R2, forward and backward).
+FASTER_THAN_BY_HAND = {"mean": 8, "layer_norm": 7, "softmax": 6}
+FORWARD_LIMIT = {"sum": 1.3, "mean": 1.3, "layer_norm": 1.3}, 2.0
+BOTH_LIMIT = {"amax": 3.0}, 1.5
+
+
+def candidates(name: str, size: int = SIZE) -> tuple[dict[str, Call], dict[str, Call]]:
+    """The candidates of one operation, forward and forward+backward, checked against each other."""
+    torch.manual_seed(0)
+    data = torch.randn(size, size)
+    mask = torch.rand(size, size) < 0.5
+    g = torch.randn(size, size) if name in ELEMENTWISE_RESULT else torch.randn(size)
+
+    masked = md.masked_tensor(data, mask)
+    masked_leaf = md.masked_tensor(data, mask, requires_grad=True)
+    leaf = data.clone().requires_grad_()
+    by_hand = torch.compile(BY_HAND[name], fullgraph=True)
+    through_mask = torch.compile(lambda x: MASKED[name](x).to_tensor(0.0), fullgraph=True)
+    kernel = OnePass(name, data, mask.to(torch.int8))
+
+    forward: dict[str, Call] = {
+        "one-pass kernel": kernel.forward,
+        "masked_dispatch": torch.no_grad()(lambda: through_mask(masked)),
+        "by hand": torch.no_grad()(lambda: by_hand(data, mask)),
+    }
+    both: dict[str, Call] = {
+        "one-pass kernel": lambda: kernel.forward_backward(g),
+        "masked_dispatch": lambda: torch.autograd.grad(through_mask(masked_leaf), masked_leaf, g)[0],
+        "by hand": lambda: torch.autograd.grad(by_hand(leaf, mask), leaf, g)[0],
+    }
+    for calls in (forward, both):
+        expected = calls["one-pass kernel"]().clone()  # type: ignore[attr-defined]
+        for candidate, call in calls.items():
+            result = call()
+            plain = result.to_tensor(0.0) if md.is_masked_tensor(result) else result
+            torch.testing.assert_close(
+                plain, expected, rtol=1e-3, atol=1e-4, msg=lambda m, c=candidate: f"{name}, {c}: {m}"
+            )
+    return forward, both
+
+
+def run(rounds: int = 21) -> list[Goal]:
+    refused: list[Goal] = []
+    forward: dict[str, dict[str, Timing]] = {}
+    both: dict[str, dict[str, Timing]] = {}
+    for name in progress(list(MASKED), "reductions"):
+        torch.compiler.reset()
+        try:
+            calls = candidates(name)
+        except md.MaskedSemanticsError as error:
+            console.print(f"[red]{name}: refused[/red] {error}")
+            refused.append(Goal(f"{name}: refused", math.nan, 1))
+            continue
+        forward[name], both[name] = (compare(c, "one-pass kernel", rounds=rounds, at_least=5e-3) for c in calls)
+
+    goals = refused
+    for title, timings, (special, usual) in (
+        ("forward", forward, FORWARD_LIMIT),
+        ("forward+backward", both, BOTH_LIMIT),
+    ):
+        rows = []
+        for name, by_candidate in timings.items():
+            own, hand = by_candidate["masked_dispatch"], by_candidate["by hand"]
+            faster = hand.seconds / own.seconds
+            limit = duration(by_candidate["one-pass kernel"].seconds)
+            rows.append([name, limit, f"{own} [{own.low:.2f}–{own.high:.2f}]", str(hand), f"{faster:.1f}"])
+            if name in FASTER_THAN_BY_HAND:
+                promise = f"{name}, {title}: times faster than by hand"
+                goals.append(Goal(promise, faster, FASTER_THAN_BY_HAND[name], at_least=True))
+            goals.append(Goal(f"{name}, {title}: × one-pass kernel", own.ratio, special.get(name, usual)))
+        print_table(
+            f"masked reductions under torch.compile, {title}, 2048², half valid",
+            ("", "one-pass kernel", "masked_dispatch × kernel", "by hand × kernel", "times faster than by hand"),
+            rows,
+        )
+    return goals
