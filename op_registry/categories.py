@@ -61,7 +61,8 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
                 such as maximum); "bilinear" where it is multiplied by the others (mul: each operand is filled where
                 it is itself invalid); "general" (the default) for the rest
     neutral     the fill: there the function and its first two derivatives for every operand are finite (default 1)
-    traps       True where a kernel may raise, crash or run away on garbage; "integers" where only theirs do
+    traps       True where a kernel must not see garbage: it may raise, crash, run away, or choose by it how to compute
+                its neighbours; "integers" or "complex" where only the kernel for these does
     """
     traits = _traits or {}
     records = [*records_in(args), *records_in(kwargs.values())]
@@ -89,6 +90,8 @@ def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
     traps = traits.get("traps", False)
     if traps == "integers":
         return not all(r.dtype.is_floating_point or r.dtype.is_complex for r in records)
+    if traps == "complex":
+        return any(r.dtype.is_complex for r in records)
     return bool(traps)
 
 

@@ -99,6 +99,11 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
     return torch.where(as_bool(validity), data, value)
 
 
+def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
+    """The validity beside data that may have been made on another device."""
+    return validity if validity is None or validity.device == data.device else validity.to(data.device)
+
+
 def all_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
     """A `dim` argument as torch means it (None and () are all dimensions), as non-negative numbers."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
@@ -196,9 +201,13 @@ class Dense:
 
     def some(self, dim: Dims = None, keepdim: bool = False) -> Tensor | None:
         """Validity of a reduction over `dim`: at least one valid element, or none there to begin with."""
-        if self.validity is None:
+        validity = self.validity
+        if validity is None:
             return None
-        return self._fact("some", all_dims(dim, self.ndim), keepdim)
+        dims = all_dims(dim, self.ndim)
+        if keepdim and all(validity.shape[d] == 1 and self.shape[d] != 0 for d in dims):
+            return validity  # one validity for all of the slice: the same object, so that masks stay shared
+        return self._fact("some", dims, keepdim)
 
     def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
         """A fact about the mask, computed once per mask object and version, never remembered while tracing."""

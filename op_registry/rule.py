@@ -90,7 +90,7 @@ class Rule:
             return run(op, *args, _traits=traits, **kwargs)
 
         chosen = bound_with_traits if traits else bound
-        chosen.__name__ = chosen.__qualname__ = f"{self.name}_rule"
+        chosen.__name__ = chosen.__qualname__ = f"{packet_name(op)}_rule"
         return chosen
 
     def lowering(self, layout: type) -> Callable[[Run], Run]:

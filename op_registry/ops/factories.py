@@ -1,1 +1,70 @@
-"""Factories."""
+"""Factories.
+
+Law: `*_like` gives what torch gives under the mask of the input. `new_*` gives plain tensors, whatever it is called on;
+`new_empty_strided` of the same size, with which autograd prepares the memory of a gradient, is masked.
+
+`zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results are as valid as what is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.categories import ASSIGNMENT, FACTORY, masked_rule
+from op_registry.records import Dense, Number, on_device_of
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten.empty_like, aten.full_like, aten.ones_like, aten.zeros_like, category=FACTORY, takes_op=True)
+def zeros_like(op: OpOverload, self: Dense, *value: Number, **options: Any) -> Dense:
+    """The mask of the input, moved to where the result is."""
+    data = op(self.data, *value, **options)
+    return Dense(data, on_device_of(data, self.validity))
+
+
+@masked_rule(aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
+def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, **options: Any) -> Tensor:
+    """A plain tensor of the input's dtype and device."""
+    result: Tensor = op(self.data, size, *value, **options)
+    return result
+
+
+@masked_rule(aten.new_empty_strided, category=FACTORY)
+def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], **options: Any) -> Dense | Tensor:
+    """Masked like the input where it has its size; else a plain tensor."""
+    data: Tensor = aten.new_empty_strided(self.data, size, stride, **options)
+    if data.shape != self.shape:
+        return data
+    return Dense(data, on_device_of(data, self.validity))
+
+
+@masked_rule(aten._new_zeros_with_same_feature_meta, category=FACTORY)
+def _new_zeros_with_same_feature_meta(self: Dense, other: Dense, *, self_num_batch_dims: int = 0) -> Dense:
+    """Zeros to be the tangent of `other`, and so under its mask."""
+    data = aten._new_zeros_with_same_feature_meta(self.data, other.data, self_num_batch_dims=self_num_batch_dims)
+    return Dense(data, on_device_of(data, other.validity))
+
+
+@masked_rule(aten.zero, category=ASSIGNMENT)
+def zero(self: Dense) -> Dense:
+    """Zeros, all valid."""
+    return Dense(aten.zero(self.data))
+
+
+@masked_rule(aten.fill.Scalar, category=ASSIGNMENT)
+def fill(self: Dense, value: Number) -> Dense:
+    """One value, valid everywhere."""
+    return Dense(aten.fill(self.data, value))
+
+
+@masked_rule(aten.fill.Tensor, category=ASSIGNMENT)
+def fill_tensor(self: Dense, value: Dense) -> Dense:
+    """One value, everywhere as valid as it is."""
+    return Dense(aten.fill(self.data, value.data), on_device_of(self.data, value.validity))

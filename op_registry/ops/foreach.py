@@ -1,1 +1,39 @@
-"""Foreach."""
+"""List operators that are not one operator for each element, or that write to more than the list.
+
+Law: as on each tensor by itself. All other `_foreach_*` operators are their single-tensor form, element by element, and
+need no rule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.categories import ASSIGNMENT, REDUCTION, masked_rule
+from op_registry.records import Dense, Number
+from op_registry.registry import registry
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten._foreach_norm.Scalar, category=REDUCTION)
+def _foreach_norm(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
+    """The vector norm of each tensor over its valid elements."""
+    op: OpOverload = aten.linalg_vector_norm.default
+    rule = registry.get(op)
+    assert rule is not None, "linalg_vector_norm has lost its rule"
+    norm = rule.bind(op)
+    return [norm(x, ord, dtype=dtype) for x in self]
+
+
+@masked_rule(aten._amp_foreach_non_finite_check_and_unscale_.default, category=ASSIGNMENT)
+def _amp_foreach_non_finite_check_and_unscale_(self: list[Dense], found_inf: Dense, inv_scale: Dense) -> None:
+    """Unscales gradients in place and says whether one of their valid elements was not finite.
+
+    Nothing under a mask is a gradient, so it is set to 0 before the check. The operator has no functional form that
+    could be written back: this rule itself writes to the data of its records.
+    """
+    for x in self:
+        if x.validity is not None:
+            x.data.copy_(x.filled(0))
+    aten._amp_foreach_non_finite_check_and_unscale_([x.data for x in self], found_inf.data, inv_scale.data)
