@@ -16,6 +16,7 @@ in steps finds the same tuples as contracting at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -199,7 +200,7 @@ def _trilinear(
 ) -> Dense:
     """What bilinear is made of: the sum over `sumdim` of i1 · i2 · i3, each with dimensions of size 1 put in."""
 
-    def contract(factors: Sequence[Tensor]) -> Tensor:
+    def contract(factors: Sequence[Tensor]) -> Any:
         return aten._trilinear(*factors, expand1, expand2, expand3, sumdim, unroll_dim)
 
     factors = (i1, i2, i3)
