@@ -1,0 +1,74 @@
+"""Validity of fewer elements than the data: kept small while the data is viewed and moved.
+
+A padded batch holds one validity for each token, (B, T, 1), beside data (B, T, D). Moving the data about must not
+blow that up to the data's size: a dimension in which validity has size 1 keeps size 1 wherever the move allows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from op_registry.records import Dense
+
+
+def aligned(x: Dense) -> Tensor | None:
+    """The validity with the data's number of dimensions, each of the data's size or 1; None when all is valid."""
+    v = x.validity
+    return v if v is None or v.ndim == x.ndim else v[(None,) * (x.ndim - v.ndim)]
+
+
+def spread(validity: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:
+    """An aligned validity brought to the data's size in `dims` (by stride 0), left alone in the others."""
+    sizes = list(validity.shape)
+    for d in dims:
+        sizes[d] = shape[d]
+    return validity.expand(sizes)
+
+
+def present(x: Dense) -> Tensor:
+    """The validity in the data's full shape, ones where none is stored: for operators that need one to write into."""
+    v = x.full_validity
+    return x.data.new_ones((), dtype=torch.int8).expand(x.shape) if v is None else v
+
+
+def reshaped(validity: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
+    """An aligned validity of data of shape `old`, for the same data in shape `new`.
+
+    Dimensions of both shapes are matched in groups of equal size, (T, 6) with (T, 2, 3). A group over which the
+    validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one in which it is broadcast in part is expanded.
+    """
+    if tuple(validity.shape) == tuple(old) or math.prod(old) == 0:
+        return validity.expand(old).reshape(new)
+    sizes: list[int] = []
+    result: list[int] = []
+    for before, after in _groups(old, new):
+        broadcast = all(validity.shape[d] == 1 for d in before)
+        sizes += [1 if broadcast else old[d] for d in before]
+        result += [1 if broadcast else new[d] for d in after]
+    return validity.expand(sizes).reshape(result)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """The finest matching runs of dimensions of two shapes of the same, non-zero number of elements."""
+    groups = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = i, j
+        if i < len(old) and (j == len(new) or (old[i] == 1 and new[j] != 1)):
+            i += 1
+        elif j < len(new) and (i == len(old) or (new[j] == 1 and old[i] != 1)):
+            j += 1
+        else:
+            before, after = old[i], new[j]
+            i, j = i + 1, j + 1
+            while before != after:
+                if before < after:
+                    before, i = before * old[i], i + 1
+                else:
+                    after, j = after * new[j], j + 1
+        groups.append((range(a, i), range(b, j)))
+    return groups
