@@ -3,44 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 
-Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
+from examples.demo.console import Bar
+
+Batch = tuple[Tensor, Tensor]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Compilation:
+    """What torch.compile counted: graphs, graph breaks, and compilations that a changed input caused."""
+
+    graphs: int
+    breaks: int
+    recompiles: int
+
+    @classmethod
+    def since_reset(cls) -> Compilation:
+        """Counted since the last :func:`reset_compiler`."""
+        recompiles = sum(metrics.recompile_reason is not None for metrics in get_compilation_metrics())
+        return cls(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), recompiles)
+
+
+def reset_compiler() -> None:
+    """Forget every compiled function and every count."""
+    torch.compiler.reset()
+    counters.clear()
+    clear_compilation_metrics()
+
+
+@dataclass(frozen=True)
 class Run:
     """What one training run did.
 
-    losses            the loss of every step
-    first_step        seconds, compilation included
-    per_step          milliseconds, the median of the later steps
-    graphs, breaks    of torch.compile; None in eager
-    recompiles        compilations after the first
+    model         as it was when training ended
+    losses        the loss of every step
+    first_step    seconds, compilation included
+    per_step      milliseconds, the median of the later steps
+    compilation   None in eager mode
     """
 
-    name: str
     model: nn.Module
-    losses: list[float] = field(default_factory=list)
-    first_step: float = 0.0
-    per_step: float = 0.0
-    graphs: int | None = None
-    breaks: int | None = None
-    recompiles: int | None = None
+    losses: list[float]
+    first_step: float
+    per_step: float
+    compilation: Compilation | None
 
     @property
     def last_loss(self) -> float:
         """The mean loss of the last ten steps."""
-        tail = self.losses[-10:]
-        return sum(tail) / len(tail)
+        return fmean(self.losses[-10:])
 
 
-def batches(examples: int, size: int, epochs: int) -> Iterator[Tensor]:
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), y)
+
+
+def rows_of_batches(examples: int, size: int, epochs: int) -> Iterator[Tensor]:
     """Row numbers of whole batches, in the same random order for every competitor."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):
@@ -48,46 +74,32 @@ def batches(examples: int, size: int, epochs: int) -> Iterator[Tensor]:
         yield from order[: examples // size * size].split(size)
 
 
-def train(
-    name: str,
-    make_model: Callable[[], nn.Module],
-    objective: Objective,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
-    compiled: bool = False,
-    steps: list[Tensor],
-    rate: float = 3e-3,
-    each_step: Callable[[], None] = lambda: None,
-) -> Run:
-    """Train a fresh model on the rows that each of `steps` names; `objective(model, x, y)` is the loss."""
+def train(make_model: Callable[[], nn.Module], batches: Sequence[Batch], bar: Bar, *, compiled: bool = False) -> Run:
+    """Train a fresh model, one step for each batch."""
     torch.manual_seed(0)
     model = make_model().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    run = Run(name, model)
-    loss_of = objective
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    compute_loss = loss_of
     if compiled:
-        torch.compiler.reset()
-        counters.clear()
-        loss_of = torch.compile(objective, fullgraph=True)
+        reset_compiler()
+        compute_loss = torch.compile(loss_of, fullgraph=True)
 
-    seconds = []
-    losses = []
-    for rows in steps:
+    losses, seconds = [], []
+    for x, y in batches:
         start = time.perf_counter()
-        loss = loss_of(model, inputs[rows], targets[rows])
+        loss = compute_loss(model, x, y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - start)
-        losses.append(loss.detach())
-        each_step()
+        losses.append(loss.item())
+        bar.advance()
+    counted = Compilation.since_reset() if compiled else None
+    return Run(model, losses, seconds[0], 1e3 * median(seconds[1:]), counted)
 
-    run.losses = [float(loss) for loss in losses]
-    run.first_step = seconds[0]
-    run.per_step = 1e3 * sorted(seconds[1:])[len(seconds[1:]) // 2]
-    if compiled:
-        run.graphs = counters["stats"]["unique_graphs"]
-        run.breaks = sum(counters["graph_break"].values())
-        run.recompiles = counters["frames"]["ok"] - 1
-    return run
+
+def predict(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's output in evaluation mode."""
+    model.eval()
+    with torch.no_grad():
+        return model(x)
