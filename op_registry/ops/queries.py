@@ -52,7 +52,7 @@ def _local_scalar_dense(self: Dense) -> Any:
     if self.validity is not None and self.data.numel() == 1 and not bool(as_bool(self.validity)):
         value = "False" if self.dtype is torch.bool else "0"
         raise InvalidValueError(
-            f"the value of a masked tensor of shape {tuple(self.shape)} and dtype {self.dtype} was asked for as a plain "
+            f"the value of a masked tensor of shape {tuple(self.shape)} and dtype {self.dtype} was asked for as a "
             f"Python value, and it is invalid. Say what an invalid element counts as, x.to_tensor({value}), or ask "
             "x.get_mask() first."
         )
@@ -66,10 +66,12 @@ def same_mask(a: Dense, b: Dense) -> bool:
     """Whether two records, one broadcast to the other if need be, are valid at the same positions."""
     if a.validity is b.validity:
         return True
-    ours, theirs = (
-        torch.ones_like(x.data, dtype=torch.int8) if x.validity is None else x.full_validity for x in (a, b)
-    )
-    return bool((as_int8(ours) == as_int8(theirs)).all())
+
+    def each(x: Dense) -> Tensor:
+        v = x.full_validity
+        return torch.ones_like(x.data, dtype=torch.bool) if v is None else as_bool(v)
+
+    return bool((each(a) == each(b)).all())
 
 
 @masked_rule(aten.equal, category=QUERY)
