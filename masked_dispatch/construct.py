@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.compile import teach_inductor
 from masked_dispatch.interception import under_transform
-from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
-from op_registry import MaskedSemanticsError
+from op_registry import MaskedSemanticsError, registry
 from op_registry.records import being_traced
 
 
@@ -30,10 +31,7 @@ def masked_tensor(data: Any, mask: Any = None, *, requires_grad: bool = False) -
     data = as_data(data)
     if mask is not None:
         mask = check_mask(data, mask)
-    data = data.detach()
-    copy = torch.ops.masked_dispatch.as_masked_tensor(data.clone(), None if mask is None else mask.clone())
-    if isinstance(data, MaskedTensor):
-        copy = torch.ops.masked_dispatch.mask_with(data.clone(), mask) if mask is not None else data.clone()
+    copy = torch.ops.masked_dispatch.masked_tensor(data.detach(), mask, book())
     if requires_grad:
         copy.requires_grad_(True)
     return copy
@@ -50,7 +48,7 @@ def as_masked_tensor(data: Any, mask: Any = None) -> MaskedTensor:
         mask = check_mask(data, mask)
     if isinstance(data, MaskedTensor):
         return data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
-    return torch.ops.masked_dispatch.as_masked_tensor(data, mask)
+    return torch.ops.masked_dispatch.as_masked_tensor(data, mask, book())
 
 
 def from_nan(data: Tensor) -> MaskedTensor:
@@ -87,6 +85,11 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
         )
     places = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
     return as_masked_tensor(data, places < lengths.view(-1, *[1] * (data.ndim - 1)))
+
+
+def book() -> str:
+    """The state of the rule book and of this library, for graphs to be told apart by."""
+    return BOOK + registry.version
 
 
 def as_data(data: Any) -> Tensor:
@@ -157,6 +160,9 @@ def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
     if missing:
         mask = mask[(None,) * missing]
     if being_traced(mask) or under_transform():
+        if mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
+            teach_inductor()
+            return torch.ops.masked_dispatch.bytes_of(mask), False
         return mask.to(torch.int8), False
     shareable = mask.shape == data.shape and mask.stride() == data.stride() and data.ndim > 0
     if mask.dtype is torch.bool:
@@ -172,6 +178,3 @@ def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
 def mark_as_external(tensor: MaskedTensor) -> None:
     """Note that the tensor's validity is memory of the caller's."""
     Family(external=True).join(tensor)
-
-
-__all__ = ["as_masked_tensor", "from_lengths", "from_nan", "is_masked_tensor", "masked_tensor", "wrap"]

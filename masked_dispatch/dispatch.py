@@ -36,11 +36,11 @@ from masked_dispatch.interception import (
 from masked_dispatch.lists import foreach_kernel
 from masked_dispatch.messages import no_rule
 from masked_dispatch.tensor import MaskedTensor
-from masked_dispatch.views import view_below, view_kernel
+from masked_dispatch.views import strided_view_below, view_below, view_kernel
 from masked_dispatch.writes import assign_below, change_metadata_below, inplace_kernel, metadata_kernel, out_kernel
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.categories import ELEMENTWISE
-from op_registry.records import set_transform_probe
+from op_registry.records import being_traced, set_transform_probe
 from op_registry.resolve import Meaning
 from op_registry.variants import (
     changes_metadata,
@@ -119,6 +119,11 @@ def handler_below(op: OpOverload) -> Handler:
     def view(args: Any, kwargs: Any) -> Any:
         return view_below(run, args, kwargs) if isinstance(args[0], MaskedTensor) else raw(args, kwargs)
 
+    def strided_view(args: Any, kwargs: Any) -> Any:
+        if being_traced(args[0]._data):
+            return view_below(run, args, kwargs)
+        return strided_view_below(*args, **kwargs)
+
     def metadata(args: Any, kwargs: Any) -> Any:
         return change_metadata_below(op, args, kwargs)
 
@@ -138,6 +143,8 @@ def handler_below(op: OpOverload) -> Handler:
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
     if op is aten.copy_.default:
         return copy_
+    if op is aten.as_strided.default:
+        return strided_view
     if changes_metadata(op):
         return metadata
     if meaning.kind == "missing":

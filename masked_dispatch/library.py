@@ -19,7 +19,10 @@ from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid
 _library = Library("masked_dispatch", "DEF")
 
 
-def _as_masked_tensor(data: Tensor, mask: Tensor | None) -> MaskedTensor:
+def _as_masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTensor:
+    # `book` is only there to be a constant of every graph that makes a masked tensor: a graph that was compiled
+    # under other rules, or by another version of this library, is not found again in torch's caches.
+    del book
     if mask is None:
         return closed(Dense(data, None))
     validity, shared = stored_validity(data, mask)
@@ -27,6 +30,15 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None) -> MaskedTensor:
     if shared:
         mark_as_external(tensor)
     return tensor
+
+
+def _masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTensor:
+    del book
+    record = _record(data)
+    if mask is not None:
+        validity, shared = stored_validity(record.data, mask)
+        record = record.keep(validity.clone() if shared else validity)
+    return closed(Dense(record.data.clone(), record.validity))
 
 
 def _record(tensor: Tensor) -> Dense:
@@ -71,6 +83,15 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     return closed(Dense(record.data, intersect(record.validity, validity)))
 
 
+def _bytes_of(mask: Tensor) -> Tensor:
+    """A bool mask as int8, in an operator of its own: compilers load bool into vectors one byte at a time."""
+    return mask.view(torch.int8).clone() if mask.stride()[-1:] in ((1,), ()) else mask.to(torch.int8)
+
+
+def _bytes_of_meta(mask: Tensor) -> Tensor:
+    return torch.empty_like(mask, dtype=torch.int8)
+
+
 def _define(schema: str, function: Any) -> None:
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -80,10 +101,14 @@ def _define(schema: str, function: Any) -> None:
 
 def install() -> None:
     """Define the operators: called once, when the package is imported."""
-    _define("as_masked_tensor(Tensor data, Tensor? mask) -> Tensor", _as_masked_tensor)
+    _define("as_masked_tensor(Tensor data, Tensor? mask, str book) -> Tensor", _as_masked_tensor)
+    _define("masked_tensor(Tensor data, Tensor? mask, str book) -> Tensor", _masked_tensor)
     _define("to_tensor.Scalar(Tensor x, Scalar fill) -> Tensor", _to_tensor)
     _define("to_tensor.Tensor(Tensor x, Tensor fill) -> Tensor", _to_tensor)
     _define("get_data(Tensor x) -> Tensor", _get_data)
     _define("get_mask(Tensor x) -> Tensor", _get_mask)
     _define("count(Tensor x, int[]? dim, bool keepdim) -> Tensor", _count)
+    _library.define("bytes_of(Tensor mask) -> Tensor")
+    _library.impl("bytes_of", _bytes_of, "CompositeExplicitAutograd")
+    _library.impl("bytes_of", _bytes_of_meta, "Meta")
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from masked_dispatch.interception import (
 from masked_dispatch.validity import Family
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records import being_traced, fill_where_invalid
+from op_registry.registry import digest_of, source_digest
 
 
 class MaskedTensor(torch.Tensor):
@@ -88,7 +90,7 @@ class MaskedTensor(torch.Tensor):
 
     # ------------------------------------------------------------------------------- protocol: flatten, copy, pickle
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[bool, int]]:
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[bool, str]]:
         # No sizes here: each would be guarded on. The registry's version is, so that a replaced rule is seen.
         if self._validity is None:
             return ["_data"], (False, registry.version)
@@ -96,7 +98,7 @@ class MaskedTensor(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: tuple[bool, int], outer_size: Any, outer_stride: Any
+        inner: dict[str, Tensor], context: tuple[bool, str], outer_size: Any, outer_stride: Any
     ) -> MaskedTensor:
         wrapper = wrap(inner["_data"], inner.get("_validity"))
         if being_traced(wrapper._data):
@@ -112,7 +114,10 @@ class MaskedTensor(torch.Tensor):
         return zero_filled if expected_type not in (None, MaskedTensor) else wrap(zero_filled, None)
 
     def _stable_hash_for_caching(self) -> str:
-        return f"MaskedTensor:{registry.version}:{self._validity is None}"
+        # What a compiled graph kept on disk may be found by: the rule book, and the geometry of the pieces.
+        names, context = self.__tensor_flatten__()
+        pieces = [(name, *geometry(getattr(self, name))) for name in names]
+        return digest_of(BOOK, repr((context, self.requires_grad, pieces)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = (self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
@@ -193,6 +198,16 @@ def _refuse_data_assignment(self: MaskedTensor, value: Any) -> NoReturn:
 
 # `x.data` reads as it does on a plain tensor; assignment would silently change nothing.
 MaskedTensor.data = property(torch.Tensor.data.__get__, _refuse_data_assignment)  # type: ignore[attr-defined,assignment]
+
+
+# Names this package's own sources, as the registry's version names the rules'.
+BOOK = source_digest(str(Path(__file__).parent))
+
+
+def geometry(tensor: Tensor) -> tuple[str, ...]:
+    """Everything about a tensor but its values, in words that are the same in every process."""
+    facts = (tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return tuple(str(fact) for fact in facts)
 
 
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:

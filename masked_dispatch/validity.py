@@ -57,7 +57,7 @@ class Family:
             self.members = [weakref.ref(m) for m in alive]
         return alive
 
-    def own(self, root: MaskedTensor) -> None:
+    def own(self) -> None:
         """Give the family memory that is nobody else's, and every member its part of it."""
         if self.memory is None:
             self._spread_over_storage()
@@ -133,12 +133,14 @@ def _snapshot(family: Family, tensor: MaskedTensor) -> Tensor | None:
     return copy
 
 
-def make_view_family(base: MaskedTensor, view: MaskedTensor) -> None:
-    """`view` shares the validity of `base` from now on."""
+def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = False) -> None:
+    """`view` shares the validity of `base` from now on; `addressed`: it is only to be found where its data is."""
     family = base._family
     if family is None:
         family = Family()
         family.join(base)
+    if addressed and family.memory is None:
+        family.own()
     family.join(view)
     if family.memory is not None and not being_traced(view._data):
         view._validity = family.part_of(view._data)
@@ -161,7 +163,7 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
     if family.external and current is not None:
         current.copy_(1 if validity is None else validity)  # type: ignore[arg-type]
         return
-    family.own(tensor)
+    family.own()
     part = tensor._validity
     assert part is not None
     if validity is None:

@@ -47,6 +47,14 @@ def remember_mask(node: Any, validity: Tensor | None) -> None:
     node.register_hook(remask)
 
 
+def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
+    """as_strided addresses memory, so the family's validity must lie in memory that is addressed as the data is."""
+    with tracking_views_and_versions():
+        view = wrap(base._data.as_strided(*args, **kwargs), None)
+        make_view_family(base, view, addressed=base._validity is not None)
+    return view
+
+
 def view_below(run: Run, args: Any, kwargs: Any) -> Any:
     """The view itself: of data and validity both, in one family with its base."""
     base = args[0]

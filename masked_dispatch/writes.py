@@ -33,7 +33,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         target = args[0]
-        result = compute(*args, **kwargs)
+        result = compute_inplace(compute, target, args, kwargs)
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):
             return update(target, result)
@@ -45,6 +45,17 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         return target
 
     return kernel
+
+
+def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Any, kwargs: Any) -> Any:
+    """The functional form's result. That it has read the target's validity gives nobody a share in it."""
+    family = target._family if isinstance(target, MaskedTensor) else None
+    if family is None or (target.requires_grad and torch.is_grad_enabled()):
+        return compute(*args, **kwargs)
+    lent = family.lent
+    result = compute(*args, **kwargs)
+    family.lent = lent
+    return result
 
 
 def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:

@@ -2,14 +2,17 @@
 
 ``registry.add(rule)`` refuses a second rule for an overload and says where the first one is; ``replace`` is the
 deliberate form; ``overlay()`` gives rules that hold inside a ``with`` block. ``version`` names the present state: a
-compiled graph is valid for one version only, and leaving an overlay restores the version from before it.
+compiled graph is valid for one version only, and leaving an overlay restores the version from before it. Compilers keep
+graphs on disk, so a version also means the same in every process: it is a digest of the files that rules are written in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
+import hashlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torch._ops import OpOverload
 
@@ -18,14 +21,26 @@ from op_registry.rule import Category, Rule, Run, written_at
 Listener = Callable[[OpOverload], None]
 
 
+def digest_of(*parts: str) -> str:
+    """A short name for `parts`, the same in every process."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+
+
+@functools.cache
+def source_digest(path: str) -> str:
+    """A digest of a source file, or of every source file below a folder; of the name alone where there is none."""
+    root = Path(path)
+    files = sorted(root.rglob("*.py")) if root.is_dir() else [root] if root.is_file() else []
+    return digest_of(root.name, *(f.read_text(encoding="utf-8", errors="replace") for f in files))
+
+
 class Registry:
     """Rules by overload. Layers let an overlay add and replace without touching what lies below."""
 
     def __init__(self) -> None:
         self._rules: dict[OpOverload, Rule] = {}
         self._listeners: list[Listener] = []
-        self._versions = itertools.count(1)
-        self.version = 0
+        self.version = source_digest(str(Path(__file__).parent))
 
     def __contains__(self, op: OpOverload) -> bool:
         return op in self._rules
@@ -71,7 +86,9 @@ class Registry:
     def _set(self, rule: Rule) -> None:
         for op in rule.ops:
             self._rules[op] = rule
-        self.version = next(self._versions)
+        self.version = digest_of(
+            self.version, str(rule), repr(rule.traits), source_digest(rule.run.__code__.co_filename)
+        )
         for op in rule.ops:
             self._tell(op)
 

@@ -1,0 +1,372 @@
+"""Who owns a mask (docs/architecture.md): views alias data and mask, results keep the mask they were given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import masked_dispatch as md
+
+NAN = float("nan")
+T, F = True, False
+
+
+def ragged(requires_grad: bool = False) -> md.MaskedTensor:
+    data = torch.tensor([[1.0, 2.0, NAN], [4.0, NAN, 6.0]])
+    return md.masked_tensor(data, ~data.isnan(), requires_grad=requires_grad)
+
+
+def mask_of(x: Tensor) -> list[object]:
+    assert isinstance(x, md.MaskedTensor)
+    mask: list[object] = x.get_mask().tolist()
+    return mask
+
+
+def invalid(*shape: int) -> md.MaskedTensor:
+    return md.masked_tensor(torch.full(shape, NAN), torch.zeros(shape, dtype=torch.bool))
+
+
+# ------------------------------------------------------------------------------------- views and their bases
+
+VIEWS = {
+    "select": lambda x: x[0],
+    "slice": lambda x: x[:, 1:],
+    "transpose": lambda x: x.t(),
+    "permute": lambda x: x.permute(1, 0),
+    "unsqueeze": lambda x: x[None],
+    "squeeze": lambda x: x[None].squeeze(0),
+    "view": lambda x: x.view(3, 2),
+    "flatten": lambda x: x.view(-1),
+    "diagonal": lambda x: x.diagonal(),
+    "unbind": lambda x: x.unbind(0)[1],
+    "split": lambda x: x.split(2, dim=1)[0],
+    "chunk": lambda x: x.chunk(2, dim=0)[1],
+    "unfold": lambda x: x.unfold(1, 3, 1),
+    "as_strided": lambda x: x.as_strided((2, 2), (3, 1), 1),
+    "detach": lambda x: x.detach(),
+    "mT": lambda x: x.mT,
+    "movedim": lambda x: x.movedim(0, 1),
+    "narrow": lambda x: x.narrow(1, 0, 2),
+    "view of a view": lambda x: x.t()[1:],
+}
+
+
+@pytest.mark.parametrize("start", ["random mask", "no mask", "broadcast mask"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_invalid_written_through_a_view_shows_in_its_base(name: str, start: str) -> None:
+    masks = {
+        "random mask": torch.tensor([[T, T, F], [T, F, T]]),
+        "no mask": None,
+        "broadcast mask": torch.tensor([[T], [F]]),
+    }
+    x = md.masked_tensor(torch.arange(6.0).view(2, 3), masks[start])
+    view = VIEWS[name](x)
+    places = VIEWS[name](torch.arange(6).view(2, 3)).flatten()
+    view.copy_(invalid(*view.shape))
+    expected = (
+        masks[start].expand(2, 3).flatten().clone() if masks[start] is not None else torch.ones(6, dtype=torch.bool)
+    )
+    expected[places] = False
+    assert x.get_mask().flatten().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_valid_written_through_the_base_shows_in_its_view(name: str) -> None:
+    x = ragged()
+    view = VIEWS[name](x)
+    x.fill_(7.0)
+    assert view.get_mask().all()
+    assert (view.get_data() == 7).all()
+
+
+def test_a_view_is_a_view_to_autograd() -> None:
+    x = ragged()
+    view = x[0]
+    assert view._base is x
+    version = x._version
+    view.add_(1)
+    assert x._version == version + 1
+
+
+def test_sibling_views_show_each_others_writes() -> None:
+    x = ragged()
+    row, column = x[0], x[:, 0]
+    row[0] = invalid()
+    assert mask_of(column) == [F, T]
+    column.fill_(3.0)
+    assert mask_of(row) == [T, T, F]
+    assert row[0].item() == 3.0
+
+
+def test_a_view_outlives_its_base() -> None:
+    x = ragged()
+    row = x[0]
+    sibling = x[:, 0]
+    del x
+    row.zero_()
+    assert mask_of(sibling) == [T, T]
+    assert sibling[0].item() == 0.0
+
+
+# ------------------------------------------------------------------------- results keep the mask they were given
+
+
+def test_a_result_does_not_follow_later_writes() -> None:
+    x = ragged()
+    y = x.exp()
+    x.fill_(0.0)
+    assert mask_of(y) == [[T, T, F], [T, F, T]]
+    z = x.exp()
+    x[0, 0] = invalid()
+    assert mask_of(z) == [[T, T, T], [T, T, T]]
+    assert mask_of(x) == [[F, T, T], [T, T, T]]
+
+
+def test_a_result_of_a_view_does_not_follow_later_writes() -> None:
+    x = ragged()
+    row = x[0]
+    row.zero_()  # the family now has memory of its own
+    y = row + 1
+    x.copy_(invalid(2, 3))
+    assert mask_of(y) == [T, T, T]
+    assert mask_of(row) == [F, F, F]
+
+
+def test_results_share_one_mask_object_until_a_write() -> None:
+    x = ragged()
+    y, z = x.exp(), x * 2
+    assert y._validity is z._validity is x._validity
+    assert (y + z)._validity is x._validity
+
+
+def test_masked_tensor_copies_and_as_masked_tensor_shares() -> None:
+    data, mask = torch.zeros(3), torch.tensor([T, F, T])
+    copied, shared = md.masked_tensor(data, mask), md.as_masked_tensor(data, mask)
+    data[0], mask[1] = 5.0, True
+    assert copied.to_tensor(-1).tolist() == [0, -1, 0]
+    assert shared.to_tensor(-1).tolist() == [5, 0, 0]
+    shared[2] = invalid()
+    assert mask.tolist() == [T, T, F]
+
+
+def test_a_result_of_a_shared_mask_keeps_it_when_the_caller_writes() -> None:
+    mask = torch.tensor([T, F, T])
+    x = md.as_masked_tensor(torch.zeros(3), mask)
+    y = x + 1
+    mask.fill_(False)
+    assert mask_of(y) == [T, F, T]
+    assert mask_of(x) == [F, F, F]
+    assert mask_of(x + 1) == [F, F, F]
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([T, F]).view(2, 1), torch.tensor([[T, T], [F, F]]).t()])
+def test_a_mask_of_another_shape_or_strides_is_copied(mask: Tensor) -> None:
+    x = md.as_masked_tensor(torch.zeros(2, 2), mask)
+    before = mask_of(x)
+    mask.logical_not_()
+    assert mask_of(x) == before
+
+
+def test_get_mask_is_a_copy() -> None:
+    x = md.masked_tensor(torch.zeros(2, 2), torch.tensor([T, F]))
+    x.get_mask().fill_(True)
+    assert mask_of(x) == [[T, F], [T, F]]
+
+
+# ------------------------------------------------------------------------------------------- under autograd
+
+
+def test_inplace_changes_values_and_mask_under_autograd() -> None:
+    x = ragged(requires_grad=True)
+    other = md.masked_tensor(torch.full((2, 3), 3.0), torch.tensor([[T, F, T], [T, T, T]]))
+    y = x * 1
+    y.mul_(other)
+    assert mask_of(y) == [[T, F, F], [T, F, T]]
+    y.sum().backward()
+    assert mask_of(x.grad) == [[T, T, F], [T, F, T]]
+    assert x.grad.to_tensor(-1).tolist() == [[3, 0, -1], [3, -1, 3]]
+
+
+def test_inplace_on_a_view_under_autograd() -> None:
+    x = ragged(requires_grad=True)
+    y = x * 2
+    y[0].mul_(5)
+    y[1, 0] = invalid()
+    assert mask_of(y) == [[T, T, F], [F, F, T]]
+    y.sum().backward()
+    assert mask_of(x.grad) == [[T, T, F], [T, F, T]]
+    assert x.grad.to_tensor(-1).tolist() == [[10, 10, -1], [0, -1, 2]]
+
+
+def test_assigned_values_get_gradients_where_they_landed() -> None:
+    x = ragged()
+    values = torch.ones(3, requires_grad=True)
+    y = x * 1
+    y[1] = values
+    assert mask_of(y) == [[T, T, F], [T, T, T]]
+    (y * torch.arange(6.0).view(2, 3)).sum().backward()
+    assert type(values.grad) is Tensor
+    assert values.grad.tolist() == [3, 4, 5]
+
+
+def test_inplace_with_a_broadcast_mask_under_autograd() -> None:
+    x = md.masked_tensor(torch.ones(2, 3), torch.tensor([[T], [F]]), requires_grad=True)
+    y = x * 3
+    y[:, 0].copy_(torch.tensor([5.0, 6.0]))
+    assert mask_of(y) == [[T, T, T], [T, F, F]]
+    y.sum().backward()
+    assert mask_of(x.grad) == [[T, T, T], [F, F, F]]
+    assert x.grad.to_tensor(-1).tolist() == [[0, 3, 3], [-1, -1, -1]]
+
+
+def test_a_leaf_that_requires_grad_refuses_inplace() -> None:
+    x = ragged(requires_grad=True)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in an in-place operation"):
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad is being used in an in-place"):
+        x[0].mul_(2)
+    assert x[0, 1].item() == 2.0
+
+
+def test_what_backward_needs_must_not_be_overwritten() -> None:
+    x = ragged(requires_grad=True)
+    y = x * 1
+    z = y.exp().exp()
+    y_again = y * 1
+    w = y_again * y_again
+    y_again.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        w.sum().backward()
+    z.sum().backward()
+
+
+def test_overwriting_through_the_base_is_noticed_too() -> None:
+    x = ragged(requires_grad=True)
+    base = x * 1
+    view = base[0]
+    out = (view * view).sum()
+    base.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_overwriting_through_the_shared_data_is_noticed_too() -> None:
+    data = torch.tensor([1.0, 2.0])
+    weight = torch.tensor([3.0, 4.0], requires_grad=True)
+    out = (md.as_masked_tensor(data) * weight).sum()
+    data.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_overwriting_the_wrapper_bumps_the_shared_data() -> None:
+    data = torch.tensor([1.0, 2.0])
+    x = md.as_masked_tensor(data)
+    version = data._version
+    x.mul_(2)
+    assert data.tolist() == [2.0, 4.0]
+    assert data._version > version
+
+
+def test_gradients_accumulate_under_the_leafs_mask() -> None:
+    x = ragged(requires_grad=True)
+    for _ in range(2):
+        (x * x).sum().backward()
+    assert mask_of(x.grad) == mask_of(x)
+    assert x.grad.to_tensor(0).tolist() == [[4, 8, 0], [16, 0, 24]]
+
+
+def test_gradient_through_views_of_a_leaf_has_the_leafs_mask() -> None:
+    x = ragged(requires_grad=True)
+    (x[0].sum() + x[:, 2].sum() + x.t()[0].sum()).backward()
+    assert mask_of(x.grad) == mask_of(x)
+    assert x.grad.to_tensor(-1).tolist() == [[2, 1, -1], [1, -1, 1]]
+
+
+def test_zero_grad_to_zero_gives_valid_zeros_until_the_next_backward() -> None:
+    x = torch.nn.Parameter(ragged())
+    (x * 2).sum().backward()
+    torch.optim.SGD([x], lr=0.1).zero_grad(set_to_none=False)
+    assert mask_of(x.grad) == [[T, T, T], [T, T, T]]
+    (x * 2).sum().backward()
+    assert mask_of(x.grad) == mask_of(x)
+    assert x.grad.to_tensor(-1).tolist() == [[2, 2, -1], [2, -1, 2]]
+
+
+# -------------------------------------------------------------------------------------------- plain targets
+
+
+def test_inplace_on_a_plain_tensor_is_an_update() -> None:
+    plain = torch.zeros(2, 3)
+    plain.add_(ragged())
+    assert plain.tolist() == [[1, 2, 0], [4, 0, 6]]
+    assert type(plain) is Tensor
+    plain.copy_(ragged() * 10)
+    assert plain.tolist() == [[10, 20, 0], [40, 0, 60]]
+    plain[1] = ragged()[0]
+    assert plain.tolist() == [[10, 20, 0], [1, 2, 60]]
+    torch.mul(ragged(), 2, out=plain)
+    assert plain.tolist() == [[2, 4, 0], [8, 2, 12]]
+
+
+def test_an_inplace_result_of_another_shape_or_dtype_is_refused_unchanged() -> None:
+    x = ragged()
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        x.add_(torch.zeros(4, 2, 3))
+    counts = md.masked_tensor(torch.tensor([1, 2]), torch.tensor([T, F]))
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
+        counts.mul_(0.5)
+    assert counts.to_tensor(-1).tolist() == [1, -1]
+
+
+def test_metadata_is_changed_in_place() -> None:
+    x = ragged()
+    x.t_()
+    assert x.shape == (3, 2)
+    assert mask_of(x) == [[T, T], [T, F], [F, T]]
+    x.unsqueeze_(0)
+    assert x.shape == (1, 3, 2)
+    x.squeeze_()
+    assert mask_of(x) == [[T, T], [T, F], [F, T]]
+    assert x.sum().item() == 13.0
+
+
+# ------------------------------------------------------------------------------------------- compiled regions
+
+
+def compiled(f):  # noqa: ANN001, ANN201
+    return torch.compile(f, fullgraph=True, backend="aot_eager")
+
+
+def test_a_compiled_region_writes_into_the_mask_of_its_input() -> None:
+    @compiled
+    def first_row_becomes_valid(x: Tensor) -> Tensor:
+        x[0] = 1.0
+        return x.sum()
+
+    x = ragged()
+    assert first_row_becomes_valid(x).item() == 13.0
+    assert mask_of(x) == [[T, T, T], [T, F, T]]
+
+
+def test_a_compiled_region_cannot_change_the_kind_of_validity() -> None:
+    @compiled
+    def invalidate(x: Tensor, y: Tensor) -> Tensor:
+        x.copy_(y)
+        return x.sum()
+
+    x = md.masked_tensor(torch.zeros(2, 3))
+    with pytest.raises(Exception, match="would change how the validity of a tensor of shape"):
+        invalidate(x, ragged())
+
+
+def test_a_compiled_region_cannot_unshare_what_it_has_read() -> None:
+    @compiled
+    def read_then_write(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        x[0] = 1.0
+        return y, x
+
+    with pytest.raises(Exception, match="earlier results of the region share"):
+        read_then_write(ragged())
