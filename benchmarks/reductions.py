@@ -75,6 +75,7 @@ def candidates(name: str, size: int = SIZE) -> tuple[dict[str, Call], dict[str, 
 
     masked = md.masked_tensor(data, mask)
     masked_leaf = md.masked_tensor(data, mask, requires_grad=True)
+    MASKED[name](masked)  # a refusal reads better here than from within the compiler
     leaf = data.clone().requires_grad_()
     by_hand = torch.compile(BY_HAND[name], fullgraph=True)
     through_mask = torch.compile(lambda x: MASKED[name](x).to_tensor(0.0), fullgraph=True)

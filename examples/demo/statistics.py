@@ -32,7 +32,7 @@ def comparisons(series: pd.Series) -> list[tuple[str, np.ndarray, np.ndarray]]:
         ("valid weeks", x.count(), series.count()),
         ("mean", x.mean(), series.mean()),
         ("std", x.std(), series.std()),
-        ("median of the upper half", x[x > x.mean()].quantile(0.5), series[series > series.mean()].median()),
+        ("median", x.quantile(0.5), series.median()),
         ("minimum", x.amin(), series.min()),
         ("maximum", x.amax(), series.max()),
         (f"mean of every {YEAR} weeks", weeks.mean(-1), rolling.mean()[YEAR - 1 :]),

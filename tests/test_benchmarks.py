@@ -1,0 +1,55 @@
+"""The benchmarks' instruments: kernels that compute what they are compared with, ratios within a round, goals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import harness, reductions
+from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
+
+
+@pytest.mark.parametrize("name", reductions.BY_HAND)
+def test_one_pass_kernels_compute_what_they_are_compared_with(name: str) -> None:
+    torch.manual_seed(0)
+    x, m = torch.randn(7, 67), torch.rand(7, 67) < 0.5
+    reference = x.double().requires_grad_()
+    expected = reductions.BY_HAND[name](reference, m)
+    g = torch.randn(expected.shape)
+    (gradient,) = torch.autograd.grad(expected, reference, g.double())
+
+    kernel = OnePass(name, torch.where(m, x, torch.nan), m.to(torch.int8))
+
+    def same(a: Tensor, b: Tensor) -> None:
+        torch.testing.assert_close(a, b.detach().float(), rtol=1e-5, atol=1e-5)
+
+    same(kernel.forward(), expected)
+    same(kernel.forward_backward(g), gradient)
+    assert kernel.out.shape == (x.shape if name in ELEMENTWISE_RESULT else x.shape[:1])
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    slow_machine_in_the_second_round = harness.timing([2.0, 20.0, 2.0], [1.0, 10.0, 1.0])
+    assert slow_machine_in_the_second_round.ratio == 2
+    assert slow_machine_in_the_second_round.seconds == 2
+
+
+def test_candidates_take_turns() -> None:
+    calls: list[str] = []
+    candidates = {name: lambda name=name: calls.append(name) for name in "abc"}
+    harness.compare(candidates, "a", rounds=3, at_least=0, warm_up=0)
+    assert calls[-9:] == list("abcbcacab")
+
+
+@pytest.mark.parametrize(
+    ("measured", "at_least", "reached"),
+    [(2.0, False, True), (2.5, False, False), (2.5, True, True), (1.5, True, False)],
+)
+def test_a_goal_knows_its_direction(measured: float, at_least: bool, reached: bool) -> None:
+    assert harness.Goal("", measured, bound=2.0, at_least=at_least).reached is reached
+
+
+def test_what_could_not_be_measured_is_not_reached() -> None:
+    assert not harness.Goal("", float("nan"), bound=2.0).reached
+    assert not harness.Goal("", float("nan"), bound=2.0, at_least=True).reached
