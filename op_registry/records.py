@@ -60,7 +60,10 @@ def as_int8(valid: Tensor) -> Tensor:
     """bool or int8 validity as int8, the form in which it is stored."""
     if valid.dtype is torch.int8:
         return valid
-    if being_traced(valid) or not valid.is_contiguous():
+    if being_traced(valid):
+        # By way of int32: compilers narrow a comparison straight to bytes one element at a time.
+        return valid.to(torch.int32).to(torch.int8)
+    if not valid.is_contiguous():
         return valid.to(torch.int8)
     return valid.view(torch.int8)
 
@@ -88,6 +91,11 @@ def valid_in_all(*records: Any) -> Tensor | None:
         if isinstance(record, Dense):
             validity = intersect(validity, record.validity)
     return validity
+
+
+def all_valid(*arguments: Any) -> bool:
+    """Whether no record among `arguments`, through lists, stores a validity: the operator is then exactly torch's."""
+    return all(record.validity is None for record in records_in(arguments))
 
 
 def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
@@ -233,9 +241,10 @@ class Dense:
         if not dims:
             count = validity.to(torch.int64)
         else:
-            count = as_int8(validity).sum(
-                dims, keepdim=keepdim, dtype=torch.int32 if being_traced(validity) else torch.int64
-            )
+            # Summed as int32, or as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
+            exact_in_float = being_traced(validity) and math.prod(validity.shape[d] for d in dims) <= 2**24
+            narrow = torch.float32 if exact_in_float else torch.int32
+            count = as_int8(validity).sum(dims, keepdim=keepdim, dtype=narrow).to(torch.int64)
         if kind == "count":
             return count * repeated
         if math.prod(self.shape[d] for d in dims) == 0:

@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 from op_registry.broadcast import aligned
 from op_registry.categories import ATTENTION, data_of, masked_rule
 from op_registry.ops.matmul import product_validity, transposed
-from op_registry.records import Dense, as_bool, intersect, records_in
+from op_registry.records import Dense, all_valid, as_bool, intersect
 from op_registry.resolve import resolve
 
 aten = torch.ops.aten
@@ -232,10 +232,6 @@ def _part(packed: Dense, i: int, size: int) -> Dense:
     return part
 
 
-def _all_valid(*arguments: Any) -> bool:
-    return all(record.validity is None for record in records_in(arguments))
-
-
 @masked_rule(aten._native_multi_head_attention.default, category=ATTENTION)
 def _native_multi_head_attention(
     query: Dense,
@@ -256,7 +252,7 @@ def _native_multi_head_attention(
 
     ``mask_type`` 0 for every query and key (L, S), 1 for every key of a sample (B, S), 2 for both (B, heads, L, S).
     """
-    if _all_valid(query, key, value, qkv_weight, qkv_bias, proj_weight, proj_bias, mask):
+    if all_valid(query, key, value, qkv_weight, qkv_bias, proj_weight, proj_bias, mask):
         plain = data_of([query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask])
         result = aten._native_multi_head_attention(*plain, need_weights, average_attn_weights, mask_type)
         return Dense(result[0]), Dense(result[1])
@@ -312,7 +308,7 @@ def _transformer_encoder_layer_fwd(
     attention = (qkv_weight, qkv_bias, proj_weight, proj_bias)
     norms = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2)
     ffn = (ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2)
-    if _all_valid(src, *attention, *norms, *ffn, mask):
+    if all_valid(src, *attention, *norms, *ffn, mask):
         plain = data_of(
             [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
         )

@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned
 from op_registry.categories import CONTRACTION, masked_rule
-from op_registry.records import Dense, Number, as_bool, intersect
+from op_registry.records import Dense, Number, all_valid, as_bool, intersect
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 def product_validity(a: Dense, b: Dense) -> Tensor | None:
     """Validity of ``a @ b`` for matrices a (…, n, k) and b (…, k, m): (…, n or 1, m or 1), None where all is valid."""
-    if a.shape[-1] == 0 or (a.validity is None and b.validity is None):
+    if a.shape[-1] == 0 or all_valid(a, b):
         return None
     if b.validity is None:
         return a.some(-1, keepdim=True)
@@ -52,7 +52,7 @@ def product_validity(a: Dense, b: Dense) -> Tensor | None:
 
 def matmul_validity(a: Dense, b: Dense) -> Tensor | None:
     """Validity of torch.matmul(a, b), vectors included."""
-    if a.validity is None and b.validity is None:
+    if all_valid(a, b):
         return None
     if a.ndim == 1 or b.ndim == 1:
         return vector_validity(a, b)
@@ -206,7 +206,7 @@ def _trilinear(
     factors = (i1, i2, i3)
     data = contract([x.filled(0) for x in factors])
     shapes = [_with_ones(x.shape, put_in) for x, put_in in zip(factors, (expand1, expand2, expand3), strict=True)]
-    if all(x.validity is None for x in factors) or any(shape[d] == 0 for shape in shapes for d in sumdim):
+    if all_valid(*factors) or any(shape[d] == 0 for shape in shapes for d in sumdim):
         return Dense(data)
     return Dense(data, contract([_as_number(x) for x in factors]) > 0.5)
 
