@@ -44,6 +44,7 @@ from op_registry.records import being_traced, set_transform_probe
 from op_registry.resolve import Meaning
 from op_registry.variants import (
     changes_metadata,
+    functional_call,
     functional_form,
     is_inplace,
     is_view,
@@ -86,7 +87,8 @@ def kernel_of(meaning: Meaning) -> Kernel:
             return view_kernel(op, rule)
         return elementwise_kernel(op, rule) if rule.category is ELEMENTWISE else rule_kernel(op, rule)
     if base is not None:
-        return inplace_kernel(op, base) if is_inplace(op) else out_kernel(op, base, written_arguments(op))
+        compute = functional_call(op)
+        return inplace_kernel(op, compute) if is_inplace(op) else out_kernel(op, compute, written_arguments(op))
     if meaning.kind == "each of a list":
         return foreach_kernel(op)
     return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -77,6 +79,23 @@ def functional_form(op: OpOverload) -> OpOverload | None:
             if not candidate._schema.is_mutable and _signature(candidate) == wanted:
                 return candidate
     return None
+
+
+def functional_call(op: OpOverload) -> Callable[..., Any]:
+    """The functional form, to be called as `op` is: it has op's defaults too (bernoulli_(p=0.5) is bernoulli(p))."""
+    base = functional_form(op)
+    assert base is not None, f"{op} has no functional form"
+    required = {a.name for a in base._schema.arguments if not a.has_default_value()}
+    names = [a.name for a in op._schema.arguments]
+    lost = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value() and a.name in required}
+    if not lost:
+        return base
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        left_out = {name: value for name, value in lost.items() if name not in names[: len(args)]}
+        return base(*args, **(left_out | kwargs))
+
+    return call
 
 
 @functools.cache
