@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from masked_dispatch.calls import Kernel, rule_kernel
 from masked_dispatch.gradient import fitted
-from masked_dispatch.interception import direct_call, under_transform
+from masked_dispatch.interception import direct_call, outside_of_transforms
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
 from op_registry.records import Dense, being_traced, intersect
@@ -28,16 +28,12 @@ _grad_enabled = torch.is_grad_enabled
 def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """The quickest kernel that serves the overload."""
     returns = op._schema.returns
-    if len(returns) != 1 or str(returns[0].type) != "Tensor" or not rule.takes_op:
+    if len(returns) != 1 or str(returns[0].type) != "Tensor" or not rule.takes_op or "traps" in rule.traits:
         return rule_kernel(op, rule)
     operands = [a for a in op._schema.arguments if "Tensor" in str(a.type)]
     if len(operands) == 1 and str(op._schema.arguments[0].type) == "Tensor":
         return unary_kernel(op, rule)
-    if (
-        len(operands) == 2
-        and len([a for a in op._schema.arguments if not a.kwarg_only]) == 2
-        and "traps" not in rule.traits
-    ):
+    if len(operands) == 2 and len([a for a in op._schema.arguments if not a.kwarg_only]) == 2:
         return binary_kernel(op, rule)
     return rule_kernel(op, rule)
 
@@ -52,7 +48,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             or type(x) is not MaskedTensor
             or (x.requires_grad and _grad_enabled())
             or forward_ad._current_level >= 0
-            or under_transform()
+            or not outside_of_transforms()
         ):
             return general(keyset, x, *rest, **kwargs)
         return wrap(call(x._data, *rest), x._validity if x._family is None else lent_validity(x))
@@ -65,7 +61,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     general, call = rule_kernel(op, rule), direct_call(op)
 
     def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
-        if kwargs or type(x) is not MaskedTensor or forward_ad._current_level >= 0 or under_transform():
+        if kwargs or type(x) is not MaskedTensor or forward_ad._current_level >= 0 or not outside_of_transforms():
             return general(keyset, x, y, **kwargs)
         validity = x._validity if x._family is None else lent_validity(x)
         if _grad_enabled() and (

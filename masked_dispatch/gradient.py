@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.interception import in_forward_mode, under_transform
-from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.interception import hidden_in_transform, in_forward_mode, under_transform
+from masked_dispatch.messages import handed_to_torch_func
+from masked_dispatch.tensor import InTransform, MaskedTensor, check_alive, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, fill_where_invalid, intersect
@@ -79,6 +80,10 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
 
 def opened(tensor: MaskedTensor) -> Dense:
     """The record that a rule sees; its data carries the derivatives that are asked for."""
+    if hidden_in_transform():
+        raise MaskedSemanticsError(handed_to_torch_func(tensor))
+    if isinstance(tensor, InTransform):
+        check_alive(tensor)
     validity = lent_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         if under_transform():
@@ -97,7 +102,7 @@ def closed(record: Dense) -> MaskedTensor:
     data, validity = record.data, fitted(record)
     if under_transform():
         # The inner tensor carries the derivative: what would come back for invalid elements is stopped by a fill.
-        return wrap(fill_where_invalid(data, validity, 0), validity)
+        return wrap_in_transform(fill_where_invalid(data, validity, 0), validity)
     if (data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: MaskedTensor = Wrap.apply(data, validity)
         return result

@@ -7,6 +7,8 @@ What it relies on, each with a test in tests/test_torch_assumptions.py:
 * the key falls through for tensors that do not carry it, so plain tensors never meet these kernels outside of tracing;
 * a kernel may hand a call on by removing the key from the keyset that it *received* (rebuilding one drops keys that
   torch needs, and crashes);
+* functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in the
+  name of torch.func (so a masked tensor that was handed to torch.func directly is noticed);
 * autograd nodes accept hooks that replace the gradients that they hand on.
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__`` (as `exporting_shim` below does while
@@ -16,6 +18,7 @@ export traces), at 1.3 µs more per call and without what C++ composites call.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +28,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 from torch.library import Library
+from torch.utils import _pytree
 
 from op_registry.rule import takes_tensor
 
@@ -36,13 +40,50 @@ _from_bits = DispatchKeySet.from_raw_repr
 # The current functorch level, or None outside of any transform.
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
+_saved_tensors_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+_DEAD = -2  # what functorch says of a tensor whose level has ended
+_AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
+
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
+
+# torch's own nested structures, as its transforms take them apart; _pytree has no public name.
+tree_flatten, tree_unflatten, tree_map = _pytree.tree_flatten, _pytree.tree_unflatten, _pytree.tree_map
 
 
 def under_transform() -> bool:
     """Whether a functorch transform (vmap, grad, jvp …) is running."""
     return transform_level() is not None
+
+
+def outside_of_transforms() -> bool:
+    """Whether no transform of torch.func is running at all, not even one that has stepped aside to run what it wraps."""
+    return transform_level() is None and _saved_tensors_hooks_enabled()
+
+
+def hidden_in_transform() -> bool:
+    """Whether the masked tensor that a kernel meets was handed to a transform of torch.func, which wraps it.
+
+    vmap runs what it wraps with its own way in closed; grad and vjp step aside first, but have switched saved-tensor
+    hooks off, in their own name, until they are done.
+    """
+    if transform_level() is not None:
+        return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.FuncTorchDynamicLayerFrontMode)
+    if _saved_tensors_hooks_enabled():
+        return False
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message().startswith("torch.func")
+
+
+def beyond_transform(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` belongs to a functorch level that has ended."""
+    level: int = torch._C._functorch.maybe_get_level(tensor)
+    return level == _DEAD or level > (transform_level() or 0)
+
+
+def called_by_functorch(depth: int) -> bool:
+    """Whether the frame `depth` above the caller's is in torch's own implementation of its transforms."""
+    name = sys._getframe(depth + 1).f_globals.get("__name__", "")
+    return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
 
 
 def in_forward_mode() -> bool:

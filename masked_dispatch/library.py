@@ -83,6 +83,20 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     return closed(Dense(record.data, intersect(record.validity, validity)))
 
 
+def _data_of(tensor: Tensor) -> Tensor:
+    return _record(tensor).data
+
+
+def _validity_of(tensor: Tensor) -> Tensor:
+    validity = _record(tensor).validity
+    assert validity is not None
+    return validity
+
+
+def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
+    return closed(Dense(data, validity))
+
+
 def _bytes_of(mask: Tensor) -> Tensor:
     """A bool mask as int8, in an operator of its own: compilers load bool into vectors one byte at a time."""
     return mask.view(torch.int8).clone() if mask.stride()[-1:] in ((1,), ()) else mask.to(torch.int8)
@@ -97,6 +111,8 @@ def _define(schema: str, function: Any) -> None:
     _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
     _library.impl(name, function, "PreDispatch")
+    # vmap would take an operator without a batching rule apart into single examples.
+    _library.impl(name, function, "FuncTorchBatched")
 
 
 def install() -> None:
@@ -111,4 +127,8 @@ def install() -> None:
     _library.define("bytes_of(Tensor mask) -> Tensor")
     _library.impl("bytes_of", _bytes_of, "CompositeExplicitAutograd")
     _library.impl("bytes_of", _bytes_of_meta, "Meta")
+    # How the functorch transforms of masked_dispatch.functional take a masked tensor apart and put it together.
+    _define("data_of(Tensor x) -> Tensor", _data_of)
+    _define("validity_of(Tensor x) -> Tensor", _validity_of)
+    _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)

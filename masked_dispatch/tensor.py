@@ -11,9 +11,13 @@ from torch import Tensor
 
 from masked_dispatch.interception import (
     PRE_DISPATCH,
+    make_data_pointer_raise,
+    beyond_transform,
+    called_by_functorch,
     make_wrapper_subclass,
     no_torch_function,
 )
+from masked_dispatch.messages import returned_to_torch_func
 from masked_dispatch.validity import Family
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records import being_traced, fill_where_invalid
@@ -33,6 +37,8 @@ class MaskedTensor(torch.Tensor):
     _validity: Tensor | None
     # The views that share this tensor's validity; None as long as nothing shares it.
     _family: Family | None = None
+    # Whether the inner tensors carry a functorch transform.
+    _carries_transform = False
 
     __torch_function__ = no_torch_function
 
@@ -189,6 +195,35 @@ class MaskedTensor(torch.Tensor):
         return self.get_data()
 
 
+class InTransform(MaskedTensor):
+    """A masked tensor made inside a functorch transform: its inner tensors carry the transform, and it ends with it.
+
+    torch.func would take it for a result without derivative and give silent zeros, so it does not let torch.func ask.
+    """
+
+    _carries_transform = True
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        if called_by_functorch(1):
+            raise MaskedSemanticsError(returned_to_torch_func(self))
+        return bool(torch.Tensor.requires_grad.__get__(self))  # type: ignore[attr-defined]
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        torch.Tensor.requires_grad.__set__(self, value)  # type: ignore[attr-defined]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        check_alive(self)
+        return super().__repr__(tensor_contents=tensor_contents)
+
+
+def check_alive(tensor: MaskedTensor) -> None:
+    """Refuse what has outlived the transform that it was made in."""
+    if beyond_transform(tensor._data) or (tensor._validity is not None and beyond_transform(tensor._validity)):
+        raise MaskedSemanticsError(returned_to_torch_func(tensor))
+
+
 def _refuse_data_assignment(self: MaskedTensor, value: Any) -> NoReturn:
     raise MaskedSemanticsError(
         f"x.data = y would replace the wrapper of shape {tuple(self.shape)} and not what lies in it. Use x.copy_(y) under "
@@ -228,6 +263,22 @@ def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> 
             requires_grad=requires_grad,
             _extra_dispatch_keys=PRE_DISPATCH,
         )
+    make_data_pointer_raise(wrapper)
+    wrapper._data = data
+    wrapper._validity = validity
+    return wrapper
+
+
+def wrap_in_transform(data: Tensor, validity: Tensor | None) -> InTransform:
+    """The same inside a functorch transform, where `data` and `validity` carry it."""
+    wrapper: InTransform = make_wrapper_subclass(
+        InTransform,
+        data.shape,
+        strides=data.stride(),
+        dtype=data.dtype,
+        device=data.device,
+        _extra_dispatch_keys=PRE_DISPATCH,
+    )
     wrapper._data = data
     wrapper._validity = validity
     return wrapper

@@ -101,6 +101,8 @@ def lent_validity(tensor: MaskedTensor) -> Tensor | None:
     family = tensor._family
     if family is None:
         return tensor._validity
+    if tensor._carries_transform:
+        return tensor._validity if tensor._validity is None else tensor._validity.clone()
     if being_traced(tensor._data):
         return _lent_while_tracing(tensor, family)
     if family.memory is not None:
@@ -142,7 +144,7 @@ def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = F
     if addressed and family.memory is None:
         family.own()
     family.join(view)
-    if family.memory is not None and not being_traced(view._data):
+    if family.memory is not None and not being_traced(view._data) and not view._carries_transform:
         view._validity = family.part_of(view._data)
 
 
@@ -153,8 +155,8 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
         return
     if validity is not None:
         validity = as_int8(validity)
-    if being_traced(tensor._data):
-        _write_while_tracing(tensor, validity)
+    if being_traced(tensor._data) or tensor._carries_transform:
+        _write_in_place(tensor, validity)
         return
     family = tensor._family
     if family is None:
@@ -172,22 +174,26 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
         part.copy_(validity)
 
 
-def _write_while_tracing(tensor: MaskedTensor, validity: Tensor | None) -> None:
-    """A graph cannot swap the inner tensors of its inputs, nor of what has views: it writes into those that are there."""
+def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
+    """A graph cannot swap the inner tensors of its inputs, nor of what has views: it writes into those that are there.
+
+    So do functorch transforms, under which the views' validities are views of their base's.
+    """
     current = tensor._validity
     family = tensor._family
     if family is None:
         tensor._validity = validity
         return
+    where = "functorch transform" if tensor._carries_transform else "compiled region"
     if current is None or current.shape != tensor._data.shape:
         raise MaskedSemanticsError(
-            f"inside a compiled region, this write would change how the validity of a tensor of shape {tuple(tensor.shape)} is "
-            f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per element), which a "
-            "graph cannot do. Give it a full mask before compiling (x.mask_with(x.get_mask())), or write out of place."
+            f"inside a {where}, this write would change how the validity of a tensor of shape {tuple(tensor.shape)} is "
+            f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per element), which "
+            "cannot be done there. Give it a full mask before (x.mask_with(x.get_mask())), or write out of place."
         )
     if family.lent:
         raise MaskedSemanticsError(
-            f"inside a compiled region, this write would change the validity of a tensor of shape {tuple(tensor.shape)} that "
+            f"inside a {where}, this write would change the validity of a tensor of shape {tuple(tensor.shape)} that "
             "earlier results of the region share. Write before you read, or write to a copy: x = x.clone()."
         )
     family.written_in_graph = True

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
-from masked_dispatch.calls import Kernel, run_rule
-from masked_dispatch.gradient import fitted, masked_gradient
-from masked_dispatch.interception import redispatch, tracking_views_and_versions, under_transform
-from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.calls import Kernel
+from masked_dispatch.gradient import fitted, masked_gradient, opened
+from masked_dispatch.interception import called_by_functorch, redispatch, tracking_views_and_versions, under_transform
+from masked_dispatch.messages import returned_to_torch_func
+from masked_dispatch.tensor import MaskedTensor, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity, make_view_family
+from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, being_traced
 from op_registry.rule import Rule, Run
 
@@ -26,7 +29,9 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if not isinstance(base, MaskedTensor):
             return redispatch(op, keyset, args, kwargs)
         if under_transform():
-            return run_rule(run, args, kwargs)
+            if called_by_functorch(1):
+                raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands what it does not know
+            return _join(base, run(opened(base), *args[1:], **kwargs), wrap_in_transform)
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
@@ -64,9 +69,9 @@ def view_below(run: Run, args: Any, kwargs: Any) -> Any:
         return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
 
 
-def _join(base: MaskedTensor, result: Any) -> Any:
+def _join(base: MaskedTensor, result: Any, wrap: Callable[..., MaskedTensor] = wrap) -> Any:
     if isinstance(result, (list, tuple)):
-        return type(result)(_join(base, r) for r in result)
+        return type(result)(_join(base, r, wrap) for r in result)
     view = wrap(result.data, fitted(result))
     if result.data.dtype is base.dtype:
         make_view_family(base, view)
