@@ -477,6 +477,25 @@ def test_reductions_by_index_against_a_loop(reduce, include_self, dtype):
                     torch.testing.assert_close(result.data[r : r + 1, c], expected)
 
 
+def test_segments():
+    x, lengths = masked([1.0, nan, nan, 4.0, nan], [T, F, F, T, F]), plain([3, 0, 1, 1])
+    for reduce, empty in (("sum", 0), ("prod", 1), ("max", -inf), ("min", inf)):
+        shows(call(aten.segment_reduce.default, x, reduce, lengths=lengths), [1, empty, 4, None])
+    mean = call(aten.segment_reduce.default, x, "mean", lengths=lengths)
+    assert valid_of(mean).tolist() == [T, T, T, F]
+    assert mean.data[1].isnan()
+    shows(call(aten.segment_reduce.default, x, "mean", lengths=lengths, initial=2.0), [3, 2, 6, 2])
+    with pytest.raises(MaskedSemanticsError, match="lengths of shape"):
+        call(aten.segment_reduce.default, x, "sum", lengths=masked([4, 1], [T, F]))
+
+
+def test_max_unpool():
+    x = masked([[[[1.0, nan]]]], [[[[T, F]]]])
+    shows(call(aten.max_unpool2d.default, x, plain([[[[3, 0]]]]), (2, 2)), [[[[None, 0], [0, 1]]]])
+    at = masked([[[[3, 10**9]]]], [[[[T, F]]]])
+    shows(call(aten.max_unpool2d.default, x, at, (2, 2)), [[[[0, 0], [0, 1]]]])
+
+
 # --------------------------------------------------------------------------------------------------------------- joins
 
 

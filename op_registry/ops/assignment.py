@@ -34,6 +34,11 @@ def with_spare_place(target: Tensor, dim: int) -> Tensor:
     return room
 
 
+def without_spare_place(result: Tensor, dim: int, size: int) -> Tensor:
+    """The first `size` places of `result`, contiguous as torch's own result is."""
+    return result.narrow(dim, 0, size).contiguous()
+
+
 def put_where_kept(
     target: Tensor, dim: int, index: Tensor, kept: Tensor | None, put: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
@@ -47,7 +52,7 @@ def put_where_kept(
         return put_where_kept(target.reshape(1), 0, index, kept, put).reshape(())
     size = target.shape[dim]
     index = torch.where(as_bool(kept), index, size)
-    return put(with_spare_place(target, dim), index).narrow(dim, 0, size)
+    return without_spare_place(put(with_spare_place(target, dim), index), dim, size)
 
 
 # ---------------------------------------------------------------------------------------------- index_put and put
@@ -67,7 +72,7 @@ def with_places(
     size, first = x.shape[dim], where[integer[0]]
     assert first is not None
     where[integer[0]] = torch.where(as_bool(kept), torch.where(first < 0, first + size, first), size)
-    return where, lambda target: with_spare_place(target, dim), lambda target: target.narrow(dim, 0, size)
+    return where, lambda target: with_spare_place(target, dim), lambda target: without_spare_place(target, dim, size)
 
 
 def unchanged(target: Tensor) -> Tensor:

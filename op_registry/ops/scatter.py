@@ -10,13 +10,16 @@ counted by a mean nor takes part in a tie.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned, present
-from op_registry.categories import ACCUMULATION, ASSIGNMENT, masked_rule
+from op_registry.categories import ACCUMULATION, ASSIGNMENT, known_all_valid, masked_rule
+from op_registry.errors import MaskedSemanticsError
 from op_registry.ops.assignment import checked_index, put_where_kept
 from op_registry.ops.indexing import along
 from op_registry.records import (
@@ -190,3 +193,64 @@ def _laid_along(index: Tensor, dim: int, ndim: int) -> Tensor:
     laid = along(index, dim, ndim)
     assert laid is not None
     return laid
+
+
+# ------------------------------------------------------------------------------------------- into zeros, by segments
+
+
+@masked_rule(aten.max_unpool2d.default, aten.max_unpool3d.default, category=ASSIGNMENT, takes_op=True)
+def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[int], *options: Sequence[int]) -> Dense:
+    """Elements to the places that they were pooled from, among valid zeros; an invalid index places nothing."""
+    data = op(x.filled(0), indices.filled(0), output_size, *options)
+    if x.validity is None and indices.validity is None:
+        return Dense(data)
+    kept, where = indices.full_validity, indices.filled(0).flatten(-len(output_size))
+
+    def put(values: Tensor) -> Tensor:
+        flat = values.flatten(-len(output_size))
+        zeros = flat.new_zeros((*flat.shape[:-1], math.prod(output_size)))
+        spots = None if kept is None else kept.flatten(-len(output_size))
+        return put_where_kept(zeros, -1, where, spots, lambda t, i: aten.scatter(t, -1, i, flat)).reshape(data.shape)
+
+    invalid = put(as_int8(present(x)) ^ 1)
+    return Dense(data if kept is None else put(x.filled(0)), invalid ^ 1)
+
+
+@masked_rule(aten.segment_reduce.default, category=ACCUMULATION)
+def segment_reduce(
+    x: Dense,
+    reduce: str,
+    *,
+    lengths: Dense | None = None,
+    indices: Dense | None = None,
+    offsets: Dense | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Number | None = None,
+) -> Dense:
+    """Reductions of consecutive runs; an initial value is a contribution that no mask removes."""
+    bounds: dict[str, Tensor | None] = {}
+    for name, given in (("lengths", lengths), ("indices", indices), ("offsets", offsets)):
+        if given is not None and not known_all_valid(given):
+            raise MaskedSemanticsError(
+                f"segment_reduce needs to know where each run ends, and {name} of shape {tuple(given.shape)} is partly "
+                f"invalid. Fill it first with {name}.to_tensor(value)."
+            )
+        bounds[name] = None if given is None else given.data
+
+    def reduced(values: Tensor, how: str, start: Number | None = None) -> Tensor:
+        run: Tensor = aten.segment_reduce(values, how, axis=axis, unsafe=unsafe, initial=start, **bounds)
+        return run
+
+    if x.validity is None:
+        return Dense(reduced(x.data, reduce, initial))
+    v = present(x).to(torch.float32)
+    number, length = reduced(v, "sum"), reduced(torch.ones_like(v), "sum")
+    if reduce == "mean":
+        total = reduced(x.filled(0), "sum", initial)
+        mean = (total.to(accumulation_dtype(x.dtype)) / number.clamp(min=1)).to(x.dtype)
+        data = torch.where(number > 0, mean, math.nan if initial is None else initial)
+    else:
+        identity = {"max": -math.inf, "min": math.inf, "prod": 1}.get(reduce, 0)
+        data = reduced(x.filled(identity), reduce, initial)
+    return Dense(data, as_int8((number > 0) | (length == 0)) if initial is None else None)
