@@ -1,7 +1,8 @@
 """Factories.
 
 Law: `*_like` gives what torch gives under the mask of the input. `new_*` gives plain tensors, whatever it is called on;
-`new_empty_strided` of the same size, with which autograd prepares the memory of a gradient, is masked.
+`new_empty_strided` of the same size, with which autograd prepares the memory of a gradient, is masked. `linspace` and
+`logspace` between tensors are valid where these are.
 
 `zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results are as valid as what is
 written.
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import ASSIGNMENT, FACTORY, masked_rule
+from op_registry.categories import ASSIGNMENT, FACTORY, masked_rule, run_elementwise
 from op_registry.records import Dense, Number, on_device_of
 
 aten = torch.ops.aten
@@ -43,6 +44,13 @@ def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], *
     if data.shape != self.shape:
         return data
     return Dense(data, on_device_of(data, self.validity))
+
+
+@masked_rule(aten.linspace, aten.logspace, category=FACTORY, takes_op=True)
+def linspace(op: OpOverload, start: Any, end: Any, steps: int, *base: float, **options: Any) -> Dense:
+    """From one number to another, of which one may be a tensor of no dimensions: all valid where both are."""
+    result = run_elementwise(op, start, end, steps, *base, _traits={"traps": True}, **options)
+    return Dense(result.data, on_device_of(result.data, result.validity))
 
 
 @masked_rule(aten._new_zeros_with_same_feature_meta, category=FACTORY)

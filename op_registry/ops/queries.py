@@ -32,6 +32,8 @@ aten = torch.ops.aten
 
 _is_all_true = reduction(aten._is_all_true, identity=True)
 _is_any_true = reduction(aten._is_any_true, identity=False)
+# The exclusive or of the elements' bits: those of 0 are none.
+hash_tensor = reduction(aten.hash_tensor, identity=0)
 
 
 @masked_rule(aten.is_same_size, aten._has_same_storage_numel, aten.is_set_to, category=QUERY, takes_op=True)

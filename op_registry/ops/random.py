@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import ASSIGNMENT, RANDOM, masked_rule, results_like, run_elementwise, run_opaque
+from op_registry.categories import (
+    ASSIGNMENT,
+    RANDOM,
+    elementwise,
+    masked_rule,
+    results_like,
+    run_elementwise,
+    run_opaque,
+)
 from op_registry.records import Dense, Number, as_bool, intersect, on_device_of
 
 aten = torch.ops.aten
@@ -45,6 +53,8 @@ def native_dropout(input: Dense, p: float, train: bool | None) -> tuple[Dense, D
     result, kept = aten.native_dropout(input.data, p, train)
     return input.like(result), input.like(kept)
 
+
+native_dropout_backward = elementwise(aten.native_dropout_backward.default, derivative="bilinear")
 
 # --------------------------------------------------------------------------------- distributions given by tensors
 
