@@ -28,13 +28,14 @@ from masked_dispatch.calls import Kernel, has_masked, rule_kernel, run_rule
 from masked_dispatch.elementwise import elementwise_kernel
 from masked_dispatch.interception import (
     aten_overloads,
+    in_forward_mode,
     redispatch,
     register_kernel,
     tracking_views_and_versions,
     under_transform,
 )
 from masked_dispatch.lists import foreach_kernel
-from masked_dispatch.messages import no_rule
+from masked_dispatch.messages import handed_to_torch_func, no_rule, returned_to_torch_func
 from masked_dispatch.tensor import MaskedTensor
 from masked_dispatch.views import strided_view_below, view_below, view_kernel
 from masked_dispatch.writes import assign_below, change_metadata_below, inplace_kernel, metadata_kernel, out_kernel
@@ -191,16 +192,34 @@ class Kernels:
         _handlers.clear()
 
     def _install(self, op: OpOverload) -> None:
+        self.put(op, kernel_of(resolve(op)))
+
+    def put(self, op: OpOverload, kernel: Kernel) -> None:
+        """Let `kernel` serve `op`."""
         if op.namespace not in self._libraries:
             self._libraries[op.namespace] = Library(op.namespace, "IMPL")
-        register_kernel(self._libraries[op.namespace], op, kernel_of(resolve(op)))
+        register_kernel(self._libraries[op.namespace], op, kernel)
 
 
 kernels = Kernels()
 
 
+def dual_kernel(op: OpOverload) -> Kernel:
+    """Forward mode's own operators: torch.func's jvp calls them on what it was given and on what it got back."""
+    refusal = handed_to_torch_func if op is aten._make_dual.default else returned_to_torch_func
+
+    def kernel(keyset: DispatchKeySet, tensor: Any, *args: Any) -> Any:
+        if under_transform() and isinstance(tensor, MaskedTensor):
+            raise MaskedSemanticsError(refusal(tensor))
+        return redispatch(op, keyset, (tensor, *args), {})
+
+    return kernel
+
+
 def install() -> None:
     """Let masked tensors be dispatched: called once, when the package is imported."""
-    set_transform_probe(under_transform)
+    set_transform_probe(lambda: under_transform() or in_forward_mode())
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
+    for op in (aten._make_dual.default, aten._unpack_dual.default):
+        kernels.put(op, dual_kernel(op))

@@ -7,8 +7,8 @@ What it relies on, each with a test in tests/test_torch_assumptions.py:
 * the key falls through for tensors that do not carry it, so plain tensors never meet these kernels outside of tracing;
 * a kernel may hand a call on by removing the key from the keyset that it *received* (rebuilding one drops keys that
   torch needs, and crashes);
-* functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in the
-  name of torch.func (so a masked tensor that was handed to torch.func directly is noticed);
+* functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in
+  the name of torch.func (so a masked tensor that was handed to torch.func directly is noticed);
 * autograd nodes accept hooks that replace the gradients that they hand on.
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__`` (as `exporting_shim` below does while
@@ -57,7 +57,7 @@ def under_transform() -> bool:
 
 
 def outside_of_transforms() -> bool:
-    """Whether no transform of torch.func is running at all, not even one that has stepped aside to run what it wraps."""
+    """Whether no transform of torch.func is running, not even one that has stepped aside to run what it wraps."""
     return transform_level() is None and _saved_tensors_hooks_enabled()
 
 

@@ -55,16 +55,17 @@ def no_rule(op: OpOverload, args: Any, kwargs: Any) -> str:
 def handed_to_torch_func(tensor: Tensor) -> str:
     """Why a transform of torch.func may not be given a masked tensor directly."""
     return (
-        f"a masked tensor of shape {tuple(tensor.shape)} was handed to a transform of torch.func (vmap, grad, jvp …), which "
-        "wraps it as it is: its mask would be out of sight, and derivatives would be those of the plain operators. Use the "
-        "transform of the same name from masked_dispatch.functional, or hand in x.get_data() and x.get_mask() and mask inside."
+        f"a masked tensor of shape {tuple(tensor.shape)} was handed to a transform of torch.func (vmap, grad, jvp …), "
+        "which wraps it as it is: its mask would be out of sight, and derivatives would be those of the plain operators. "
+        "Use the transform of the same name from masked_dispatch.functional, or hand in x.get_data() and x.get_mask() "
+        "and mask inside."
     )
 
 
 def returned_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not leave a transform of torch.func."""
     return (
-        f"a masked tensor of shape {tuple(tensor.shape)} that was made inside a transform of torch.func (vmap, grad, jvp …) "
-        "leaves it; torch.func would give silent zeros, or a tensor that is dead. Use the transform of the same name from "
-        "masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
+        f"a masked tensor of shape {tuple(tensor.shape)} that was made inside a transform of torch.func (vmap, grad, "
+        "jvp …) leaves it; torch.func would give silent zeros, or a tensor that is dead. Use the transform of the same "
+        "name from masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
     )

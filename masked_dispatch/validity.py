@@ -148,6 +148,15 @@ def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = F
         view._validity = family.part_of(view._data)
 
 
+def own_validity_in_transform(base: MaskedTensor) -> None:
+    """Before the first view of `base` inside a functorch transform: a validity of its own, mapped as the data is.
+
+    The views' validities are views of it, and a write goes into it; it must not be an argument's or earlier result's.
+    """
+    if base._family is None and base._validity is not None:
+        base._validity = torch.zeros_like(base._data, dtype=torch.int8) + base._validity
+
+
 def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
     """Let `tensor`, and every view of the same memory, have `validity` from now on."""
     current = tensor._validity

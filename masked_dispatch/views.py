@@ -13,8 +13,8 @@ from masked_dispatch.calls import Kernel
 from masked_dispatch.gradient import fitted, masked_gradient, opened
 from masked_dispatch.interception import called_by_functorch, redispatch, tracking_views_and_versions, under_transform
 from masked_dispatch.messages import returned_to_torch_func
-from masked_dispatch.tensor import MaskedTensor, wrap, wrap_in_transform
-from masked_dispatch.validity import lent_validity, make_view_family
+from masked_dispatch.tensor import InTransform, MaskedTensor, wrap, wrap_in_transform
+from masked_dispatch.validity import lent_validity, make_view_family, own_validity_in_transform
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, being_traced
 from op_registry.rule import Rule, Run
@@ -31,7 +31,11 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if under_transform():
             if called_by_functorch(1):
                 raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands what it does not know
-            return _join(base, run(opened(base), *args[1:], **kwargs), wrap_in_transform)
+            record = opened(base)
+            if isinstance(base, InTransform):
+                own_validity_in_transform(base)
+                record = Dense(base._data, base._validity)
+            return _join(base, run(record, *args[1:], **kwargs), wrap_in_transform)
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
