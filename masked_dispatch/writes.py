@@ -49,8 +49,13 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
 
 def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Any, kwargs: Any) -> Any:
     """The functional form's result. That it has read the target's validity gives nobody a share in it."""
-    family = target._family if isinstance(target, MaskedTensor) else None
-    if family is None or (target.requires_grad and torch.is_grad_enabled()):
+    if not isinstance(target, MaskedTensor):
+        return compute(*args, **kwargs)
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (*args, *kwargs.values())):
+        # What is saved for backward is the target as it was, a copy: torch's in-place forms save `original_self` too.
+        return compute(aten.clone.default(target), *args[1:], **kwargs)
+    family = target._family
+    if family is None:
         return compute(*args, **kwargs)
     lent = family.lent
     result = compute(*args, **kwargs)
