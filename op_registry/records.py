@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.filling import can_fill_bits, fill_bits
+
 Number = bool | int | float | complex
 Dims = int | Sequence[int] | None
 
@@ -104,6 +106,16 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
         return data
     if data.dtype is torch.bool and not isinstance(value, Tensor):
         value = bool(value)  # torch.where(m, bools, 1) would give int64
+    if (
+        type(data) is Tensor
+        and not isinstance(value, Tensor)
+        and validity.dtype is torch.int8
+        and data.device.type == "cpu"
+        and not (data.requires_grad and torch.is_grad_enabled())
+        and can_fill_bits(data, value)
+        and not _under_transform()
+    ):
+        return fill_bits(data, validity, value)
     return torch.where(as_bool(validity), data, value)
 
 
