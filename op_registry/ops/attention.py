@@ -97,8 +97,10 @@ def _related(query: Dense, key: Dense) -> Tensor | None:
     q = aligned(query)
     if q is None or q.shape[-1] == 1:
         some = key.some(-1, keepdim=True)
-        return None if some is None else some.mT
-    return product_validity(query, transposed(key))
+        related = None if some is None else some.mT
+    else:
+        related = product_validity(query, transposed(key))
+    return None if related is None else related.expand(*related.shape[:-1], key.shape[-2])
 
 
 def _reachable(given: Tensor | None, query: Dense, key: Dense, is_causal: bool) -> Tensor | None:

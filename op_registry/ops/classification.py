@@ -222,10 +222,10 @@ def multi_margin_loss(
     if all_valid(self, target, weight):
         weights = None if weight is None else weight.data
         return Dense(aten.multi_margin_loss(self.data, target.data, p, margin, weights, reduction))
-    classes = target.filled(0)
-    rows = intersect(target.validity, intersect(_target_is_valid(self, classes), _weight_at(weight, classes)))
-    each = aten.multi_margin_loss(_within_margin(self, rows), classes, p, margin, _data(weight, 1), NONE)
-    return _mean_over_classes(self, each, rows, reduction)
+    x, classes = _with_classes(self), target.filled(0)
+    rows = intersect(target.validity, intersect(_target_is_valid(x, classes), _weight_at(weight, classes)))
+    each = aten.multi_margin_loss(_within_margin(x, rows), classes, p, margin, _data(weight, 1), NONE)
+    return _mean_over_classes(x, each, rows, reduction)
 
 
 @masked_rule(aten.multilabel_margin_loss.default, category=LOSS)
@@ -233,17 +233,21 @@ def multilabel_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) ->
     """Targets end at the first -1. A row is valid where all targets before it are, and the input there."""
     if all_valid(self, target):
         return Dense(aten.multilabel_margin_loss(self.data, target.data, reduction))
-    given = target.filled(0)
-    ends = (given == -1) if target.valid is None else (given == -1) & target.valid
+    x, labels = _with_classes(self), _with_classes(target)
+    given = labels.filled(0)
+    ends = given == -1 if labels.valid is None else (given == -1) & labels.valid
     read = ends.to(torch.int32).cumsum(-1) == 0
-    v = aligned(self)
-    known = intersect(target.validity, None if v is None else v.expand(self.shape).gather(-1, given.clamp(min=0)))
+    v = aligned(x)
+    known = intersect(labels.validity, None if v is None else v.expand(x.shape).gather(-1, given.clamp(min=0)))
     rows = None if known is None else (as_bool(known) | ~read).all(-1)
-    classes = torch.where(read, given, -1)
-    if rows is not None:
-        classes = torch.where(rows.unsqueeze(-1), classes, -1)
-    each = aten.multilabel_margin_loss(_within_margin(self, rows), classes, NONE)
-    return _mean_over_classes(self, each, rows, reduction)
+    classes = torch.where(read if rows is None else read & rows.unsqueeze(-1), given, -1)
+    each = aten.multilabel_margin_loss(_within_margin(x, rows), classes, NONE)
+    return _mean_over_classes(x, each, rows, reduction)
+
+
+def _with_classes(x: Dense) -> Dense:
+    """A 0-d input as one of a single class."""
+    return x.moved(lambda t: t.reshape(1)) if x.ndim == 0 else x
 
 
 def _target_is_valid(x: Dense, classes: Tensor) -> Tensor | None:
@@ -251,21 +255,25 @@ def _target_is_valid(x: Dense, classes: Tensor) -> Tensor | None:
     v = aligned(x)
     if v is None:
         return None
-    safe = classes.clamp(0, x.shape[-1] - 1)
-    index = safe.reshape(*x.shape[:-1], 1)
+    index = classes.clamp(0, x.shape[-1] - 1).reshape(*x.shape[:-1], 1)
     return v.expand(x.shape).gather(-1, index).reshape(classes.shape)
 
 
 def _within_margin(x: Dense, rows: Tensor | None) -> Tensor:
     """The input, -inf where a class is invalid and 0 in all of an invalid row."""
     inside = x.filled(-torch.inf)
-    return fill_where_invalid(inside, None if rows is None else rows.reshape(*x.shape[:-1], 1), 0)
+    return inside if rows is None else fill_where_invalid(inside, _as_rows(rows, x).unsqueeze(-1), 0)
+
+
+def _as_rows(rows: Tensor, x: Dense) -> Tensor:
+    """Validity of a row each, in the shape of x without its classes; a target of one row may be 0-d or of size 1."""
+    return rows.expand(x.shape[:-1]) if rows.ndim == x.ndim - 1 else rows.reshape(x.shape[:-1])
 
 
 def _mean_over_classes(x: Dense, each: Tensor, rows: Tensor | None, reduction: int) -> Dense:
     """Row losses that torch has divided by the number of all classes, divided by that of the valid ones instead."""
     n = x.count(-1)
     if isinstance(n, Tensor):
-        factor = x.shape[-1] / n.clamp(min=1)
+        factor = (x.shape[-1] / n.clamp(min=1)).expand(x.shape[:-1])
         each = each * factor.reshape(each.shape).to(each.dtype)
-    return reduced(Dense(each, None if rows is None else rows.reshape(each.shape)), reduction)
+    return reduced(Dense(each, None if rows is None else _as_rows(rows, x).reshape(each.shape)), reduction)
