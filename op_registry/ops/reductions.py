@@ -1,1 +1,283 @@
-"""Reductions."""
+"""Reductions: sum, mean, var, amax, argmax, any, logsumexp …
+
+Law: what torch gives on the slice with its invalid elements removed; valid where n ≥ 1, n being the number of valid
+elements. Indices point into the original dimension, and never at an invalid element.
+
+Most fill with the operator's identity: the element that changes no result. Three things need more than that.
+
+* A *divisor* counts the valid elements (mean, var).
+* A *tie with the identity*: the greatest of valid elements that are all -inf is what invalid ones were filled with. Its
+  value is right, but an index may fall on a fill, and amax would share its gradient with the fills.
+* A *kink*: std at 0 has derivative 0 in torch, not infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.categories import REDUCTION, masked_rule, reduction
+from op_registry.records import (
+    Dense,
+    Dims,
+    Number,
+    accumulation_dtype,
+    as_bool,
+    as_int8,
+    fill_where_invalid,
+    gradients_may_flow,
+    highest,
+    lowest,
+    valid_in_all,
+)
+from op_registry.slices import (
+    at_least_one,
+    first_valid,
+    flattened,
+    identity_or_zero,
+    kept_shape,
+    masked_slices,
+    moments,
+    reduced_dims,
+    without,
+)
+
+aten = torch.ops.aten
+
+sum = reduction(aten.sum.default, aten.sum.dim_IntList, identity=0)
+nansum = reduction(aten.nansum, identity=0)
+prod = reduction(aten.prod.default, aten.prod.dim_int, identity=1)
+any = reduction(aten.any.default, aten.any.dim, identity=False)
+all = reduction(aten.all.default, aten.all.dim, identity=True)
+
+
+@masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION)
+def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim: bool = False) -> Dense:
+    """Over a list of dimensions; an empty list, unlike elsewhere in torch, reduces nothing."""
+    result = op(x.filled(op is aten.all.dims), dim, keepdim)
+    return x.like(result) if dim is not None and len(dim) == 0 else Dense(result, x.some(dim, keepdim))
+
+
+# ------------------------------------------------------------------------------------------------ mean, var, std
+
+
+@masked_slices(aten.mean.default, aten.mean.dim, category=REDUCTION)
+def mean(
+    op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Dense:
+    """The sum of the valid elements by their number."""
+    result = dtype or x.dtype
+    if not is_inexact(result):
+        op(x.data, *(() if op is aten.mean.default else (dim, keepdim)), dtype=dtype)  # raises torch's error
+    total = x.filled(0).sum(reduced_dims(x, dim), keepdim, dtype=accumulation_dtype(result))
+    return Dense((total / at_least_one(x.count(dim, keepdim))).to(result), x.some(dim, keepdim))
+
+
+@masked_slices(aten.var.correction, category=REDUCTION)
+def var(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> Dense:
+    """The sum of squared deviations by n - correction, which gives NaN or infinity where that is not positive."""
+    return variance_and_mean(op, x, dim, correction, keepdim)[0]
+
+
+@masked_slices(aten.var_mean.correction, category=REDUCTION)
+def var_mean(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Dense, Dense]:
+    return variance_and_mean(op, x, dim, correction, keepdim)
+
+
+@masked_slices(aten.std.correction, category=REDUCTION)
+def std(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> Dense:
+    return root(variance_and_mean(op, x, dim, correction, keepdim)[0])
+
+
+@masked_slices(aten.std_mean.correction, category=REDUCTION)
+def std_mean(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Dense, Dense]:
+    spread, centre = variance_and_mean(op, x, dim, correction, keepdim)
+    return root(spread), centre
+
+
+def variance_and_mean(
+    op: OpOverload, x: Dense, dim: Dims, correction: Number | None, keepdim: bool
+) -> tuple[Dense, Dense]:
+    """Variance and mean over `dim`, in the dtypes in which torch returns them."""
+    if not is_inexact(x.dtype):
+        op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
+    dims = reduced_dims(x, dim)
+    m = moments(x, dims)
+    exists = without(dims, m.exists, keepdim)
+    divisor = (m.count - (1 if correction is None else correction)).to(m.square.dtype)
+    square = without(dims, m.square / torch.where(as_bool(m.exists), divisor.clamp(min=0), 1), keepdim)
+    return Dense(square.to(x.dtype.to_real()), exists), Dense(without(dims, m.mean, keepdim).to(x.dtype), exists)
+
+
+def root(spread: Dense) -> Dense:
+    """Standard deviation; its derivative at 0 is 0, as torch has it."""
+    none = spread.data == 0
+    return spread.like(torch.where(none, 0, torch.where(none, 1, spread.data).sqrt()))
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Whether torch takes a mean in this dtype."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+# ----------------------------------------------------------------------------------------------- greatest and least
+
+
+def identity_of(op: OpOverload, dtype: torch.dtype) -> Number:
+    """The identity of a max-like or min-like operator; anything for complex dtypes, which the operator refuses."""
+    if dtype.is_complex:
+        return 0
+    return lowest(dtype) if "max" in op._schema.name else highest(dtype)
+
+
+@masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION)
+def amax(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
+    """The greatest (least) valid element; its gradient is shared by the valid elements that equal it."""
+    return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+
+
+@masked_slices(aten.aminmax, category=REDUCTION)
+def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
+    """Both ends. The two fills differ, so they are two reductions."""
+    if x.dtype.is_complex:
+        op(x.data, dim=dim, keepdim=keepdim)  # raises torch's error
+    dims = reduced_dims(x, dim)
+    least = extremum(x, highest(x.dtype), dim, keepdim, lambda t: aten.amin(t, dims, keepdim))
+    return least, extremum(x, lowest(x.dtype), dim, keepdim, lambda t: aten.amax(t, dims, keepdim))
+
+
+def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
+    """`call` on data filled with the identity, as the mean of the valid elements that equal its result.
+
+    That mean is where the gradient comes from. The operator's own would go to fills as well where they equal the
+    result, and compilers sum its ties slowly. It is taken of what is left above the result, exactly 0, except where
+    the result is infinite.
+    """
+    exists = x.some(dim, keepdim)
+    if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
+        return Dense(call(x.filled(identity)), exists)
+    seen = Dense(x.data.detach(), x.validity).filled(identity)
+    dims = reduced_dims(x, dim)
+    result = call(seen)
+    peak = result.reshape(kept_shape(x, dims))
+    ties = as_int8(Dense((seen == peak) | (seen != seen), x.validity).filled(False))
+    base = torch.where(peak.isinf(), 0, peak)
+    rest = Dense(x.data - base, ties).filled(0).sum(dims, keepdim=True)
+    shares = at_least_one(Dense(x.data, ties).count(dims, keepdim=True))
+    return Dense((base + rest / shares).reshape(result.shape), exists)
+
+
+@masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION)
+def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
+    """The greatest (least) valid element along a dimension and where it is."""
+    exists, dims = x.some(dim, keepdim), reduced_dims(x, dim)
+    identity = identity_of(op, x.dtype)
+    filled = x.filled(identity)
+    values, index = op(filled, dim, True)
+    index = torch.where(values == identity, first_valid(x, dim), index)
+    values = filled.gather(dim, index)
+    return Dense(without(dims, values, keepdim), exists), Dense(without(dims, index, keepdim), exists)
+
+
+@masked_slices(aten.argmax, aten.argmin, category=REDUCTION)
+def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = False) -> Dense:
+    """Where the greatest (least) valid element is: the first of them, in the original dimension or the flat input."""
+    exists = x.some(dim, keepdim)
+    along, axis = (flattened(x), 0) if dim is None else (x, dim)
+    identity = identity_of(op, x.dtype)
+    filled = along.filled(identity)
+    index = op(filled, axis, True)
+    index = torch.where(filled.gather(axis, index) == identity, first_valid(along, axis), index)
+    if dim is None:
+        return Dense(index.reshape((1,) * x.ndim if keepdim else ()), exists)
+    return Dense(without(reduced_dims(x, dim), index, keepdim), exists)
+
+
+# ------------------------------------------------------------------------------------------------------ logsumexp
+
+
+@masked_slices(aten.logsumexp, category=REDUCTION)
+def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
+    """Invalid elements weigh exp(-inf); integers are computed in the default dtype, as torch does."""
+    x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
+    return Dense(op(x.filled(identity_or_zero(x, dim, -math.inf)), dim, keepdim), x.some(dim, keepdim))
+
+
+# ---------------------------------------------------------------------------------------------------------- norms
+
+
+@masked_slices(aten.linalg_vector_norm, category=REDUCTION)
+def linalg_vector_norm(
+    op: OpOverload,
+    x: Dense,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Dense:
+    """Σ|x|^ord to the power 1/ord, and its limits."""
+    return normed(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=of_kind(x, t, dtype)))
+
+
+@masked_slices(aten.norm, category=REDUCTION)
+def norm(
+    op: OpOverload,
+    x: Dense,
+    p: float | None = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Dense:
+    """As linalg_vector_norm, in the four overloads of old."""
+    if op is aten.norm.Scalar:
+        return normed(x, p, None, False, lambda t: op(t, p))
+    if op is aten.norm.ScalarOpt_dtype:
+        return normed(x, p, None, False, lambda t: op(t, p, dtype=of_kind(x, t, dtype)))
+    if op is aten.norm.ScalarOpt_dim:
+        return normed(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim))
+    return normed(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim, dtype=of_kind(x, t, dtype)))
+
+
+@masked_rule(aten.dist, category=REDUCTION)
+def dist(x: Dense, y: Dense, p: float = 2) -> Dense:
+    """The norm of the differences of what is valid in both."""
+    validity = valid_in_all(x, y)
+    left, right = fill_where_invalid(x.data, validity, 0), fill_where_invalid(y.data, validity, 0)
+    if validity is None or p >= 0:
+        return Dense(aten.dist(left, right, p), Dense(torch.broadcast_tensors(left, right)[0], validity).some())
+    return normed(Dense(left - right, validity), p, None, False, lambda d: aten.dist(d, torch.zeros_like(d), p))
+
+
+def normed(x: Dense, p: float | None, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
+    """`call` on the data, filled with what adds nothing to a norm of order `p`: 0, or for p < 0 infinity.
+
+    It is 1 in a slice that it would make infinite throughout. The norm of order -inf is the least magnitude.
+    """
+    exists = x.some(dim, keepdim)
+    if p is None or p >= 0:
+        return Dense(call(x.filled(0)), exists)
+    x = x.like(x.filled(1).abs())  # the sign of a complex infinity is NaN
+    if math.isinf(p):
+        return extremum(x, math.inf, dim, keepdim, call)
+    some = x.some(dim, keepdim=True)
+    assert some is not None
+    return Dense(call(x.filled(torch.where(as_bool(some), math.inf, 1.0).to(x.dtype))), exists)
+
+
+def of_kind(x: Dense, computed: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype asked for, for complex data that has become real on the way."""
+    return dtype.to_real() if dtype and x.dtype.is_complex and not computed.is_complex() else dtype

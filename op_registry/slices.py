@@ -1,0 +1,140 @@
+"""Words for rules that work slice by slice: reductions, scans, norms, softmax, sorts.
+
+What all of them share: with nothing masked they are the plain operator; a slice of which nothing is left must stay
+finite inside, so that no NaN arises where anomaly detection looks; counts divide in the accumulation dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.categories import Operator, data_of, results_like
+from op_registry.records import Dense, Dims, Number, accumulation_dtype, all_dims, as_bool, as_int8, records_in
+from op_registry.registry import registry
+from op_registry.rule import Category, Rule, Run, overloads_of, written_at
+
+
+def masked_slices(*operators: Operator, category: Category) -> Callable[[Run], Rule]:
+    """Decorator: a function for partly valid input, with the operator's own signature after the overload, as its rule.
+
+    Where nothing is masked, or the input has no element at all, the operator itself runs and its result is valid.
+    """
+
+    def register(function: Run) -> Rule:
+        @functools.wraps(function)
+        def run(op: Any, x: Dense, *args: Any, **kwargs: Any) -> Any:
+            records = [x, *records_in(args), *records_in(kwargs.values())]
+            if x.data.numel() == 0 or all(record.validity is None for record in records):
+                return results_like(op(*data_of((x, *args)), **{k: data_of(v) for k, v in kwargs.items()}), None)
+            return function(op, x, *args, **kwargs)
+
+        ops = tuple(o for operator in operators for o in overloads_of(operator))
+        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2)))
+
+    return register
+
+
+def at_least_one(count: Tensor | int) -> Tensor | int:
+    """A count to divide by: 1 where a slice has nothing, whose result nobody sees."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def without(dims: tuple[int, ...], reduced: Tensor, keepdim: bool) -> Tensor:
+    """A result that was computed with its reduced dimensions kept, in the shape that `keepdim` asks for."""
+    return reduced if keepdim or not dims else reduced.squeeze(dims)
+
+
+def identity_or_zero(x: Dense, dims: Dims, identity: Number) -> Tensor:
+    """A fill in the dtype of `x`: the identity, but 0 throughout a slice of which nothing is valid.
+
+    Such a slice of -inf alone would make NaN out of softmax and of the derivative of logsumexp.
+    """
+    some = x.some(dims, keepdim=True)
+    assert some is not None
+    return torch.where(as_bool(some), identity, 0.0).to(x.dtype)
+
+
+def first_valid(x: Dense, dim: int) -> Tensor:
+    """Position along `dim` of the first valid element, the dimension kept."""
+    assert x.validity is not None
+    return as_int8(x.validity).argmax(dim, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and spread of the valid elements of each slice, the reduced dimensions kept, in accumulation dtype.
+
+    count      number of valid elements
+    deviation  each valid element less a pivot near the mean, 0 where invalid
+    shift      what is left from the pivot to the mean: element less mean is ``deviation - shift``
+    mean       the mean of the valid elements
+    square     the sum of |element less mean|² over the valid elements, real and ≥ 0
+    """
+
+    count: Tensor
+    deviation: Tensor
+    shift: Tensor
+    mean: Tensor
+    square: Tensor
+
+    @property
+    def exists(self) -> Tensor:
+        """Validity of a statistic of the slice."""
+        return as_int8(self.count > 0)
+
+
+# A spread so much smaller than the error of the mean is no spread: the slice is constant.
+_NO_SPREAD = 1e-3
+
+
+def moments(x: Dense, dims: tuple[int, ...]) -> Moments:
+    """Moments over `dims`, by the corrected two-pass formula.
+
+    The first pass finds a pivot, the mean up to rounding. The second sums deviations from it and their squares, and
+    removes what the pivot missed. The sum of squares about the mean does not depend on the pivot, so its derivatives
+    don't either: the pivot is detached, and backward needs no pass of its own for it.
+    """
+    count = x.count(dims, keepdim=True)
+    assert isinstance(count, Tensor), "where all is valid, use torch's own operator"
+    some = at_least_one(count)
+    dtype = accumulation_dtype(x.dtype)
+    seen = Dense(x.data.detach(), x.validity).filled(0).to(dtype)
+    pivot = (seen.sum(dims, keepdim=True) if dims else seen) / some
+    deviation = Dense(x.data.to(dtype) - pivot, x.validity).filled(0)
+    square = _squared(deviation)
+    if dims:
+        deviations, square = deviation.sum(dims, keepdim=True), square.sum(dims, keepdim=True)
+    else:
+        deviations = deviation
+    shift = deviations / some
+    spread = square - _squared(deviations) / some
+    none = spread.detach() <= square.detach() * _NO_SPREAD
+    # Exactly 0 for a constant slice, as torch's own; the derivatives, which are right, stay.
+    spread = spread - torch.where(none, spread, 0).detach()
+    return Moments(count, deviation, shift, pivot + shift, spread)
+
+
+def _squared(values: Tensor) -> Tensor:
+    """|values|², real."""
+    return (values * values.conj()).real if values.is_complex() else values * values
+
+
+def reduced_dims(x: Dense, dim: Dims) -> tuple[int, ...]:
+    """The dimensions that `dim` names, as non-negative numbers."""
+    return all_dims(dim, x.ndim)
+
+
+def flattened(x: Dense) -> Dense:
+    """The record as one dimension."""
+    return x.moved(lambda t: t.reshape(-1))
+
+
+def kept_shape(x: Dense, dims: tuple[int, ...]) -> list[int]:
+    """The shape of a reduction of `x` over `dims` that keeps them."""
+    return [1 if d in dims else size for d, size in enumerate(x.shape)]
