@@ -58,7 +58,7 @@ def adagrad_by_hand(p: Tensor, g: Tensor, state: Tensor, lr: float) -> None:
     rows, values = g.indices(), g.values()
 
     def sparse(v: Tensor) -> Tensor:
-        return torch.sparse_coo_tensor(rows, v, g.shape, is_coalesced=True, check_invariants=False)
+        return torch.sparse_coo_tensor(rows, v, g.shape, is_coalesced=True)
 
     state.add_(sparse(values.pow(2)))
     std = state.sparse_mask(g).values().sqrt_().add_(1e-10)
@@ -75,6 +75,7 @@ def masked_rows(g: Tensor) -> Tensor:
     return md.as_masked_tensor(dense, touched)
 
 
+@torch.sparse.check_sparse_tensor_invariants()
 def adagrad_once() -> None:
     """20 steps on an embedding of which each step looks up a few rows: written once, by hand, and torch's own."""
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +88,7 @@ def adagrad_once() -> None:
         for _ in range(steps):
             looked_up = torch.randint(rows, (1, 100), generator=generator)
             values = torch.randn(100, width, generator=generator)
-            found.append(torch.sparse_coo_tensor(looked_up, values, (rows, width), check_invariants=True))
+            found.append(torch.sparse_coo_tensor(looked_up, values, (rows, width)))
         return found
 
     sparse_gradients = gradients()

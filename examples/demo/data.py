@@ -109,6 +109,7 @@ def digits_data(share: float = 0.4, held_out: int = 360) -> Digits:
     rng = np.random.default_rng(0)
     images = load_digits().images[:, None] / 16
     images = images[rng.permutation(len(images))]
-    seen = np.where(rng.random(images.shape) < share, NAN, images)
-    truth, seen = (torch.tensor(a, dtype=torch.float32) for a in (images, seen))
+    missing = rng.random(images.shape) < share
+    truth = torch.tensor(images, dtype=torch.float32)
+    seen = torch.where(torch.tensor(missing), NAN, truth)
     return Digits(seen[:-held_out], seen[-held_out:], truth[:-held_out], truth[-held_out:])
