@@ -51,7 +51,10 @@ def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Any, kwar
     """The functional form's result. That it has read the target's validity gives nobody a share in it."""
     if not isinstance(target, MaskedTensor):
         return compute(*args, **kwargs)
-    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (*args, *kwargs.values())):
+    operands = (*args, *kwargs.values())
+    if torch.is_grad_enabled() and (
+        under_transform() or any(isinstance(a, Tensor) and a.requires_grad for a in operands)
+    ):
         # What is saved for backward is the target as it was, a copy: torch's in-place forms save `original_self` too.
         return compute(aten.clone.default(target), *args[1:], **kwargs)
     family = target._family

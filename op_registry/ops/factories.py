@@ -60,19 +60,25 @@ def _new_zeros_with_same_feature_meta(self: Dense, other: Dense, *, self_num_bat
     return Dense(data, on_device_of(data, other.validity))
 
 
+# Made anew, because zero_ and fill_ have batching rules, and their functional forms have none.
+
+
 @masked_rule(aten.zero, category=ASSIGNMENT)
 def zero(self: Dense) -> Dense:
     """Zeros, all valid."""
-    return Dense(aten.zero(self.data))
+    return Dense(torch.zeros_like(self.data))
 
 
 @masked_rule(aten.fill.Scalar, category=ASSIGNMENT)
 def fill(self: Dense, value: Number) -> Dense:
     """One value, valid everywhere."""
-    return Dense(aten.fill(self.data, value))
+    return Dense(torch.full_like(self.data, value))
 
 
 @masked_rule(aten.fill.Tensor, category=ASSIGNMENT)
 def fill_tensor(self: Dense, value: Dense) -> Dense:
     """One value, everywhere as valid as it is."""
-    return Dense(aten.fill(self.data, value.data), on_device_of(self.data, value.validity))
+    if value.ndim > 0:
+        return Dense(aten.fill(self.data, value.data))  # torch's own words against it
+    data = value.data.to(self.device, self.dtype).expand(self.shape).clone()
+    return Dense(data, on_device_of(data, value.validity))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import (
@@ -21,11 +20,11 @@ from op_registry.categories import (
     RANDOM,
     elementwise,
     masked_rule,
-    results_like,
     run_elementwise,
     run_opaque,
 )
 from op_registry.records import Dense, Number, as_bool, intersect, on_device_of
+from op_registry.rule import packet_name
 
 aten = torch.ops.aten
 
@@ -163,12 +162,11 @@ def randint_like(op: OpOverload, self: Dense, high: Dense, **options: Any) -> De
 )
 def uniform(op: OpOverload, self: Dense, *parameters: Number, **options: Any) -> Dense:
     """New values everywhere, all valid."""
-    return Dense(op(self.data, *parameters, **options))
+    in_place = packet_name(op).removesuffix("_functional") + "_"
+    return Dense(getattr(torch.empty_like(self.data), in_place)(*parameters, **options))
 
 
 @masked_rule(aten.bernoulli.Tensor, category=ASSIGNMENT)
 def bernoulli_tensor(self: Dense, p: Dense, *, generator: torch.Generator | None = None) -> Dense:
     """New values everywhere, valid where their probability is."""
-    data: Tensor = aten.bernoulli.Tensor(self.data, p.filled(0), generator=generator)
-    result: Dense = results_like(data, p.validity)
-    return result
+    return Dense(torch.empty_like(self.data).bernoulli_(p.filled(0), generator=generator), p.validity)
