@@ -18,6 +18,8 @@ export traces), at 1.3 µs more per call and without what C++ composites call.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +28,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
 from torch.utils import _pytree
@@ -40,7 +44,7 @@ _from_bits = DispatchKeySet.from_raw_repr
 # The current functorch level, or None outside of any transform.
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
-_saved_tensors_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+_saved_tensors_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 _DEAD = -2  # what functorch says of a tensor whose level has ended
 _AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 
@@ -71,7 +75,7 @@ def hidden_in_transform() -> bool:
         return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.FuncTorchDynamicLayerFrontMode)
     if _saved_tensors_hooks_enabled():
         return False
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message().startswith("torch.func")
+    return (torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or "").startswith("torch.func")
 
 
 def beyond_transform(tensor: torch.Tensor) -> bool:
@@ -137,6 +141,39 @@ def tracing_before_dispatch() -> bool:
 def make_data_pointer_raise(tensor: torch.Tensor) -> None:
     """A wrapper has no memory of its own; let data_ptr() and dlpack say so instead of handing out address 0."""
     torch._C._set_throw_on_mutable_data_ptr(tensor)
+
+
+def accept_unused_outputs(masked_type: type, wrap: Callable[..., torch.Tensor]) -> None:
+    """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
+
+    For such an output the autograd engine hands plain zeros to the region's backward, which was traced for a tangent of
+    the output's type and refuses them (pytorch#173123). Plain zeros are a masked tangent that is valid everywhere.
+    Called while a graph with masked tensors is traced, so that nothing is imported for those who never compile. The
+    test is test_unused_masked_output in tests/test_compile.py; a torch whose method looks otherwise is left alone.
+    """
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    owner: Any = runtime_wrappers.AOTDispatchAutograd
+    original = getattr(owner, "process_runtime_tangent", None)
+    if original is None or getattr(original, "_accepts_unused_masked_outputs", False):
+        return
+    if list(inspect.signature(original).parameters)[:2] != ["x", "meta"]:
+        return
+
+    @functools.wraps(original)
+    def process_runtime_tangent(x: Any, meta: Any, *rest: Any, **kwargs: Any) -> Any:
+        if getattr(meta, "original_subclass_type", None) is masked_type and not _is_wrapper_subclass(x):
+            x = wrap(x, None)
+        return original(x, meta, *rest, **kwargs)
+
+    process_runtime_tangent._accepts_unused_masked_outputs = True  # type: ignore[attr-defined]
+    owner.process_runtime_tangent = staticmethod(process_runtime_tangent)
+
+
+def _is_wrapper_subclass(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return True
+    return torch.utils._python_dispatch.is_traceable_wrapper_subclass(value) and not isinstance(value, FunctionalTensor)
 
 
 def aten_overloads() -> Iterator[OpOverload]:

@@ -13,7 +13,8 @@ from torch.library import Library
 
 from masked_dispatch.construct import mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, opened
-from masked_dispatch.tensor import MaskedTensor
+from masked_dispatch.interception import accept_unused_outputs
+from masked_dispatch.tensor import MaskedTensor, wrap
 from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid, intersect
 
 _library = Library("masked_dispatch", "DEF")
@@ -23,6 +24,8 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTen
     # `book` is only there to be a constant of every graph that makes a masked tensor: a graph that was compiled
     # under other rules, or by another version of this library, is not found again in torch's caches.
     del book
+    if being_traced(data):
+        accept_unused_outputs(MaskedTensor, wrap)
     if mask is None:
         return closed(Dense(data, None))
     validity, shared = stored_validity(data, mask)

@@ -19,7 +19,7 @@ def describe(tensor: MaskedTensor) -> str:
 
     facts = []
     data, validity = tensor._data, Dense(tensor._data, tensor._validity).full_validity
-    if data.device.type == "meta" or being_traced(data):
+    if data.device.type == "meta" or being_traced(data) or tensor._carries_transform:
         body = f"..., size={tuple(tensor.shape)}"
         facts.append("mask=None" if validity is None else "mask=...")
     else:

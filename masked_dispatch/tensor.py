@@ -11,6 +11,7 @@ from torch import Tensor
 
 from masked_dispatch.interception import (
     PRE_DISPATCH,
+    accept_unused_outputs,
     make_data_pointer_raise,
     beyond_transform,
     called_by_functorch,
@@ -108,6 +109,7 @@ class MaskedTensor(torch.Tensor):
     ) -> MaskedTensor:
         wrapper = wrap(inner["_data"], inner.get("_validity"))
         if being_traced(wrapper._data):
+            accept_unused_outputs(MaskedTensor, wrap)
             Family().join(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
         return wrapper
 
