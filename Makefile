@@ -3,17 +3,18 @@
 #
 #   make demo                              the library on real data, in a few minutes
 #   make test                              the tests, without the slow ones
-#   make demo TORCH=torch==2.12.0          another torch: a version, a wheel, or a URL
+#   make demo TORCH=torch==2.12.0          another torch, from then on: a version, a wheel, or a URL
 #   make test PYTHON=python3.12            another Python
 
 PYTHON ?= python3
-TORCH ?= $(shell grep '^torch==' constraints.txt)
 VENV ?= .venv
+PINNED := $(shell grep '^torch==' constraints.txt)
+TORCH ?= $(or $(shell cat $(VENV)/chosen-torch 2>/dev/null),$(PINNED))
 QUIET := $(if $(CI),--quiet --progress-bar off)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
-# The stamp remembers which torch was asked for: another TORCH= installs again.
+# The stamp remembers which torch is installed: another one installs again.
 INSTALLED := $(VENV)/installed
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
@@ -73,4 +74,5 @@ $(INSTALLED): constraints.txt pyproject.toml
 	$(PIP) -c $(VENV)/constraints.txt "$(TORCH)"
 	$(BIN)/python -c 'import torch; print("torch==" + torch.__version__)' >> $(VENV)/constraints.txt
 	$(PIP) -c $(VENV)/constraints.txt --editable '.[test,lint,demo]'
+	@if [ "$(TORCH)" = "$(PINNED)" ]; then rm -f $(VENV)/chosen-torch; else echo "$(TORCH)" > $(VENV)/chosen-torch; fi
 	@echo "$(TORCH)" > $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -76,6 +77,7 @@ def rows(timings: dict[str, dict[str, Timing]]) -> Iterator[list[str]]:
 
 def run(rounds: int = 41) -> list[Goal]:
     warnings.filterwarnings("ignore", module="torch.masked")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # NestedTensor warns at every start
     goals = []
     for requires_grad, allowance in ((False, 1.0), (True, 1.5)):
         grad = "with grad" if requires_grad else "no grad"
