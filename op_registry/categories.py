@@ -279,6 +279,9 @@ ATTENTION = Category(
     "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
 )
 RANDOM = Category("random", "as torch, drawn for every position; valid where the input is")
+POOLING = Category(
+    "pooling", "over the valid elements of the window; valid where the window has one, or none to begin with"
+)
 CHOICE = Category("choice", "the chosen branch; valid where the condition and the chosen branch are")
 COMPOSITE = Category("composite", "torch's own decomposition, each piece under its own law")
 PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike")
