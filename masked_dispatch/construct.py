@@ -177,4 +177,4 @@ def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
 
 def mark_as_external(tensor: MaskedTensor) -> None:
     """Note that the tensor's validity is memory of the caller's."""
-    Family(external=True).join(tensor)
+    Family(tensor, external=True)

@@ -182,7 +182,7 @@ class Kernels:
             base = functional_form(op)
             if base is not None:
                 self._variants.setdefault(base, []).append(op)
-            elif op not in registry and resolve(op).kind in ("each of a list", "decomposes"):
+            if op not in registry and resolve(op).kind in ("each of a list", "decomposes"):
                 self._install(op)
         registry.listen(self._changed)
 

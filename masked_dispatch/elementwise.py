@@ -51,7 +51,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             or not outside_of_transforms()
         ):
             return general(keyset, x, *rest, **kwargs)
-        return wrap(call(x._data, *rest), x._validity if x._family is None else lent_validity(x))
+        return wrap(call(x._data, *rest), x._stored if x._family is None else lent_validity(x))
 
     return kernel
 
@@ -63,13 +63,13 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
         if kwargs or type(x) is not MaskedTensor or forward_ad._current_level >= 0 or not outside_of_transforms():
             return general(keyset, x, y, **kwargs)
-        validity = x._validity if x._family is None else lent_validity(x)
+        validity = x._stored if x._family is None else lent_validity(x)
         if _grad_enabled() and (
             x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
         ):
             return general(keyset, x, y)
         if type(y) is MaskedTensor:
-            other = y._validity if y._family is None else lent_validity(y)
+            other = y._stored if y._family is None else lent_validity(y)
             if other is not validity:
                 if x.shape != y.shape:
                     return general(keyset, x, y)

@@ -34,10 +34,12 @@ class MaskedTensor(torch.Tensor):
 
     # The values; meaningless where invalid. Never requires grad: the wrapper carries autograd.
     _data: Tensor
-    # int8, 1 where valid, broadcastable to the data; None when every element is valid. Written only through `_family`.
-    _validity: Tensor | None
+    # int8, 1 where valid, broadcastable to the data; None when every element is valid. Read it as `_validity`.
+    _stored: Tensor | None
     # The views that share this tensor's validity; None as long as nothing shares it.
     _family: Family | None = None
+    # The family's memory that `_stored` is a part of, to notice when that has been exchanged.
+    _cut_from: Tensor | None = None
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
 
@@ -52,6 +54,15 @@ class MaskedTensor(torch.Tensor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    @property
+    def _validity(self) -> Tensor | None:
+        family = self._family
+        return self._stored if family is None else family.validity_of(self)
+
+    @_validity.setter
+    def _validity(self, validity: Tensor | None) -> None:
+        self._stored = validity
 
     # ------------------------------------------------------------------------------------------------- accessors
 
@@ -110,7 +121,7 @@ class MaskedTensor(torch.Tensor):
         wrapper = wrap(inner["_data"], inner.get("_validity"))
         if being_traced(wrapper._data):
             accept_unused_outputs(MaskedTensor, wrap)
-            Family().join(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
+            Family(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
         return wrapper
 
     def __coerce_tangent_metadata__(self) -> MaskedTensor:
@@ -267,7 +278,7 @@ def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> 
         )
     make_data_pointer_raise(wrapper)
     wrapper._data = data
-    wrapper._validity = validity
+    wrapper._stored = validity
     return wrapper
 
 
@@ -282,7 +293,7 @@ def wrap_in_transform(data: Tensor, validity: Tensor | None) -> InTransform:
         _extra_dispatch_keys=PRE_DISPATCH,
     )
     wrapper._data = data
-    wrapper._validity = validity
+    wrapper._stored = validity
     return wrapper
 
 

@@ -9,7 +9,6 @@ where it finds its data. Whoever was given the family's validity in the meantime
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,66 +22,55 @@ if TYPE_CHECKING:
 
 
 class Family:
-    """Tensors that share one validity.
+    """A tensor and its views, which share one validity.
 
-    members   the living tensors of the family
-    memory    int8, one for each element between the first and the last that the family's data can address; None until a
-              write has changed validity
-    start     the storage offset of the data that `memory[0]` belongs to
+    data      the plain data of the tensor that the views were made from; they address parts of it
+    validity  its validity when the family was founded
+    memory    int8, one for each element between the first and the last of `data`; None until a write has changed validity
     lent      whether a result outside the family holds `memory`, so that it must be copied before the next write
     external  whether members' validity is memory of the caller's, who may write to it at any time
     written_in_graph  whether the graph under construction has written to the validity
+
+    Members know their family, not the other way round: they look their validity up (`validity_of`), and cut it anew from
+    memory that has been exchanged. (Weak references to tensors would keep nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("__weakref__", "external", "lent", "members", "memory", "snapshots", "start", "written_in_graph")
+    __slots__ = ("data", "external", "lent", "memory", "snapshots", "validity", "written_in_graph")
 
-    def __init__(self, external: bool = False) -> None:
-        self.members: list[weakref.ref[MaskedTensor]] = []
+    def __init__(self, founder: MaskedTensor, external: bool = False) -> None:
+        self.data = founder._data
+        self.validity = founder._stored
         self.memory: Tensor | None = None
-        self.start = 0
         self.lent = False
         self.external = external
         self.written_in_graph = False
         self.snapshots: dict[int, tuple[int, Tensor]] = {}
-
-    def join(self, member: MaskedTensor) -> None:
-        """Take `member` in."""
-        self.members.append(weakref.ref(member))
-        member._family = self
-
-    def living(self) -> list[MaskedTensor]:
-        """The members that still exist."""
-        alive = [m for m in (ref() for ref in self.members) if m is not None]
-        if len(alive) < len(self.members) // 2:
-            self.members = [weakref.ref(m) for m in alive]
-        return alive
+        founder._family = self
 
     def own(self) -> None:
-        """Give the family memory that is nobody else's, and every member its part of it."""
+        """Give the family memory that is nobody else's."""
         if self.memory is None:
-            self._spread_over_storage()
+            span = _last_element(self.data) - self.data.storage_offset() + 1
+            self.memory = torch.ones(span, dtype=torch.int8, device=self.data.device)
+            if self.validity is not None:
+                self.part_of(self.data).copy_(self.validity)
+            self.validity = None
         elif self.lent:
             self.memory = self.memory.clone()
         self.lent = False
-        for member in self.living():
-            member._validity = self.part_of(member._data)
 
-    def _spread_over_storage(self) -> None:
-        members = self.living()
-        first = min(m._data.storage_offset() for m in members)
-        last = max(_last_element(m._data) for m in members)
-        self.start = first
-        self.memory = torch.ones(last - first + 1, dtype=torch.int8, device=members[0].device)
-        # Every member knows its part; where they overlap they agree, because nothing has been written yet.
-        for member in members:
-            if member._validity is not None:
-                self.part_of(member._data).copy_(member._validity)
+    def validity_of(self, member: MaskedTensor) -> Tensor | None:
+        """A member's validity as it is now."""
+        if self.memory is not None and member._cut_from is not self.memory:
+            member._stored = self.part_of(member._data)
+            member._cut_from = self.memory
+        return member._stored
 
     def part_of(self, data: Tensor) -> Tensor:
         """The validity of a tensor of the family, found where its data is."""
         assert self.memory is not None
-        offset = data.storage_offset() - self.start
-        if data.numel() and (offset < 0 or _last_element(data) - self.start >= self.memory.numel()):
+        offset = data.storage_offset() - self.data.storage_offset()
+        if data.numel() and (offset < 0 or offset + _last_element(data) - data.storage_offset() >= self.memory.numel()):
             raise MaskedSemanticsError(
                 f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor that "
                 "it was made from, where nothing is known to be valid. Mask the larger tensor instead."
@@ -137,15 +125,10 @@ def _snapshot(family: Family, tensor: MaskedTensor) -> Tensor | None:
 
 def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = False) -> None:
     """`view` shares the validity of `base` from now on; `addressed`: it is only to be found where its data is."""
-    family = base._family
-    if family is None:
-        family = Family()
-        family.join(base)
+    family = base._family or Family(base)
     if addressed and family.memory is None:
         family.own()
-    family.join(view)
-    if family.memory is not None and not being_traced(view._data) and not view._carries_transform:
-        view._validity = family.part_of(view._data)
+    view._family = family
 
 
 def own_validity_in_transform(base: MaskedTensor) -> None:
@@ -154,7 +137,7 @@ def own_validity_in_transform(base: MaskedTensor) -> None:
     The views' validities are views of it, and a write goes into it; it must not be an argument's or earlier result's.
     """
     if base._family is None and base._validity is not None:
-        base._validity = torch.zeros_like(base._data, dtype=torch.int8) + base._validity
+        base._stored = torch.zeros_like(base._data, dtype=torch.int8) + base._validity
 
 
 def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
@@ -169,7 +152,7 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
         return
     family = tensor._family
     if family is None:
-        tensor._validity = validity
+        tensor._stored = validity
         return
     if family.external and current is not None:
         current.copy_(1 if validity is None else validity)  # type: ignore[arg-type]
@@ -191,7 +174,7 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
     current = tensor._validity
     family = tensor._family
     if family is None:
-        tensor._validity = validity
+        tensor._stored = validity
         return
     where = "functorch transform" if tensor._carries_transform else "compiled region"
     if current is None or current.shape != tensor._data.shape:

@@ -137,7 +137,8 @@ def change_metadata_below(op: OpOverload, args: Any, kwargs: Any) -> MaskedTenso
     validity = Dense(tensor._data, tensor._validity).full_validity
     with tracking_views_and_versions():
         tensor._data = view(tensor._data, *args[1:], **kwargs)
-        tensor._validity = None if validity is None else view(validity, *args[1:], **kwargs)
+        tensor._stored = None if validity is None else view(validity, *args[1:], **kwargs)
+    tensor._cut_from = None
     with metadata_only():
         op(*args, **kwargs)
     return tensor
