@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned
-from op_registry.categories import ATTENTION, data_of, masked_rule
+from op_registry.categories import ATTENTION, QUERY, data_of, masked_rule
 from op_registry.ops.matmul import product_validity, transposed
 from op_registry.records import Dense, all_valid, as_bool, intersect
 from op_registry.resolve import resolve
@@ -342,3 +342,9 @@ def _transformer_encoder_layer_fwd(
     x = norm(add(src, attend(src)), norm_weight_1, norm_bias_1)
     y: Dense = norm(add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
     return y
+
+
+@masked_rule(aten._nested_tensor_from_mask_left_aligned.default, category=QUERY)
+def _nested_tensor_from_mask_left_aligned(t: Dense, mask: Dense) -> bool:
+    """Whether nn.TransformerEncoder may make a nested tensor of its input: never, a mask would be lost on the way."""
+    return False
