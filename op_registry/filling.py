@@ -37,6 +37,8 @@ def can_fill_bits(data: Tensor, value: complex) -> bool:
     dtype = data.dtype
     if dtype not in _BITS or (value != 0 and data.numel() < _WORTH_IT):
         return False
+    if data.is_conj() or data.is_neg():
+        return False  # the bits are those of the other sign
     if isinstance(value, complex):
         return dtype.is_complex
     return isinstance(value, int) or dtype.is_floating_point or dtype.is_complex

@@ -350,6 +350,23 @@ def test_an_index_that_is_valid_and_out_of_range_still_raises():
             call(op, x, *args)
 
 
+def test_the_pieces_that_torchs_decompositions_use():
+    x, at = masked([1, 2, 3], [T, F, T]), masked([0, 1, 99, 2], [T, T, F, T])
+    chosen = masked([T, F, F, T], [T, T, T, F])
+    shows(call(aten._unsafe_masked_index.default, x, chosen, [at], 7), [1, 7, 7, None])
+    shows(call(aten._unsafe_masked_index.default, x, plain([T, T, T, F]), [at], 7), [1, None, None, 7])
+    added = call(aten._unsafe_masked_index_put_accumulate.default, x, chosen, [at], plain([10, 20, 30, 40]))
+    shows(added, [11, None, 3])
+    added = call(
+        aten._unsafe_masked_index_put_accumulate.default, x, plain([F, T, T, T]), [at], plain([10, 20, 30, 40])
+    )
+    shows(added, [1, 20, 43])
+    put = call(aten._index_put_impl.default, x, [plain([0, 1])], masked([8, 9], [F, T]), False, True)
+    shows(put, [None, 9, 3])
+    joined = call(aten._chunk_cat.default, [masked([1, 2, 3], [T, F, T]), plain([4])], 0, 2)
+    shows(joined, [[1, None, 4], [3, 0, 0]])
+
+
 # ---------------------------------------------------------------------------------------------------------- assignment
 
 
@@ -615,3 +632,12 @@ def test_without_a_mask_it_is_the_operator_itself():
         assert result.validity is None
         unwrapped = map_tensors(lambda r: r.data, list(records), Dense)
         assert torch.equal(result.data, op(*unwrapped))
+
+
+def test_conjugate_views_are_filled():
+    z = call(aten._conj.default, masked(torch.tensor([1 + 2j, 3 + 4j]), [T, F]))
+    assert z.data.is_conj()
+    assert z.filled(0).tolist() == [1 - 2j, 0]
+    imaginary = z.like(z.data.imag)
+    assert imaginary.data.is_neg()
+    assert imaginary.filled(0).tolist() == [-2, 0]
