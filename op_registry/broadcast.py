@@ -7,7 +7,7 @@ blow that up to the data's size: a dimension in which validity has size 1 keeps 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,17 +39,39 @@ def reshaped(validity: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor
     """An aligned validity of data of shape `old`, for the same data in shape `new`.
 
     Dimensions of both shapes are matched in groups of equal size, (T, 6) with (T, 2, 3). A group over which the
-    validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one in which it is broadcast in part is expanded.
+    validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one over whose last dimensions it is broadcast stays so in
+    the last dimensions that divide them, (B, 1) of (B, 2 · 4) → (2 · B, 1) of (2 · B, 4); else it is expanded.
     """
     if tuple(validity.shape) == tuple(old) or math.prod(old) == 0:
         return validity.expand(old).reshape(new)
     sizes: list[int] = []
     result: list[int] = []
     for before, after in _groups(old, new):
-        broadcast = all(validity.shape[d] == 1 for d in before)
-        sizes += [1 if broadcast else old[d] for d in before]
-        result += [1 if broadcast else new[d] for d in after]
+        same = _last_run(before, lambda d: validity.shape[d] == 1)
+        repeats = math.prod(old[d] for d in same)
+        kept = after if len(same) == len(before) else _last_dividing(after, new, repeats)
+        inside = math.prod(new[d] for d in kept)
+        sizes += [old[d] for d in before if d not in same]
+        sizes += [repeats // inside if d == same[0] else 1 for d in same]
+        result += [1 if d in kept else new[d] for d in after]
     return validity.expand(sizes).reshape(result)
+
+
+def _last_run(dims: range, holds: Callable[[int], bool]) -> range:
+    """The longest run of last dimensions of which `holds` is true."""
+    start = dims.stop
+    while start > dims.start and holds(start - 1):
+        start -= 1
+    return range(start, dims.stop)
+
+
+def _last_dividing(dims: range, sizes: Sequence[int], number: int) -> range:
+    """The longest run of last dimensions whose product of sizes divides `number`."""
+    start, product = dims.stop, 1
+    while start > dims.start and number % (product * sizes[start - 1]) == 0:
+        start -= 1
+        product *= sizes[start]
+    return range(start, dims.stop)
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
