@@ -1,8 +1,9 @@
 """What torch.compile is told beyond the rules: how a bool mask becomes int8 in a graph.
 
-Inductor loads bool into vectors one byte at a time, which is slower than all the arithmetic of a masked mean. A mask that a
-graph is given is therefore reinterpreted by an operator of its own (`masked_dispatch::bytes_of`, a copy of one byte per
-element); one that the graph itself computes, as a comparison, is converted where it is computed and never stored as bool.
+Inductor loads bool into vectors one byte at a time, which is slower than all the arithmetic of a masked mean. A mask
+that a graph is given is therefore reinterpreted by an operator of its own (`masked_dispatch::bytes_of`, a copy of one
+byte per element); one that the graph itself computes, as a comparison, is converted where it is computed and never
+stored as bool.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 
 def teach_inductor() -> None:
-    """Register the lowering of `bytes_of`, once inductor is there. Called while tracing; importing it here would be slow."""
+    """Register the lowering of `bytes_of` if inductor is there. Called while tracing: importing it would be slow."""
     lowering = sys.modules.get("torch._inductor.lowering")
     op = torch.ops.masked_dispatch.bytes_of.default
     if lowering is None or op in lowering.lowerings:

@@ -40,8 +40,8 @@ def masked_tensor(data: Any, mask: Any = None, *, requires_grad: bool = False) -
 def as_masked_tensor(data: Any, mask: Any = None) -> MaskedTensor:
     """A masked tensor that shares memory with `data`; differentiable with respect to it.
 
-    The mask's memory is shared where it is bool or int8 of data's shape and strides; otherwise it is copied. Data that is
-    already masked keeps its mask, intersected with `mask`.
+    The mask's memory is shared where it is bool or int8 of data's shape and strides; otherwise it is copied. Data that
+    is already masked keeps its mask, intersected with `mask`.
     """
     data = as_data(data)
     if mask is not None:
@@ -72,7 +72,8 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
         raise TypeError(f"lengths are integers, one for each row; got {lengths.dtype}")
     if dim == 0 or lengths.shape != data.shape[:1]:
         raise ValueError(
-            f"lengths of shape {tuple(lengths.shape)} do not fit data of shape {tuple(data.shape)}: one length for each index of "
+            f"lengths of shape {tuple(lengths.shape)} do not fit data of shape {tuple(data.shape)}: one length for "
+            f"each index of "
             f"dimension 0, counted along dim={dim}"
         )
     if (
@@ -81,7 +82,8 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
         and (int(lengths.min()) < 0 or int(lengths.max()) > data.shape[dim])
     ):
         raise ValueError(
-            f"lengths run from {int(lengths.min())} to {int(lengths.max())}, but dimension {dim} has {data.shape[dim]} places"
+            f"lengths run from {int(lengths.min())} to {int(lengths.max())}, but dimension {dim} has "
+            f"{data.shape[dim]} places"
         )
     places = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
     return as_masked_tensor(data, places < lengths.view(-1, *[1] * (data.ndim - 1)))
@@ -98,7 +100,8 @@ def as_data(data: Any) -> Tensor:
         data = torch.as_tensor(data)
     if data.layout is not torch.strided:
         raise MaskedSemanticsError(
-            f"data of layout {data.layout} and shape {tuple(data.shape)} cannot be masked yet; pass data.to_dense() and the mask of "
+            f"data of layout {data.layout} and shape {tuple(data.shape)} cannot be masked yet; pass data.to_dense() "
+            f"and the mask of "
             "its specified elements"
         )
     if data.is_quantized:
@@ -137,7 +140,8 @@ def check_mask(data: Tensor, mask: Any) -> Tensor:
         return mask
     if not _values_unknown(mask) and mask.numel() and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(
-            f"the mask has dtype {mask.dtype} and values between {mask.min().item()} and {mask.max().item()}; integers in a mask have to "
+            f"the mask has dtype {mask.dtype} and values between {mask.min().item()} and {mask.max().item()}; "
+            f"integers in a mask have to "
             "be 0 (invalid) or 1 (valid). Compare it: mask != 0"
         )
     return mask if mask.dtype is torch.int8 else mask.to(torch.int8)

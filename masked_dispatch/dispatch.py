@@ -9,8 +9,8 @@ A call with a masked argument arrives at a kernel at PreDispatch, above autograd
 5. decomposes       torch's own decomposition, whose pieces arrive here again
 6. nothing          MaskedSemanticsError, from `below_autograd`, where operators without a kernel end up
 
-Below autograd (`__torch_dispatch__`) arrive views, copies and what has no kernel. No operator that autograd has recorded
-with the formula of the plain operator may pass there: that gradient would be wrong.
+Below autograd (`__torch_dispatch__`) arrive views, copies and what has no kernel. No operator that autograd has
+recorded with the formula of the plain operator may pass there: that gradient would be wrong.
 """
 
 from __future__ import annotations

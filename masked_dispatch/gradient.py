@@ -1,7 +1,7 @@
 """The differentiable boundary between a masked tensor and the plain tensors that rules compute on.
 
-``Unwrap`` opens (masked → plain data), ``Wrap`` closes (plain data → masked). Between them autograd sees plain torch, so
-every derivative is that of the masked computation. The two conventions that make gradients right:
+``Unwrap`` opens (masked → plain data), ``Wrap`` closes (plain data → masked). Between them autograd sees plain torch,
+so every derivative is that of the masked computation. The two conventions that make gradients right:
 
 * what flows into a masked tensor is masked with that tensor's mask (``Unwrap.backward``);
 * what leaves a masked result is zero wherever the result, or the gradient itself, is invalid (``Wrap.backward``).
@@ -88,8 +88,10 @@ def opened(tensor: MaskedTensor) -> Dense:
     if tensor.requires_grad and torch.is_grad_enabled():
         if under_transform():
             raise MaskedSemanticsError(
-                f"a masked tensor of shape {tuple(tensor.shape)} that requires grad is used inside a torch.func transform that it "
-                "was not an argument of. Hand it in as an argument of masked_dispatch.functional's transforms, or detach it."
+                f"a masked tensor of shape {tuple(tensor.shape)} that requires grad is used inside a torch.func "
+                f"transform that it "
+                "was not an argument of. Hand it in as an argument of masked_dispatch.functional's transforms, or "
+                "detach it."
             )
         return Dense(Unwrap.apply(tensor), validity)
     if in_forward_mode() and not under_transform():
@@ -124,7 +126,7 @@ def fitted(record: Dense) -> Tensor | None:
         validity = validity[(None,) * missing]
     if missing < 0 or any(v not in (1, n) for v, n in zip(validity.shape, shape, strict=True)):
         raise MaskedSemanticsError(
-            f"a rule gave values of shape {tuple(shape)} with a validity of shape {tuple(record.validity.shape)}, which does "  # type: ignore[union-attr]
+            f"a rule gave values of shape {tuple(shape)} with a validity of shape {tuple(validity.shape)}, which does "
             "not broadcast to them; return x.like(values) only where values keep the shape of x"
         )
     return validity

@@ -11,8 +11,8 @@ What it relies on, each with a test in tests/test_torch_assumptions.py:
   the name of torch.func (so a masked tensor that was handed to torch.func directly is noticed);
 * autograd nodes accept hooks that replace the gradients that they hand on.
 
-Should torch withdraw the key: the same rules can be entered from ``__torch_function__`` (as `exporting_shim` below does while
-export traces), at 1.3 µs more per call and without what C++ composites call.
+Should torch withdraw the key: the same rules can be entered from ``__torch_function__`` (as `exporting_shim` below
+does while export traces), at 1.3 µs more per call and without what C++ composites call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _from_bits = DispatchKeySet.from_raw_repr
 # The current functorch level, or None outside of any transform.
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
-_saved_tensors_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+_autograd: Any = torch._C._autograd
+_saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 _DEAD = -2  # what functorch says of a tensor whose level has ended
 _AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 

@@ -14,12 +14,12 @@ def masked_arguments(args: Any, kwargs: Any) -> str:
     from masked_dispatch.tensor import MaskedTensor
 
     named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
-    parts = []
-    for name, value in named.items():
-        for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(tensor, MaskedTensor):
-                parts.append(f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}")
-    return ", ".join(parts)
+    return ", ".join(
+        f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        for name, value in named.items()
+        for tensor in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(tensor, MaskedTensor)
+    )
 
 
 def likely_category(op: OpOverload) -> tuple[str, str]:
@@ -56,7 +56,8 @@ def handed_to_torch_func(tensor: Tensor) -> str:
     """Why a transform of torch.func may not be given a masked tensor directly."""
     return (
         f"a masked tensor of shape {tuple(tensor.shape)} was handed to a transform of torch.func (vmap, grad, jvp …), "
-        "which wraps it as it is: its mask would be out of sight, and derivatives would be those of the plain operators. "
+        "which wraps it as it is: its mask would be out of sight, and derivatives would be those of the plain "
+        "operators. "
         "Use the transform of the same name from masked_dispatch.functional, or hand in x.get_data() and x.get_mask() "
         "and mask inside."
     )

@@ -12,9 +12,9 @@ from torch import Tensor
 from masked_dispatch.interception import (
     PRE_DISPATCH,
     accept_unused_outputs,
-    make_data_pointer_raise,
     beyond_transform,
     called_by_functorch,
+    make_data_pointer_raise,
     make_wrapper_subclass,
     no_torch_function,
 )
@@ -43,7 +43,7 @@ class MaskedTensor(torch.Tensor):
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
 
-    __torch_function__ = no_torch_function
+    __torch_function__ = no_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
@@ -93,7 +93,9 @@ class MaskedTensor(torch.Tensor):
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
-        """The same values, valid where they were and `other` (of broadcastable shape) is valid: `mask_with(other.get_mask())`."""
+        """The same values, valid where they were and `other` (of broadcastable shape) is valid:
+        `mask_with(other.get_mask())`.
+        """
         return self.mask_with(other.get_mask())
 
     @property
@@ -101,7 +103,7 @@ class MaskedTensor(torch.Tensor):
         """How the data is stored, whatever `layout` says."""
         return torch.strided
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         from masked_dispatch.printing import describe
 
         return describe(self)
@@ -148,7 +150,8 @@ class MaskedTensor(torch.Tensor):
             return known
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment; this one is "
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment; this one is "
                 f"the result of {type(self.grad_fn).__name__}. Copy x.detach() instead."
             )
         validity = None if self._validity is None else self._validity.clone()
@@ -202,7 +205,8 @@ class MaskedTensor(torch.Tensor):
             invalid = self.numel() - int(self.count())
             if invalid:
                 raise InvalidValueError(
-                    f"{asked} of a masked tensor of shape {tuple(self.shape)} with {invalid} invalid elements: there are no "
+                    f"{asked} of a masked tensor of shape {tuple(self.shape)} with {invalid} invalid elements: there "
+                    f"are no "
                     "values to give for them. Say what to put there with x.to_tensor(fill)."
                 )
         return self.get_data()
@@ -226,9 +230,9 @@ class InTransform(MaskedTensor):
     def requires_grad(self, value: bool) -> None:
         torch.Tensor.requires_grad.__set__(self, value)  # type: ignore[attr-defined]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         check_alive(self)
-        return super().__repr__(tensor_contents=tensor_contents)
+        return super().__repr__()
 
 
 def check_alive(tensor: MaskedTensor) -> None:
@@ -239,13 +243,16 @@ def check_alive(tensor: MaskedTensor) -> None:
 
 def _refuse_data_assignment(self: MaskedTensor, value: Any) -> NoReturn:
     raise MaskedSemanticsError(
-        f"x.data = y would replace the wrapper of shape {tuple(self.shape)} and not what lies in it. Use x.copy_(y) under "
+        f"x.data = y would replace the wrapper of shape {tuple(self.shape)} and not what lies in it. Use x.copy_(y) "
+        f"under "
         "torch.no_grad() to write values and mask, or x.get_data() to reach the stored values."
     )
 
 
 # `x.data` reads as it does on a plain tensor; assignment would silently change nothing.
-MaskedTensor.data = property(torch.Tensor.data.__get__, _refuse_data_assignment)  # type: ignore[attr-defined,assignment]
+_tensor_class: Any = torch.Tensor
+_data_property: Any = property(_tensor_class.data.__get__, _refuse_data_assignment)
+MaskedTensor.data = _data_property
 
 
 # Names this package's own sources, as the registry's version names the rules'.

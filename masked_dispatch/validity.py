@@ -1,10 +1,11 @@
 """Who owns a mask.
 
 A tensor and its views form a *family*: what is written through one shows in all, validity included. As long as no write
-has changed validity, each member simply holds a validity tensor that nobody may write to, and results of operators hold the
-same one. The first write that changes validity gives the family memory of its own: one int8 for each element that the
-family's data spans, addressed with the data's own strides, so that every view, however it was made, finds its validity
-where it finds its data. Whoever was given the family's validity in the meantime keeps it: the next write copies first.
+has changed validity, each member simply holds a validity tensor that nobody may write to, and results of operators
+hold the same one. The first write that changes validity gives the family memory of its own: one int8 for each element
+that the family's data spans, addressed with the data's own strides, so that every view, however it was made, finds its
+validity where it finds its data. Whoever was given the family's validity in the meantime keeps it: the next write
+copies first.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class Family:
 
     data      the plain data of the tensor that the views were made from; they address parts of it
     validity  its validity when the family was founded
-    memory    int8, one for each element between the first and the last of `data`; None until a write has changed validity
+    memory    int8, one for each element from the first to the last of `data`; None until a write changes validity
     lent      whether a result outside the family holds `memory`, so that it must be copied before the next write
     external  whether members' validity is memory of the caller's, who may write to it at any time
     written_in_graph  whether the graph under construction has written to the validity
 
-    Members know their family, not the other way round: they look their validity up (`validity_of`), and cut it anew from
-    memory that has been exchanged. (Weak references to tensors would keep nn.Module.to from swapping them.)
+    Members know their family, not the other way round: they look their validity up (`validity_of`), and cut it anew
+    from memory that has been exchanged. (Weak references to tensors would keep nn.Module.to from swapping them.)
     """
 
     __slots__ = ("data", "external", "lent", "memory", "snapshots", "validity", "written_in_graph")
@@ -72,16 +73,18 @@ class Family:
         offset = data.storage_offset() - self.data.storage_offset()
         if data.numel() and (offset < 0 or offset + _last_element(data) - data.storage_offset() >= self.memory.numel()):
             raise MaskedSemanticsError(
-                f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor that "
+                f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor "
+                f"that "
                 "it was made from, where nothing is known to be valid. Mask the larger tensor instead."
             )
         return self.memory.as_strided(data.shape, data.stride(), max(offset, 0))
 
 
 def _last_element(data: Tensor) -> int:
+    start = int(data.storage_offset())
     if not data.numel():
-        return data.storage_offset()
-    return data.storage_offset() + sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
+        return start
+    return start + sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
 
 
 def lent_validity(tensor: MaskedTensor) -> Tensor | None:
@@ -101,7 +104,7 @@ def lent_validity(tensor: MaskedTensor) -> Tensor | None:
 
 
 def _lent_while_tracing(tensor: MaskedTensor, family: Family) -> Tensor | None:
-    """In a graph nothing can be copied afterwards: copy once a write has been seen, and remember that others hold it."""
+    """In a graph nothing can be copied afterwards: copy once a write was seen, and remember that others hold it."""
     validity = tensor._validity
     if validity is None:
         return None
@@ -180,7 +183,8 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
     if current is None or current.shape != tensor._data.shape:
         raise MaskedSemanticsError(
             f"inside a {where}, this write would change how the validity of a tensor of shape {tuple(tensor.shape)} is "
-            f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per element), which "
+            f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per "
+            f"element), which "
             "cannot be done there. Give it a full mask before (x.mask_with(x.get_mask())), or write out of place."
         )
     if family.lent:

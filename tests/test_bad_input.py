@@ -74,7 +74,11 @@ MASK = torch.tensor([[T, T, F], [T, F, T]])
             id="sparse data",
         ),
         pytest.param(
-            DATA, MASK.to_sparse(), TypeError, "the mask has layout torch.sparse_coo; pass mask.to_dense()", id="sparse mask"
+            DATA,
+            MASK.to_sparse(),
+            TypeError,
+            "the mask has layout torch.sparse_coo; pass mask.to_dense()",
+            id="sparse mask",
         ),
         pytest.param(
             DATA,
@@ -98,7 +102,7 @@ def test_a_mask_that_does_not_fit(
 @pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
 def test_quantized_data() -> None:
     data = torch.quantize_per_tensor(DATA, 0.1, 0, torch.quint8)
-    with pytest.raises(md.MaskedSemanticsError, match=r"quantized data \(torch.quint8, shape \(2, 3\)\) cannot be masked"):
+    with pytest.raises(md.MaskedSemanticsError, match=r"quantized data \(torch.quint8, shape .* cannot be masked"):
         md.masked_tensor(data, MASK)
 
 
@@ -121,7 +125,7 @@ def test_masked_tensor_is_made_by_functions() -> None:
 
 
 def test_from_nan_needs_dtypes_with_nan() -> None:
-    with pytest.raises(TypeError, match="from_nan needs floating point or complex data, which can hold NaN; got torch.int64"):
+    with pytest.raises(TypeError, match=r"from_nan needs floating point or complex data, .*; got torch.int64"):
         md.from_nan(torch.tensor([1]))
 
 
@@ -245,7 +249,9 @@ def test_a_users_operator_becomes_masked_in_one_line_and_only_inside_the_overlay
 
 
 def test_a_second_rule_is_refused_with_the_place_of_the_first() -> None:
-    with pytest.raises(ValueError, match="already has a rule, elementwise at .*pointwise.py:[0-9]+; the second one is at .*test_bad"):
+    with pytest.raises(
+        ValueError, match=r"already has a rule, elementwise at .*pointwise.py:[0-9]+; the second"
+    ):
         elementwise(torch.ops.aten.exp)
 
 
@@ -266,7 +272,7 @@ def test_a_rule_that_returns_a_validity_of_a_wrong_shape_is_told() -> None:
         mine.replace(torch.ops.aten.amax.default, lambda x, dim=(), keepdim=False: Dense(x.data.sum(0), x.validity))
         with pytest.raises(
             md.MaskedSemanticsError,
-            match=r"a rule gave values of shape \(3,\) with a validity of shape \(2, 3\), which does not broadcast to them",
+            match=r"a rule gave values of shape \(3,\) with a validity of shape \(2, 3\), which does not broadcast",
         ):
             X.amax(0)
 

@@ -1,4 +1,6 @@
-"""A test for each bug: those that users reported of masking by hand and of torch.masked, then our own, before their fix."""
+"""A test for each bug: those that users reported of masking by hand and of torch.masked, then our own, before their
+fix.
+"""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def test_metadata_is_changed_in_place() -> None:
 # ------------------------------------------------------------------------------------------- compiled regions
 
 
-def compiled(f):  # noqa: ANN001, ANN201
+def compiled(f):
     return torch.compile(f, fullgraph=True, backend="aot_eager")
 
 
