@@ -21,7 +21,7 @@ from op_registry.broadcast import present
 from op_registry.categories import ACCUMULATION, ASSIGNMENT, ELEMENTWISE, masked_rule, opaque, run_movement
 from op_registry.ops.indexing import Indices, along, dims_of_each, is_boolean, safe_indices, validity_of_indices
 from op_registry.ops.views import in_geometry_of_data, offset_from
-from op_registry.records import Dense, Number, as_bool, as_int8, intersect, valid_in_all
+from op_registry.records import Dense, Number, as_bool, as_int8, intersect, on_device_of, valid_in_all
 
 aten = torch.ops.aten
 
@@ -217,7 +217,7 @@ def as_strided_scatter(
 def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
     data = source.data.to(x.device, x.dtype, non_blocking=non_blocking).expand(x.shape)
     # A copy, and never the source itself.
-    return Dense(data.clone(memory_format=torch.contiguous_format), source.validity)
+    return Dense(data.clone(memory_format=torch.contiguous_format), on_device_of(data, source.validity))
 
 
 masked_scatter = opaque(aten.masked_scatter.default)

@@ -47,6 +47,7 @@ def conj(op: OpOverload, x: Dense) -> Dense:
     aten.lift.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
+    aten._lazy_clone.default,
     category=PLUMBING,
     takes_op=True,
 )
