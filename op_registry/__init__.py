@@ -1,5 +1,9 @@
 """What each aten operator means on masked tensors: rules keyed by overload, categories, and their conformance tests."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from op_registry import ops
 from op_registry.categories import (
     contraction,
@@ -16,6 +20,9 @@ from op_registry.registry import registry
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Category, Gap, Rule
 
+if TYPE_CHECKING:
+    from op_registry.conformance import Verdict
+
 __all__ = [
     "Category",
     "Dense",
@@ -24,6 +31,7 @@ __all__ = [
     "MaskedSemanticsError",
     "Meaning",
     "Rule",
+    "check",
     "contraction",
     "elementwise",
     "masked_rule",
@@ -35,3 +43,13 @@ __all__ = [
     "resolve",
     "scan",
 ]
+
+
+def check(op: Any, **options: Any) -> Verdict:
+    """Run the laws on an operator, torch's or your own: a verdict for each law, and a line that repeats a failure.
+
+    The options are those of :func:`op_registry.conformance.check`, which is imported only when asked for.
+    """
+    from op_registry.conformance import check as run_laws
+
+    return run_laws(op, **options)

@@ -1,0 +1,122 @@
+"""``python -m op_registry``: coverage, check, explain."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from op_registry.conformance.masks import KINDS
+from op_registry.conformance.trials import ALL_LAWS, MODES, Settings
+
+TIERS = {
+    # A few samples of different shapes, three partial masks, float32, every law but inductor.
+    "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty")),
+    # Every sample, every mask, every dtype.
+    "full": Settings(most=None, dtypes="all", modes=("aot_eager",)),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m op_registry", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    coverage = commands.add_parser("coverage", help="how each operator of torch's database is served")
+    coverage.add_argument("--verbose", action="store_true", help="one line for every entry as well")
+    coverage.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the accepted listing (tests/coverage.expect)"
+    )
+
+    explain = commands.add_parser("explain", help="what an operator means: its rule, its law, where it is written")
+    explain.add_argument("op", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast …")
+
+    check = commands.add_parser("check", help="run the laws on operators")
+    check.add_argument("--op", action="append", help="an entry of the database, or an operator; all entries without it")
+    check.add_argument("--law", action="append", choices=ALL_LAWS, help="only this law (may be repeated)")
+    check.add_argument("--sample", type=int, help="only this sample, by its number")
+    check.add_argument("--mask", action="append", choices=KINDS, help="only this kind of mask (may be repeated)")
+    check.add_argument("--dtype", help="dtypes, by comma; 'preferred' or 'all'")
+    check.add_argument("--mode", action="append", choices=MODES, help="modes that P7 compares with eager")
+    check.add_argument("--seed", type=int, default=0)
+    check.add_argument("--tier", choices=tuple(TIERS), default="quick")
+    check.add_argument("--most", type=int, help="samples for each operator (0: all)")
+    check.add_argument("--subject", help="what is tested: an entry point, records, zeros, or module:attribute")
+    check.add_argument("--import", dest="modules", action="append", default=[], help="a module that registers rules")
+    check.add_argument("--workers", type=int, help="processes; 0 runs in this one")
+    check.add_argument("--timeout", type=float, default=120.0, help="seconds for each operator")
+    check.add_argument("--results", type=Path, help="file of results, by which a broken-off run is taken up again")
+    check.add_argument(
+        "--by-family", type=Path, metavar="FILE", help="write failures and refusals by family (Markdown)"
+    )
+    check.add_argument("--slice", metavar="K/N", help="the K-th of N equal parts of the operators, for rotation")
+    return parser
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    tier = TIERS[given.tier]
+    most = tier.most if given.most is None else (given.most or None)
+    return Settings(
+        subject=given.subject,
+        laws=tuple(given.law) if given.law else tier.laws,
+        most=most,
+        masks=tuple(given.mask) if given.mask else tier.masks,
+        dtypes=given.dtype or tier.dtypes,
+        modes=tuple(given.mode) if given.mode else tier.modes,
+        seed=given.seed,
+        sample=given.sample,
+    )
+
+
+def _check(given: argparse.Namespace) -> int:
+    from op_registry.conformance import runner
+    from op_registry.conformance.checking import Verdict
+    from op_registry.conformance.samples import database, operator_named, operators_of
+    from op_registry.conformance.trials import run_operator
+
+    for module in given.modules:
+        importlib.import_module(module)
+    settings = _settings(given)
+    if given.op and (given.workers == 0 or len(given.op) == 1):
+        verdict = Verdict(tuple(run_operator(o, settings) for name in given.op for o in operators_of(name)))
+        print(verdict)
+        return 0 if verdict else 1
+    names = [operator_named(name).name for name in given.op] if given.op else list(database())
+    if given.slice:
+        part, _, parts = given.slice.partition("/")
+        names = names[int(part) % int(parts) :: int(parts)]
+    reports = runner.run(
+        names, settings, workers=given.workers, timeout=given.timeout, results=given.results, progress=True
+    )
+    print(runner.summary(reports))
+    if given.by_family is not None:
+        given.by_family.write_text(runner.summary(reports) + "\n" + runner.by_family(reports) + "\n")
+    return 1 if any(r.failures for r in reports) else 0
+
+
+def _explain(name: str) -> int:
+    from op_registry.explain import explain
+
+    print(explain(name))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 1 where a law is broken."""
+    given = _parser().parse_args(argv)
+    if given.command == "check":
+        return _check(given)
+    if given.command == "explain":
+        return _explain(given.op)
+    from op_registry import coverage
+
+    if given.write is not None:
+        given.write.write_text(coverage.expectation() + "\n")
+        return 0
+    print(coverage.report(given.verbose))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Comparing only what may be compared: values where valid, to rounding or bit for bit, and saying where they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Relative to the largest value expected: what a few roundings, and another order of summation, may cost.
+ROUNDING = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 4e-2,
+    torch.complex64: 2e-5,
+    torch.complex128: 1e-9,
+    torch.complex32: 5e-3,
+}
+
+
+def _short(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) < 160 else text[:157] + "…"
+
+
+def _bits(data: Tensor) -> Tensor:
+    """The bits of a tensor, every NaN alike."""
+    if data.dtype.is_complex:
+        data = torch.view_as_real(data.resolve_conj())
+    if data.dtype.is_floating_point:
+        data = torch.where(data.isnan(), torch.full((), float("nan"), dtype=data.dtype), data)
+        sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return data.contiguous().view(sizes[data.element_size()])
+    return data
+
+
+def bit_difference(got: Tensor, want: Tensor, mask: Tensor | None = None) -> str | None:
+    """Why the two differ in a bit (where `mask`), or None."""
+    got, want = got.detach().resolve_neg(), want.detach().resolve_neg()
+    if got.dtype is not want.dtype or got.shape != want.shape:
+        return f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}"
+    if mask is not None:
+        got, want = got[mask], want[mask]
+    if torch.equal(_bits(got), _bits(want)):
+        return None
+    where = (_bits(got) != _bits(want)).reshape(got.numel(), -1).any(1).nonzero()[:, 0] if got.numel() else got
+    first = int(where[0])
+    return (
+        f"{len(where)} of {got.numel()} values differ, the first {got.reshape(-1)[first].item()} "
+        f"instead of {want.reshape(-1)[first].item()}"
+    )
+
+
+def difference(got: Tensor, want: Tensor, mask: Tensor | None = None, tolerance: float | None = None) -> str | None:
+    """Why `got` is not `want` to rounding (where `mask`), or None."""
+    got, want = got.detach(), want.detach()
+    if got.dtype is not want.dtype:
+        return f"dtype {got.dtype} instead of {want.dtype}"
+    if got.shape != want.shape:
+        return f"shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+    if mask is not None:
+        got, want = got[mask], want[mask]
+    if not want.numel():
+        return None
+    rounding = tolerance if tolerance is not None else ROUNDING.get(want.dtype)
+    if rounding is None:
+        wrong = got != want
+    else:
+        wide = torch.complex128 if want.dtype.is_complex else torch.float64
+        a, b = got.to(wide), want.to(wide)
+        finite = b.abs()[b.isfinite()]
+        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+        close = (a - b).abs() <= rounding * scale
+        wrong = ~(close | (a == b) | (a.isnan() & b.isnan()))
+    if not bool(wrong.any()):
+        return None
+    first = int(wrong.reshape(-1).nonzero()[0])
+    return (
+        f"{int(wrong.sum())} of {want.numel()} values differ, the first {got.reshape(-1)[first].item()} "
+        f"instead of {want.reshape(-1)[first].item()}"
+    )
+
+
+def mask_difference(got: Tensor, want: Tensor) -> str | None:
+    """Why two masks differ, or None."""
+    if got.dtype is not torch.bool:
+        return f"the mask is {got.dtype}"
+    if got.shape != want.shape:
+        return f"mask of shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+    if torch.equal(got, want):
+        return None
+    return f"mask {_short(got.to(torch.int8).tolist())} instead of {_short(want.to(torch.int8).tolist())}"

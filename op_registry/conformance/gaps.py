@@ -1,0 +1,37 @@
+"""Named exceptions: exactly what fails, under which law, and why. A gap that no longer fails is itself a failure.
+
+Gaps of a rule hang on the rule (``rule.gap("P6", why=…)``); the table here is for entries of torch's database whose
+trouble lies elsewhere (in torch, or between several rules). `where` narrows a gap to trials whose description has all
+of its words: ``"float32 sample 3 half"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from op_registry.conformance.samples import DatabaseOperator, Operator, RegisteredOperator, overloads_by_entry
+from op_registry.registry import registry
+from op_registry.resolve import resolve
+from op_registry.rule import Gap
+
+TABLE: dict[str, tuple[Gap, ...]] = {}
+
+
+def gaps_of(operator: Operator) -> Sequence[Gap]:
+    """Every gap that is named for an operator: in the table, and on the rules that it calls."""
+    found = list(TABLE.get(operator.name, ()))
+    if not any(registry.get(op).gaps for op in registry):  # type: ignore[union-attr]
+        return found
+    if isinstance(operator, RegisteredOperator):
+        overloads: Sequence[object] = (operator.op,)
+    elif isinstance(operator, DatabaseOperator):
+        overloads = overloads_by_entry()[operator.name]
+    else:
+        overloads = ()
+    rules = {id(rule): rule for op in overloads if (rule := resolve(op).rule) is not None}  # type: ignore[arg-type]
+    return [*found, *(gap for rule in rules.values() for gap in rule.gaps)]
+
+
+def covers(gap: Gap, law: str, description: str) -> bool:
+    """Whether the gap speaks of a trial of `law` that is described so."""
+    return gap.law == law and set(gap.where.split()) <= set(description.split())

@@ -1,0 +1,239 @@
+"""P5: gradients. Of a masked tensor masked with its mask, of a plain one plain; the true derivative, to second order.
+
+The derivative that is wanted is that of the oracle, by autograd through its loops; where there is no oracle, that of
+the subject itself by central differences along a random direction, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from op_registry.conformance.compare import difference, mask_difference
+from op_registry.conformance.laws import (
+    Broken,
+    NotAsked,
+    Refusal,
+    Trial,
+    observed,
+    plain_fails,
+    requires_grad,
+    weighted_sum,
+    weighting,
+)
+from op_registry.conformance.masks import masking
+from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
+from op_registry.conformance.samples import Sample
+from op_registry.errors import MaskedSemanticsError
+
+ROUNDING = 1e-7
+# As torch.autograd.gradcheck has them.
+STEP, RELATIVE, ABSOLUTE = 1e-6, 1e-3, 1e-5
+
+
+def gradients_are_derivatives(trial: Trial) -> None:
+    """P5 at first order, and at second where torch has one."""
+    if not trial.sample.differentiable:
+        raise NotAsked("not differentiable")
+    try:
+        mine = derivatives(trial)
+    except MaskedSemanticsError as error:
+        raise Refusal(str(error)) from error
+    except Exception:
+        if plain_fails(trial):
+            raise NotAsked("plain torch raises as well") from None
+        raise
+    if mine is None:
+        raise NotAsked("no result depends differentiably on an argument")
+    masks = trial.masks()
+    first, second = mine
+    for position, (gradient, mask) in enumerate(zip(first, masks, strict=True)):
+        _of_its_own_kind(f"gradient {position}", gradient, mask)
+    try:
+        wanted = _derivatives_of(trial, expected)
+    except (NoOracle, Refused) as reason:
+        if isinstance(reason, Refused):
+            return
+        if trial.partial:
+            _against_differences(trial, first)
+            return
+        wanted = _derivatives_of(trial, lambda fn, args, kwargs, masks: fn(*args, **kwargs))
+    if wanted is None:
+        raise NotAsked("the oracle has no derivative")
+    for order, got, want in (("gradient", first, wanted[0]), ("second-order gradient", second, wanted[1])):
+        if got is None or want is None:
+            continue
+        for position, (g, w, mask) in enumerate(zip(got, want, masks, strict=True)):
+            _same_gradient(f"{order} {position}", g, w, mask)
+
+
+def _of_its_own_kind(name: str, gradient: Any, mask: Tensor | None) -> None:
+    if gradient is None:
+        return
+    data, got = gradient
+    if mask is None:
+        if got is not None:
+            raise Broken(f"{name}: a masked gradient for a plain tensor")
+        if type(data) is not Tensor:
+            raise Broken(f"{name}: a {type(data).__name__} for a plain tensor")
+        return
+    if got is None:
+        raise Broken(f"{name}: a plain gradient for a masked tensor")
+    wrong = mask_difference(got, mask)
+    if wrong:
+        raise Broken(f"{name}: {wrong}")
+
+
+def _same_gradient(name: str, got: Any, want: Tensor | None, mask: Tensor | None) -> None:
+    where = mask
+    if got is None:
+        nothing = want is None or not bool((want if where is None else want[where]).any())
+        if not nothing:
+            raise Broken(f"{name}: none, although the result depends on the tensor")
+        return
+    data = got[0]
+    reference = torch.zeros_like(data) if want is None else want
+    wrong = difference(data, reference.to(data.dtype), where, ROUNDING)
+    if wrong:
+        raise Broken(f"{name}: {wrong}")
+
+
+def derivatives(trial: Trial) -> tuple[list[Any], list[Any] | None] | None:
+    """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no such)."""
+    args, kwargs, values = trial.wrapped(gradients=True)
+    result = trial.sample.differentiable_part(trial.run(args, kwargs))
+    scalar = weighted_sum(observed(trial.subject, result))
+    if scalar is None:
+        return None
+    wanted = [requires_grad(trial.subject, v) for v in values]
+    inputs = [v for v, w in zip(values, wanted, strict=True) if w]
+    twice = trial.sample.twice_differentiable
+    first = _spread(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
+    seen = [None if g is None else trial.subject.observe(g) for g in first]
+    again = _weighted_gradients(seen) if twice else None
+    if again is None:
+        return seen, None
+    second = _spread(trial.subject.gradients(again, inputs), wanted)
+    return seen, [None if g is None else trial.subject.observe(g) for g in second]
+
+
+def _spread(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    rest = iter(found)
+    return [next(rest) if w else None for w in wanted]
+
+
+def _weighted_gradients(gradients: Sequence[Any]) -> Tensor | None:
+    parts = []
+    for position, gradient in enumerate(gradients):
+        if gradient is None or not gradient[0].requires_grad:
+            continue
+        data, mask = gradient
+        kept = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
+        part = (kept * weighting(data, 100 + position)).sum()
+        parts.append(part.real if part.is_complex() else part)
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def _derivatives_of(
+    trial: Trial, answer: Callable[..., Any]
+) -> tuple[list[Tensor | None], list[Tensor | None] | None] | None:
+    """The same two of the oracle, or of plain torch."""
+    args, kwargs = trial.sample.with_tensors(
+        lambda t: t.detach().clone().requires_grad_(t.is_floating_point() or t.is_complex())
+    )
+    tensors = Sample(trial.sample.fn, args, kwargs, 0, trial.sample.dtype).tensors
+    known = trial.masks()
+    masks = {id(t): m for t, m in zip(tensors, known, strict=True) if m is not None}
+    torch.manual_seed(trial.seed)
+    result = answer(trial.sample.fn, args, kwargs, masks)
+    part = trial.sample.differentiable_part(result)
+    outcome = [_pair(leaf) for leaf in tree_leaves(part)]
+    scalar = weighted_sum(outcome)
+    if scalar is None:
+        return None
+    inputs = [t for t in tensors if t.requires_grad]
+    wanted = [t.requires_grad for t in tensors]
+    twice = trial.sample.twice_differentiable
+    first = _spread(torch.autograd.grad(scalar, inputs, create_graph=twice, allow_unused=True), wanted)
+    again = (
+        _weighted_gradients([None if g is None else (g, m) for g, m in zip(first, known, strict=True)])
+        if twice
+        else None
+    )
+    if again is None:
+        return first, None
+    return first, _spread(torch.autograd.grad(again, inputs, allow_unused=True), wanted)
+
+
+def _pair(leaf: Any) -> Any:
+    if isinstance(leaf, Slot):
+        return leaf.data, leaf.mask
+    return (leaf, None) if isinstance(leaf, Tensor) else leaf
+
+
+def _against_differences(trial: Trial, gradients: Sequence[Any]) -> None:
+    """The gradient along a random direction over valid elements, against central differences of the subject."""
+    masks = trial.masks()
+    directions: list[Tensor | None] = []
+    for position, (tensor, mask) in enumerate(zip(trial.sample.tensors, masks, strict=True)):
+        if not tensor.is_floating_point():
+            directions.append(None)
+            continue
+        direction = weighting(tensor, 200 + position)
+        directions.append(direction if mask is None else torch.where(mask, direction, torch.zeros_like(direction)))
+    # Where plain torch's own derivative is not what differences give (kinks, ties), they say nothing.
+    whole = masking("unstored", trial.sample.tensors)
+    assert whole is not None
+    unmasked = Trial(trial.subject, trial.sample, whole, trial.seed)
+    plainly = _derivatives_of(unmasked, lambda fn, args, kwargs, masks: fn(*args, **kwargs))
+    if plainly is not None:
+        own = _along([None if g is None else (g, None) for g in plainly[0]], directions)
+        if not _close(own, _slope(unmasked, directions)):
+            raise NotAsked("plain torch's own derivative is not what central differences give")
+    along, slope = _along(gradients, directions), _slope(trial, directions)
+    if not _close(along, slope):
+        raise Broken(f"the gradient along a direction is {along:.8g}, central differences give {slope:.8g}")
+
+
+def _close(along: float, slope: float) -> bool:
+    return abs(slope - along) <= ABSOLUTE + RELATIVE * abs(slope) or slope != slope
+
+
+def _along(gradients: Sequence[Any], directions: Sequence[Tensor | None]) -> float:
+    """What the gradients say of a step in these directions."""
+    along = 0.0
+    for gradient, direction in zip(gradients, directions, strict=True):
+        if gradient is None or direction is None:
+            continue
+        data, mask = gradient
+        kept = data if mask is None else torch.where(mask, data, torch.zeros_like(data))
+        along += float((kept * direction).sum().detach().real)
+    return along
+
+
+def _slope(trial: Trial, directions: Sequence[Tensor | None]) -> float:
+    """What the subject's values say of it, by central differences."""
+    ahead, behind = (_scalar_at(trial, directions, sign * STEP) for sign in (1, -1))
+    return (ahead - behind) / (2 * STEP)
+
+
+def _scalar_at(trial: Trial, directions: Sequence[Tensor | None], step: float) -> float:
+    steps = dict(zip(map(id, trial.sample.tensors), directions, strict=True))
+
+    def moved(tensor: Tensor) -> Tensor:
+        direction = steps[id(tensor)]
+        return tensor if direction is None else tensor.detach() + step * direction
+
+    args, kwargs = trial.sample.with_tensors(moved)
+    sample = Sample(
+        trial.sample.fn, args, kwargs, trial.sample.number, trial.sample.dtype, trial.sample.differentiable_part
+    )
+    there = Trial(trial.subject, sample, trial.masking, trial.seed)
+    wrapped_args, wrapped_kwargs, _ = there.wrapped(gradients=True)
+    result = sample.differentiable_part(there.run(wrapped_args, wrapped_kwargs))
+    scalar = weighted_sum(observed(trial.subject, result))
+    return 0.0 if scalar is None else float(scalar.detach())

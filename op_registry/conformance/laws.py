@@ -1,0 +1,348 @@
+"""The laws P1, P2, P3 as checks on one sample under one set of masks. Gradients are in gradients.py, modes in modes.py.
+
+A law is a function of a :class:`Trial`. It returns when it holds, and raises :class:`Broken` with what was wrong,
+:class:`NotAsked` where the law has nothing to say, or what the subject raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from op_registry.conformance.compare import bit_difference, difference, mask_difference
+from op_registry.conformance.masks import FILLS, PLAIN, Masking, refilled
+from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
+from op_registry.conformance.samples import Sample
+from op_registry.conformance.subject import Subject
+from op_registry.errors import MaskedSemanticsError
+
+
+class Broken(AssertionError):
+    """The law does not hold; the message says how."""
+
+
+class NotAsked(Exception):
+    """The law has nothing to say about this trial; the message says why."""
+
+
+class Refusal(Exception):
+    """The subject refused a call for which there is an answer."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One sample under one set of masks, given to one subject."""
+
+    subject: Subject
+    sample: Sample
+    masking: Masking
+    seed: int = 0
+
+    def masks(self) -> list[Tensor | None]:
+        """The full mask of each tensor of the sample; None for one that stays plain."""
+        return self.masking.full(self.sample.tensors)
+
+    @property
+    def partial(self) -> bool:
+        """Whether anything is invalid."""
+        return any(mask is not None and not bool(mask.all()) for mask in self.masks())
+
+    def wrapped(self, fill: str | None = None, gradients: bool = False) -> tuple[Any, Any, list[Any]]:
+        """Arguments for the subject, and the value that each tensor became; hidden data overwritten by `fill`."""
+        values: list[Any] = []
+        found = dict(zip(map(id, self.sample.tensors), zip(self.masking.masks, self.masks(), strict=True), strict=True))
+
+        def wrap(tensor: Tensor) -> Any:
+            mask, full = found[id(tensor)]
+            data = refilled(tensor, full, fill) if fill else tensor.detach().clone()
+            wanted = gradients and (data.is_floating_point() or data.is_complex())
+            if mask is PLAIN:
+                value: Any = data.requires_grad_(wanted)
+            else:
+                value = self.subject.wrap(data, mask, wanted)
+            values.append(value)
+            return value
+
+        args, kwargs = self.sample.with_tensors(wrap)
+        return args, kwargs, values
+
+    def plain(self) -> Any:
+        """What plain torch gives."""
+        args, kwargs = self.sample.with_tensors(lambda tensor: tensor.detach().clone())
+        torch.manual_seed(self.seed)
+        return self.sample.fn(*args, **kwargs)
+
+    def outcome(self, fill: str | None = None) -> list[Any]:
+        """What the subject gives: for each result (data, mask or None), or a Python value."""
+        args, kwargs, _ = self.wrapped(fill)
+        return observed(self.subject, self.run(args, kwargs))
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The subject's own result, random numbers as they were in every other run."""
+        torch.manual_seed(self.seed)
+        return self.subject.call(self.sample.fn, *args, **kwargs)
+
+    def expected(self) -> list[Any]:
+        """What the oracles say: Slots, plain tensors and Python values."""
+        args, kwargs = self.sample.with_tensors(lambda tensor: tensor.detach().clone())
+        copies = Sample(self.sample.fn, args, kwargs, 0, self.sample.dtype).tensors
+        masks = {id(t): m for t, m in zip(copies, self.masks(), strict=True) if m is not None}
+        torch.manual_seed(self.seed)
+        return tree_leaves(expected(self.sample.fn, args, kwargs, masks))
+
+
+def observed(subject: Subject, result: Any) -> list[Any]:
+    """Each leaf of a result as (data, mask or None), or as the Python value that it is."""
+    leaves = tree_leaves(result, is_leaf=subject.is_value)
+    return [subject.observe(leaf) if subject.is_value(leaf) else leaf for leaf in leaves]
+
+
+def all_valid_identity(trial: Trial) -> None:
+    """P1: with every element valid, what plain torch gives: values, dtype, shape, and strides of views."""
+    if trial.partial:
+        raise NotAsked("something is invalid")
+    try:
+        want = tree_leaves(trial.plain())
+    except Exception as error:
+        raise NotAsked(f"plain torch raises {type(error).__name__}: {_line(error)}") from None
+    got = trial.outcome()
+    if len(got) != len(want):
+        raise Broken(f"{len(got)} results instead of {len(want)}")
+    bitwise = trial.masking.kind == "unstored"
+    for position, (mine, plain) in enumerate(zip(got, want, strict=True)):
+        _same_as_plain(f"result {position}", mine, plain, bitwise, trial)
+
+
+def _same_as_plain(name: str, mine: Any, plain: Any, bitwise: bool, trial: Trial) -> None:
+    if not isinstance(plain, Tensor):
+        if mine != plain and not (mine != mine and plain != plain):
+            raise Broken(f"{name}: {mine!r} instead of {plain!r}")
+        return
+    if not isinstance(mine, tuple):
+        raise Broken(f"{name}: {mine!r} instead of a tensor")
+    data, mask = mine
+    if plain.layout is not torch.strided:
+        raise NotAsked(f"the result is {plain.layout}")
+    if mask is not None and not bool(mask.all()):
+        raise Broken(
+            f"{name}: invalid elements although every operand is valid: {mask_difference(mask, torch.ones_like(mask))}"
+        )
+    if trial.sample.valueless:
+        if data.shape != plain.shape or data.dtype is not plain.dtype:
+            raise Broken(f"{name}: {data.dtype} {tuple(data.shape)} instead of {plain.dtype} {tuple(plain.shape)}")
+        return
+    wrong = bit_difference(data, plain) if bitwise else difference(data, plain)
+    if wrong:
+        raise Broken(f"{name}: {wrong}")
+    if plain._is_view() and plain.numel():
+        mine_strides, strides = ([t.stride(d) for d in range(t.ndim) if t.shape[d] > 1] for t in (data, plain))
+        if mine_strides != strides:
+            raise Broken(f"{name}: strides {data.stride()} instead of {plain.stride()} for shape {tuple(plain.shape)}")
+
+
+def same_errors(trial: Trial) -> None:
+    """P1 for calls that plain torch refuses: the same exception, with every tensor masked and valid."""
+    try:
+        trial.plain()
+    except Exception as error:
+        wanted = error
+    else:
+        raise NotAsked("plain torch does not refuse it on this machine")
+    try:
+        trial.outcome()
+    except Exception as error:
+        if isinstance(error, type(wanted)) and not isinstance(error, MaskedSemanticsError):
+            return
+        raise Broken(
+            f"{type(error).__name__} ({_line(error)}) instead of {type(wanted).__name__} ({_line(wanted)})"
+        ) from error
+    raise Broken(f"no error, instead of {type(wanted).__name__} ({_line(wanted)})")
+
+
+def compress(trial: Trial) -> None:
+    """P2, P8: valid values and masks are what the oracle says; what it refuses, the subject refuses."""
+    try:
+        want = trial.expected()
+    except Refused as reason:
+        try:
+            trial.outcome()
+        except MaskedSemanticsError:
+            return
+        raise Broken(f"a result, although the semantics refuse {reason}") from None
+    except NoOracle as reason:
+        raise NotAsked(f"no oracle: {reason}") from None
+    got = trial.outcome()
+    if len(got) != len(want):
+        raise Broken(f"{len(got)} results instead of {len(want)}")
+    for position, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        _same_as_expected(f"result {position}", mine, theirs, trial)
+
+
+def _same_as_expected(name: str, mine: Any, theirs: Any, trial: Trial) -> None:
+    if not isinstance(theirs, (Slot, Tensor)):
+        if mine != theirs and not (mine != mine and theirs != theirs):
+            raise Broken(f"{name}: {mine!r} instead of {theirs!r}")
+        return
+    if not isinstance(mine, tuple):
+        raise Broken(f"{name}: {mine!r} instead of a tensor")
+    data, mask = mine
+    if isinstance(theirs, Tensor):
+        # A plain answer; a masked one that hides nothing says the same.
+        if mask is not None and not bool(mask.all()):
+            raise Broken(f"{name}: invalid elements in what is a plain answer")
+        wrong = None if trial.sample.valueless else difference(data, theirs)
+        if wrong:
+            raise Broken(f"{name}: {wrong}")
+        return
+    if mask is None:
+        if not theirs.all_valid:
+            raise Broken(f"{name}: a plain tensor, where {int((~theirs.mask).sum())} elements are invalid")
+        mask = theirs.mask
+    wrong = mask_difference(mask, theirs.mask)
+    if not wrong and trial.sample.valueless:
+        wrong = None if data.dtype is theirs.data.dtype else f"dtype {data.dtype} instead of {theirs.data.dtype}"
+    elif not wrong:
+        wrong = difference(data, theirs.data, mask)
+    if wrong:
+        raise Broken(f"{name}: {wrong}")
+
+
+def non_interference(trial: Trial) -> None:
+    """P3: whatever lies under the mask, results, masks, gradients and errors are the same, bit for bit."""
+    if not trial.partial:
+        raise NotAsked("nothing is invalid")
+    base = _with_gradients(trial, None)
+    fills = fills_for(trial)
+    for fill in fills:
+        again = _with_gradients(trial, fill)
+        if isinstance(base, Exception) or isinstance(again, Exception):
+            if type(base) is not type(again):
+                raise Broken(f"with {fill} under the mask {_said(again)}, otherwise {_said(base)}")
+            continue
+        _same_bits(f"with {fill} under the mask", again, base, trial)
+    if isinstance(base, MaskedSemanticsError):
+        raise Refusal(str(base))
+    if isinstance(base, Exception):
+        if plain_fails(trial):
+            raise NotAsked("plain torch raises as well")
+        raise base
+
+
+def plain_fails(trial: Trial) -> bool:
+    """Whether plain torch cannot run or differentiate the call either (twice, where that is asked)."""
+    args, kwargs = trial.sample.with_tensors(
+        lambda t: (
+            t.detach().clone().requires_grad_(trial.sample.differentiable and (t.is_floating_point() or t.is_complex()))
+        )
+    )
+    tensors = Sample(trial.sample.fn, args, kwargs, 0, trial.sample.dtype).tensors
+    torch.manual_seed(trial.seed)
+    try:
+        result = trial.sample.differentiable_part(trial.sample.fn(*args, **kwargs))
+        scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+        if scalar is not None:
+            inputs = [t for t in tensors if t.requires_grad]
+            twice = trial.sample.twice_differentiable
+            first = torch.autograd.grad(scalar, inputs, allow_unused=True, create_graph=twice)
+            again = weighted_sum([(g, None) for g in first if g is not None])
+            if again is not None:
+                torch.autograd.grad(again, inputs, allow_unused=True)
+    except Exception:
+        return True
+    return False
+
+
+def fills_for(trial: Trial) -> Sequence[str]:
+    """Every fill where floating-point data is hidden, those that integers tell apart elsewhere."""
+    hidden = [
+        t for t, m in zip(trial.sample.tensors, trial.masks(), strict=True) if m is not None and not bool(m.all())
+    ]
+    return FILLS if any(t.is_floating_point() or t.is_complex() for t in hidden) else ("nan", "inf", "tiny")
+
+
+def _said(outcome: Any) -> str:
+    return (
+        f"it raises {type(outcome).__name__}: {_line(outcome)}"
+        if isinstance(outcome, Exception)
+        else "it gives a result"
+    )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:160]
+
+
+def _with_gradients(trial: Trial, fill: str | None) -> Any:
+    """Results and, where there is a derivative, gradients of a fixed weighting of them; or what was raised."""
+    try:
+        differentiable = trial.sample.differentiable
+        args, kwargs, values = trial.wrapped(fill, gradients=differentiable)
+        outcome = observed(trial.subject, trial.run(args, kwargs))
+        gradients = gradients_of(trial.subject, outcome, values) if differentiable else []
+        return outcome, gradients
+    except Exception as error:
+        return error
+
+
+def weighting(data: Tensor, seed: int = 0) -> Tensor:
+    """A fixed weight for each element."""
+    generator = torch.Generator().manual_seed(seed + 17)
+    dtype = torch.float64 if not data.is_complex() else torch.complex128
+    return torch.randn(data.shape, dtype=dtype, generator=generator).to(data.dtype)
+
+
+def weighted_sum(outcome: list[Any]) -> Tensor | None:
+    """A scalar that every valid element of every differentiable result enters with a weight of its own."""
+    parts = []
+    for position, result in enumerate(outcome):
+        if not isinstance(result, tuple):
+            continue
+        data, mask = result
+        if not data.requires_grad:
+            continue
+        kept = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
+        part = (kept * weighting(data, position)).sum()
+        parts.append(part.real if part.is_complex() else part)
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], create_graph: bool = False) -> list[Any]:
+    """The gradient of the weighted results for each value that may have one, observed; None elsewhere."""
+    scalar = weighted_sum(outcome)
+    if scalar is None:
+        return []
+    wanted = [v for v in values if requires_grad(subject, v)]
+    found = iter(subject.gradients(scalar, wanted, create_graph))
+    gradients = [next(found) if requires_grad(subject, v) else None for v in values]
+    return [None if g is None else subject.observe(g) for g in gradients]
+
+
+def requires_grad(subject: Subject, value: Any) -> bool:
+    """Whether a value, wrapped or plain, is one to differentiate by."""
+    return bool(subject.observe(value)[0].requires_grad)
+
+
+def _same_bits(name: str, again: Any, base: Any, trial: Trial) -> None:
+    for what, mine, theirs in (("result", again[0], base[0]), ("gradient", again[1], base[1])):
+        if len(mine) != len(theirs):
+            raise Broken(f"{name}: {len(mine)} {what}s instead of {len(theirs)}")
+        for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if not isinstance(a, tuple) or not isinstance(b, tuple):
+                if a is not b and a != b and not (a != a and b != b):
+                    raise Broken(f"{name}: {what} {position} is {a!r} instead of {b!r}")
+                continue
+            if (a[1] is None) != (b[1] is None):
+                raise Broken(f"{name}: {what} {position} is masked in one of two runs")
+            wrong = mask_difference(a[1], b[1]) if a[1] is not None else None
+            if not wrong and not (trial.sample.valueless and what == "result"):
+                wrong = bit_difference(a[0], b[0], a[1])
+            if wrong:
+                raise Broken(f"{name}: {what} {position}: {wrong}")
+
+
+Law = Callable[[Trial], None]

@@ -1,0 +1,186 @@
+"""P6, views alias their base in data and mask; P7, the same answers in every mode that the subject can be run in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from op_registry.conformance.compare import difference, mask_difference
+from op_registry.conformance.laws import (
+    Broken,
+    NotAsked,
+    Refusal,
+    Trial,
+    gradients_of,
+    observed,
+)
+from op_registry.errors import MaskedSemanticsError
+
+# Modes compute in another order, and fuse.
+MODE_ROUNDING = 1e-4
+
+
+def _views_of(result: Any, tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """(which result, which tensor) for every result that shares memory with a tensor."""
+    storages = {t.untyped_storage().data_ptr(): n for n, t in enumerate(tensors) if t.numel()}
+    found = []
+    for position, leaf in enumerate(tree_leaves(result)):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel() and leaf._is_view():
+            base = storages.get(leaf.untyped_storage().data_ptr())
+            if base is not None:
+                found.append((position, base))
+    return found
+
+
+def views_alias(trial: Trial) -> None:
+    """P6: what is written through a view shows in its base, data and mask, and the other way round."""
+    args, kwargs = trial.sample.with_tensors(lambda t: t.detach().clone())
+    tensors = _distinct(args, kwargs)
+    torch.manual_seed(trial.seed)
+    try:
+        result = trial.sample.fn(*args, **kwargs)
+    except Exception:
+        raise NotAsked("plain torch raises") from None
+    views = _views_of(result, tensors)
+    if not views or any(t.requires_grad for t in tensors):
+        raise NotAsked("no view")
+    asked = False
+    for position, base in views:
+        leaf = tree_leaves(result)[position]
+        if leaf is tensors[base] or trial.masks()[base] is None:
+            continue
+        asked = True
+        if leaf.dtype is not tensors[base].dtype:
+            _write_is_refused(trial, position)
+            continue
+        numbers = _numbered(leaf, tensors[base])
+        if numbers is not None:
+            _write_through(trial, position, base, numbers)
+    if not asked:
+        raise NotAsked("no view of a masked tensor")
+
+
+def _distinct(args: Any, kwargs: Any) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            found.setdefault(id(leaf), leaf)
+    return list(found.values())
+
+
+def _numbered(view: Tensor, base: Tensor) -> Tensor | None:
+    """For each element of the base the number of the view's element that is written there, or -1 (None: no writing)."""
+    try:
+        with torch.no_grad():
+            view.copy_(torch.zeros_like(view))
+    except RuntimeError:
+        return None
+    # Numbers are written one by one: the sample's dtype may hold few of them.
+    place = torch.full((base.untyped_storage().nbytes() // base.element_size(),), -1, dtype=torch.int64)
+    place.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(
+        torch.arange(view.numel()).reshape(view.shape)
+    )
+    return place.as_strided(base.shape, base.stride(), base.storage_offset()).clone()
+
+
+def _write_is_refused(trial: Trial, position: int) -> None:
+    """A view of another dtype has a mask of its own: writing through it is refused."""
+    args, kwargs, _ = trial.wrapped()
+    view = _leaf(trial, trial.run(args, kwargs), position)
+    try:
+        trial.subject.call(torch.Tensor.zero_, view)
+    except MaskedSemanticsError:
+        return
+    raise Broken(f"result {position}: writing through a view of another dtype is not refused")
+
+
+def _leaf(trial: Trial, result: Any, position: int) -> Any:
+    return tree_leaves(result, is_leaf=trial.subject.is_value)[position]
+
+
+def _write_through(trial: Trial, position: int, base: int, numbers: Tensor) -> None:
+    subject = trial.subject
+    args, kwargs, values = trial.wrapped()
+    view = _leaf(trial, trial.run(args, kwargs), position)
+    touched = numbers >= 0
+    data, before = subject.observe(values[base])
+    data, before = data.detach().clone(), before
+    if before is None:
+        raise Broken("a wrapped tensor is observed as a plain one")
+    shape, dtype = subject.observe(view)[0].shape, data.dtype
+    number = torch.ones((), dtype=dtype)
+    source_mask = torch.arange(int(numbers.max()) + 1).remainder(3).ne(1).reshape(shape)
+    source = number.expand(shape).clone()
+    # A masked source: value and validity arrive in the base …
+    subject.call(torch.Tensor.copy_, view, subject.wrap(source, source_mask))
+    where = numbers.clamp_min(0)
+    _base_is(
+        f"result {position}, copied into",
+        subject.observe(values[base]),
+        torch.where(touched, number, data),
+        torch.where(touched, source_mask.reshape(-1)[where], before),
+    )
+    # … assignment makes what it writes valid …
+    subject.call(torch.Tensor.zero_, view)
+    _base_is(
+        f"result {position}, set to zero",
+        subject.observe(values[base]),
+        torch.where(touched, torch.zeros((), dtype=dtype), data),
+        touched | before,
+    )
+    # … and what is written to the base shows in the view.
+    subject.call(torch.Tensor.copy_, values[base], subject.wrap(torch.ones_like(data), ~touched))
+    seen, mask = subject.observe(view)
+    if mask is None or bool(mask.any()):
+        raise Broken(f"result {position}: writing into the base does not show in the view ({seen.shape})")
+
+
+def _base_is(name: str, got: tuple[Tensor, Tensor | None], data: Tensor, mask: Tensor) -> None:
+    if got[1] is None:
+        raise Broken(f"{name}: the base is plain")
+    wrong = mask_difference(got[1], mask) or difference(got[0], data, mask)
+    if wrong:
+        raise Broken(f"{name}: in the base, {wrong}")
+
+
+def modes_agree(trial: Trial, mode: str) -> None:
+    """P7: the same masks, values and gradients in `mode` as in the subject itself."""
+    other = trial.subject.modes().get(mode)
+    if other is None:
+        raise NotAsked(f"{trial.subject.name} has no mode {mode}")
+    try:
+        want, want_gradients = _both(trial)
+    except MaskedSemanticsError as error:
+        raise Refusal(str(error)) from error
+    except Exception as error:
+        raise NotAsked(f"raises {type(error).__name__} by itself") from None
+    got, got_gradients = _both(Trial(other, trial.sample, trial.masking, trial.seed))
+    for what, mine, theirs in (("result", got, want), ("gradient", got_gradients, want_gradients)):
+        if len(mine) != len(theirs):
+            raise Broken(f"{mode}: {len(mine)} {what}s instead of {len(theirs)}")
+        for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            _agree(f"{mode}: {what} {position}", a, b, trial.sample.valueless)
+
+
+def _agree(name: str, got: Any, want: Any, valueless: bool) -> None:
+    if not isinstance(got, tuple) or not isinstance(want, tuple):
+        if got is not want and got != want and not (got != got and want != want):
+            raise Broken(f"{name} is {got!r} instead of {want!r}")
+        return
+    if (got[1] is None) != (want[1] is None):
+        raise Broken(f"{name} is {'plain' if got[1] is None else 'masked'}, otherwise it is not")
+    wrong = mask_difference(got[1], want[1]) if got[1] is not None else None
+    if not wrong and not valueless:
+        wrong = difference(got[0], want[0], got[1], MODE_ROUNDING if want[0].is_floating_point() else None)
+    if wrong:
+        raise Broken(f"{name}: {wrong}")
+
+
+def _both(trial: Trial) -> tuple[list[Any], list[Any]]:
+    differentiable = trial.sample.differentiable
+    args, kwargs, values = trial.wrapped(gradients=differentiable)
+    outcome = observed(trial.subject, trial.run(args, kwargs))
+    return outcome, gradients_of(trial.subject, outcome, values) if differentiable else []

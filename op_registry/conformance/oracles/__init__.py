@@ -1,0 +1,122 @@
+"""What each operator has to give, said independently of the rules: `expected` runs a call on oracles alone.
+
+Each operator call that a function makes goes to the oracle of its name; a composite operator without one is taken
+apart by torch, and its pieces are asked; an in-place form is its functional form written back. Where nothing is left to
+ask, :class:`NoOracle` names the operator, and conformance counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_map
+
+from op_registry.conformance.oracles import attention, losses, norms, pointwise, positions, products, slices, windows
+from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
+from op_registry.conformance.watching import Interpreter
+from op_registry.registry import registry
+from op_registry.variants import functional_form, is_inplace
+
+__all__ = [
+    "Call",
+    "NoOracle",
+    "Refused",
+    "Slot",
+    "attention",
+    "expected",
+    "losses",
+    "norms",
+    "oracle_for",
+    "pointwise",
+    "positions",
+    "products",
+    "slices",
+    "valid",
+    "windows",
+]
+
+# For operators that no table names, the category that their rule claims decides, so that a user's operator is checked
+# against the law that it was registered under.
+BY_CATEGORY: dict[str, Oracle] = {
+    "elementwise": pointwise.elementwise,
+    "movement": positions.movement,
+    "reduction": slices.reduction,
+    "scan": slices.scan,
+    "opaque": pointwise.opaque,
+    "random": pointwise.as_torch_under_the_input,
+}
+
+
+def oracle_for(op: OpOverload) -> Oracle | None:
+    """The oracle of an overload: by name, by torch's own pointwise tag, by its rule's own or its rule's category."""
+    name = op._schema.name.removeprefix("aten::")
+    found = TABLE.get(f"{name}.{op._overloadname}") or TABLE.get(name)
+    if found is not None:
+        return found
+    if torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
+        return pointwise.elementwise
+    rule = registry.get(op)
+    if rule is None:
+        return None
+    if rule.oracles:
+        own = rule.oracles[0]
+        return lambda c: own(*[c[a.name] for a in c.op._schema.arguments])
+    return BY_CATEGORY.get(rule.category.name) if not op._can_decompose() else None
+
+
+class OracleInterpreter(Interpreter):
+    """Every call answered by its oracle; a note is the Slot that a tensor stands for."""
+
+    def slots_of(self, value: Any) -> Any:
+        """Tensors as slots: a plain tensor as one with nothing missing."""
+
+        def slot_of(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            note = self.noted(leaf)
+            return note if note is not None else Slot(leaf, torch.ones(leaf.shape, dtype=torch.bool), masked=False)
+
+        return tree_map(slot_of, value)
+
+    def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.anything_noted(args, kwargs):
+            return op(*args, **kwargs)
+        asked, base = op, functional_form(op)
+        found = oracle_for(op)
+        if found is None and base is not None:
+            asked, found = base, oracle_for(base)
+        if found is None:
+            if op._can_decompose():
+                return self.decompose(op, args, kwargs)
+            raise NoOracle(str(op))
+        result = found(Call.of(asked, self.slots_of(args), self.slots_of(kwargs)))
+        if is_inplace(op):
+            # What the target holds from now on is in its note: autograd would miss what it saved of the tensor itself.
+            return self.note(args[0], result)
+        return tree_map(lambda value: self.note(value.data, value, op) if isinstance(value, Slot) else value, result)
+
+
+def expected(fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Tensor]) -> Any:
+    """What `fn` has to give: a structure of Slots (masked results), plain tensors and Python values.
+
+    `masks` has the bool mask of each tensor that is masked, by its id.
+    """
+    interpreter = OracleInterpreter()
+
+    def enter(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and id(leaf) in masks:
+            interpreter.note(leaf, Slot(leaf, masks[id(leaf)]))
+        return leaf
+
+    tree_map(enter, (args, kwargs))
+    result = interpreter.run(fn, *args, **kwargs)
+
+    def leave(leaf: Any) -> Any:
+        note = interpreter.noted(leaf) if isinstance(leaf, Tensor) else None
+        return leaf if note is None else note
+
+    return tree_map(leave, result)

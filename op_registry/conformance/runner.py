@@ -1,0 +1,299 @@
+"""Runs the laws over many operators in worker processes, and keeps what came of them in a file.
+
+A worker that crashes or hangs costs its operator and no more: what it was doing is known, and another takes its place.
+A run that was broken off goes on where it stopped, as long as settings and sources are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from op_registry.conformance.samples import overloads_by_entry
+from op_registry.conformance.subject import find_subject
+from op_registry.conformance.trials import Outcome, Report, Settings, run_operator
+
+LINE_LENGTH = 1024
+
+
+def fingerprint(settings: Settings) -> str:
+    """Settings, torch's version and the sources that results depend on, as one short word."""
+    digest = hashlib.sha256(json.dumps([asdict(settings), torch.__version__]).encode())
+    packages = {"op_registry", type(find_subject(settings.subject)).__module__.partition(".")[0]}
+    for package in sorted(packages):
+        found = importlib.util.find_spec(package)
+        for folder in (found.submodule_search_locations or []) if found is not None else []:
+            for source in sorted(Path(folder).rglob("*.py")):
+                digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def kept_reports(path: Path, mark: str) -> dict[str, Report]:
+    """What an earlier run with the same mark left in the file."""
+    if not path.exists():
+        return {}
+    lines = path.read_text().splitlines()
+    if not lines or json.loads(lines[0]).get("fingerprint") != mark:
+        return {}
+    reports = {}
+    for line in lines[1:]:
+        try:
+            report = Report.from_dict(json.loads(line))
+        except json.JSONDecodeError:
+            # The line that was being written when the run was broken off.
+            continue
+        reports[report.operator] = report
+    return reports
+
+
+def run(
+    operators: Sequence[str],
+    settings: Settings,
+    *,
+    workers: int | None = None,
+    timeout: float = 120.0,
+    results: Path | None = None,
+    progress: bool = False,
+) -> list[Report]:
+    """Reports for all `operators`, in their order; `results` is a file in which they are kept as they come."""
+    mark = fingerprint(settings)
+    reports: dict[str, Report] = {}
+    kept = None
+    if results is not None:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        reports = {name: r for name, r in kept_reports(results, mark).items() if name in set(operators)}
+        with results.open("w") as file:
+            file.write(json.dumps({"fingerprint": mark, "settings": asdict(settings)}) + "\n")
+            file.writelines(json.dumps(r.as_dict()) + "\n" for r in reports.values())
+        kept = results.open("a")
+    todo = [name for name in operators if name not in reports]
+    bar = _progress(len(operators), len(operators) - len(todo)) if progress else None
+    try:
+        for report in _in_workers(todo, settings, workers or os.cpu_count() or 1, timeout):
+            reports[report.operator] = report
+            if kept is not None:
+                kept.write(json.dumps(report.as_dict()) + "\n")
+                kept.flush()
+            if bar is not None:
+                bar.update(report, reports.values())
+    finally:
+        if kept is not None:
+            kept.close()
+        if bar is not None:
+            bar.close()
+    return [reports[name] for name in operators]
+
+
+class _Worker:
+    """A process that runs operators one after another, and what it is doing."""
+
+    def __init__(self, settings: Settings, timeout: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.doing: Any = context.Array("c", LINE_LENGTH)
+        self.timeout = timeout
+        self.process = context.Process(target=_work, args=(theirs, self.doing, settings), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.operator: str | None = None
+        self.deadline = float("inf")
+
+    def give(self, operator: str) -> None:
+        self.operator = operator
+        self.doing.value = b""
+        self.connection.send(operator)
+        self.deadline = time.monotonic() + self.timeout
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def lost(self, why: str) -> Report:
+        """The report on an operator that took its worker down."""
+        assert self.operator is not None
+        line = self.doing.value.decode()
+        law = line.partition("--law ")[2].partition(" ")[0] or "P1"
+        report = Report(self.operator, {law: {"error": 1}})
+        report.outcomes.append(Outcome(law, "", "error", why, line))
+        return report
+
+
+def _work(connection: Any, doing: Any, settings: Settings) -> None:
+    """A worker's life."""
+    torch.set_num_threads(1)
+
+    def say(line: str) -> None:
+        doing.value = line.encode()[: LINE_LENGTH - 1]
+
+    while True:
+        try:
+            name = connection.recv()
+        except EOFError:
+            return
+        try:
+            report = run_operator(name, settings, say)
+        except Exception as error:
+            # A sample generator, or the harness itself: told as this operator's error, the run goes on.
+            report = Report(name, {"P1": {"error": 1}})
+            report.outcomes.append(Outcome("P1", "", "error", f"{type(error).__name__}: {error}"[:300], ""))
+        connection.send(report)
+
+
+def _in_workers(operators: Sequence[str], settings: Settings, workers: int, timeout: float) -> Iterable[Report]:
+    waiting = list(reversed(operators))
+    crew = [_Worker(settings, timeout) for _ in range(min(workers, len(waiting)))]
+    try:
+        while crew:
+            for position, worker in enumerate(crew):
+                if worker.operator is None and waiting:
+                    worker.give(waiting.pop())
+                elif worker.operator is None:
+                    worker.stop()
+                    crew[position] = None  # type: ignore[call-overload]
+            crew = [worker for worker in crew if worker is not None]
+            multiprocessing.connection.wait([w.connection for w in crew], timeout=1.0)
+            for position, worker in enumerate(crew):
+                report = _reported(worker)
+                if report is None:
+                    continue
+                yield report
+                if worker.process.is_alive() and worker.deadline != float("-inf"):
+                    worker.operator = None
+                else:
+                    worker.stop()
+                    crew[position] = _Worker(settings, timeout)
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+def _reported(worker: _Worker) -> Report | None:
+    """A finished report, one about a crash or a hang, or None while there is nothing to say."""
+    try:
+        if worker.connection.poll():
+            report: Report = worker.connection.recv()
+            return report
+    except (EOFError, OSError):
+        worker.process.join()
+        worker.deadline = float("-inf")
+        return worker.lost(f"the process died with exit code {worker.process.exitcode}")
+    if time.monotonic() > worker.deadline:
+        worker.deadline = float("-inf")
+        return worker.lost(f"no end after {worker.timeout:g} s")
+    return None
+
+
+class _Bar:
+    """A progress bar by tqdm, with the number of failures; plain lines where tqdm is not installed."""
+
+    def __init__(self, total: int, done: int) -> None:
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            self.bar: Any = None
+        else:
+            self.bar = tqdm(
+                total=total,
+                initial=done,
+                unit="op",
+                smoothing=0,
+                mininterval=0.2 if sys.stderr.isatty() else 15,
+                file=sys.stderr,
+            )
+        self.total, self.done = total, done
+
+    def update(self, report: Report, reports: Iterable[Report]) -> None:
+        failing = sum(bool(r.failures) for r in reports)
+        self.done += 1
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"{failing} failing, {report.operator}", refresh=False)
+            self.bar.update()
+        elif self.done % 25 == 0 or self.done == self.total:
+            print(f"{self.done}/{self.total} operators, {failing} failing", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _progress(total: int, done: int) -> _Bar:
+    return _Bar(total, done)
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """Counts by law, and by operator; what no oracle speaks for; every failure with the line that repeats it."""
+    totals: dict[str, Counter[str]] = {}
+    for report in reports:
+        for law, counts in report.counts.items():
+            totals.setdefault(law, Counter()).update(counts)
+    lines = ["law   passed   failed  refused     gaps  not asked"]
+    for law in sorted(totals):
+        c = totals[law]
+        lines.append(
+            f"{law}  {c['pass']:8d} {c['broken'] + c['error']:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}"
+        )
+    failing = [r for r in reports if r.failures]
+    refusing = [r for r in reports if not r.failures and r.count("refused")]
+    right = [r for r in reports if not r.failures and not r.count("refused") and r.count("pass")]
+    lines.append(
+        f"{len(reports)} operators: {len(right)} right in every trial, {len(refusing)} refuse some, "
+        f"{len(failing)} fail some, {len(reports) - len(right) - len(refusing) - len(failing)} had nothing to try"
+    )
+    silent: Counter[str] = Counter()
+    for report in reports:
+        silent.update(report.reasons)
+    if silent:
+        lines.append(f"P2 had no oracle in {sum(silent.values())} trials, for {len(silent)} reasons:")
+        lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in silent.most_common()]
+    for report in failing:
+        shown: dict[str, Outcome] = {}
+        for outcome in report.failures:
+            shown.setdefault(outcome.law, outcome)
+        for law, outcome in shown.items():
+            number = sum(o.law == law for o in report.failures)
+            more = f" (and {number - 1} more)" if number > 1 else ""
+            lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
+    return "\n".join(lines)
+
+
+def by_family(reports: Sequence[Report]) -> str:
+    """Failures and refusals as Markdown: a section for each file of the rule book, a line for each operator and law."""
+    from op_registry.coverage import family_of
+
+    sections: dict[str, list[str]] = {}
+    for report in reports:
+        shown: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in report.outcomes:
+            if outcome.status != "gap":
+                shown.setdefault((outcome.law, "refused" if outcome.status == "refused" else "FAILS"), []).append(
+                    outcome
+                )
+        overloads = overloads_by_entry().get(report.operator, ())
+        family = next((f for op in overloads if (f := family_of(op))), "no rule")
+        for (law, status), outcomes in shown.items():
+            first = outcomes[0]
+            kinds = sorted({o.description.rpartition(" ")[2] for o in outcomes})
+            sections.setdefault(family, []).append(
+                f"- **{report.operator}** {law} {status} in {len(outcomes)} ({', '.join(kinds)}): "
+                f"{first.message[:240]}  `{first.repro.removeprefix('python -m op_registry check ')}`"
+            )
+    lines = []
+    for family in sorted(sections):
+        failing = [line for line in sections[family] if " FAILS in " in line]
+        refused = [line for line in sections[family] if " FAILS in " not in line]
+        lines += [f"\n## {family}: {len(failing)} fail, {len(refused)} refused\n", *failing, *refused]
+    return "\n".join(lines)

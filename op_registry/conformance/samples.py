@@ -1,0 +1,306 @@
+"""Sample calls made from torch's own operator database. The only module that touches torch.testing._internal.
+
+A :class:`Sample` is a function and plain arguments; masks are laid over it elsewhere (masks.py). Samples are found
+again by number: the database is asked with the same seed, and gives the same list.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._pytree import tree_leaves, tree_map
+
+from op_registry.conformance.watching import calls_of
+from op_registry.registry import registry
+from op_registry.rule import packet_name
+
+# What the machine that runs conformance cannot do, or a subject has no business with.
+NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
+NO_TENSOR = "takes no strided tensor"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: `fn(*args, **kwargs)`, and what may be asked of it beyond its values."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    number: int
+    dtype: torch.dtype
+    # What to differentiate of the result (some results are only defined up to a gauge).
+    differentiable_part: Callable[[Any], Any] = lambda result: result
+    differentiable: bool = True
+    twice_differentiable: bool = True
+    # Calls that promise nothing about their values (empty_like, …): shape, dtype and mask are compared.
+    valueless: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The distinct strided tensors among the arguments, in order."""
+        found: dict[int, Tensor] = {}
+        for leaf in tree_leaves((self.args, self.kwargs)):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta":
+                found.setdefault(id(leaf), leaf)
+        return list(found.values())
+
+    def with_tensors(self, replacement: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with each distinct tensor replaced, one tensor passed twice staying one."""
+        made: dict[int, Any] = {}
+
+        def replace(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+                return leaf
+            if id(leaf) not in made:
+                made[id(leaf)] = replacement(leaf)
+            return made[id(leaf)]
+
+        args, kwargs = tree_map(replace, (self.args, self.kwargs))
+        return args, kwargs
+
+    def shape_of_call(self) -> tuple[Any, ...]:
+        """What two calls share when one of them is enough: dimensions, dtypes, and which options are set how."""
+
+        def describe(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return (leaf.ndim, leaf.dtype, leaf.numel() == 0)
+            return type(leaf).__name__ if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) else str(leaf)
+
+        return tuple(map(str, tree_leaves(tree_map(describe, (self.args, sorted(self.kwargs.items()))))))
+
+
+class Operator:
+    """An entry of the database, or an operator of the user's: a name, and samples by dtype."""
+
+    name: str
+    dtypes: frozenset[torch.dtype]
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        """Every sample, in an order that does not change."""
+        raise NotImplementedError
+
+    def error_samples(self) -> list[Sample]:
+        """Calls that plain torch refuses."""
+        return []
+
+    @property
+    def preferred_dtype(self) -> torch.dtype:
+        """float32 where the operator takes it."""
+        for dtype in (torch.float32, torch.int64, torch.complex64, torch.bool):
+            if dtype in self.dtypes:
+                return dtype
+        return min(self.dtypes, key=str)
+
+    @property
+    def gradient_dtype(self) -> torch.dtype | None:
+        """float64 where the operator takes it and has a derivative."""
+        return torch.float64 if torch.float64 in self.dtypes else None
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+
+def _seed(seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    try:
+        import numpy
+    except ImportError:
+        return
+    numpy.random.seed(seed)
+
+
+class DatabaseOperator(Operator):
+    """One of the OpInfos."""
+
+    def __init__(self, info: Any) -> None:
+        self.info = info
+        self.name = info.formatted_name
+        self.dtypes = frozenset(info.dtypes)
+
+    @property
+    def gradient_dtype(self) -> torch.dtype | None:
+        if not self.info.supports_autograd or torch.float64 not in self.info.backward_dtypes:
+            return None
+        return super().gradient_dtype
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        _seed()
+        found = []
+        try:
+            for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=False)):
+                found.append(self._sample(given, number, dtype))
+        except (StopIteration, RuntimeError, AssertionError):
+            # Some generators stop in the middle where a device is missing: what they gave is what there is.
+            pass
+        return found
+
+    def _sample(self, given: Any, number: int, dtype: torch.dtype) -> Sample:
+        info = self.info
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return info.op(*args, **kwargs)
+
+        def call_checked(*args: Any, **kwargs: Any) -> Any:
+            return info.gradcheck_wrapper(info.op, *args, **kwargs)
+
+        wrapped = getattr(info.gradcheck_wrapper, "__name__", "") != "<lambda>"
+        call.__name__ = self.name
+        fn = functools.wraps(call)(call_checked) if wrapped else info.op
+        return Sample(
+            fn,
+            (given.input, *given.args),
+            dict(given.kwargs),
+            number,
+            dtype,
+            given.output_process_fn_grad,
+            bool(info.supports_autograd),
+            bool(info.supports_gradgrad),
+            "empty" in self.name or bool(getattr(info, "has_nondeterministic_output", False)),
+        )
+
+    def error_samples(self) -> list[Sample]:
+        if self.info.error_inputs_func is None:
+            return []
+        _seed()
+        return [
+            self._sample(e.sample_input, n, self.preferred_dtype) for n, e in enumerate(self.info.error_inputs("cpu"))
+        ]
+
+
+class RegisteredOperator(Operator):
+    """An overload outside the database: samples of its rule's own, or made from the schema (elementwise operators)."""
+
+    def __init__(self, op: OpOverload) -> None:
+        self.op = op
+        self.name = str(op)
+        self.dtypes = frozenset({torch.float32, torch.float64})
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        _seed()
+        rule = registry.get(self.op)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        if rule is not None and rule.sample_makers:
+            make = functools.partial(torch.testing.make_tensor, dtype=dtype, device="cpu")
+            for maker in rule.sample_makers:
+                for call in maker(make):
+                    args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (tuple(call), {})
+                    calls.append((tuple(args), kwargs))
+        else:
+            calls = list(self._made_from_the_schema(dtype))
+        return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(calls)]
+
+    def _made_from_the_schema(self, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Tensors of one shape for each tensor argument, small numbers for required numbers."""
+        for shape in ((), (5,), (3, 4), (2, 3, 4), (0, 3)):
+            args: list[Any] = []
+            for argument in self.op._schema.arguments:
+                kind = str(argument.type)
+                if argument.kwarg_only or argument.has_default_value():
+                    break
+                if kind == "Tensor":
+                    args.append(torch.testing.make_tensor(shape, dtype=dtype, device="cpu"))
+                elif kind in ("int", "SymInt"):
+                    args.append(1)
+                elif kind in ("float", "number", "Scalar"):
+                    args.append(0.5)
+                elif kind == "bool":
+                    args.append(False)
+                elif kind.startswith("Optional"):
+                    args.append(None)
+                else:
+                    return
+            yield tuple(args), {}
+
+
+@functools.cache
+def database() -> dict[str, DatabaseOperator]:
+    """Every entry of torch's operator database, by its name there."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {operator.name: operator for operator in map(DatabaseOperator, op_db)}
+
+
+def operator_named(name: str) -> Operator:
+    """An entry of the database by its name there, or an overload by torch.ops' name."""
+    entries = database()
+    formatted = name.replace(".", "_")
+    if formatted in entries:
+        return entries[formatted]
+    namespace, _, rest = name.replace("::", ".").partition(".")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops, namespace, None), packet, None)
+    if found is None:
+        raise LookupError(f"no operator is called {name}: neither in torch's operator database nor under torch.ops")
+    return RegisteredOperator(getattr(found, overload or "default"))
+
+
+def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
+    """What to run in order to check `op`: the entries that call it, or the operator by itself."""
+    if isinstance(op, str):
+        return [operator_named(op)]
+    overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
+    callers = entries_by_overload()
+    entries = {name: None for overload in overloads for name in callers.get(overload, ())}
+    if entries:
+        return [database()[name] for name in entries]
+    own = [RegisteredOperator(o) for o in overloads if o in registry]
+    if not own:
+        raise LookupError(f"{packet_name(op)} has no rule, and torch's operator database does not call it")
+    return list(own)
+
+
+@functools.cache
+def overloads_by_entry(most: int = 40) -> dict[str, tuple[OpOverload, ...]]:
+    """The overloads that each entry's first samples call, composite operators whole."""
+    found: dict[str, tuple[OpOverload, ...]] = {}
+    for name, operator in database().items():
+        seen: dict[OpOverload, None] = {}
+        if operator.dtypes:
+            for sample in itertools.islice(operator.samples(operator.preferred_dtype), most):
+                seen |= dict.fromkeys(calls_made(sample))
+        found[name] = tuple(seen)
+    return found
+
+
+def calls_made(sample: Sample) -> list[OpOverload]:
+    """The overloads that a sample calls; none where the call fails."""
+    try:
+        return calls_of(sample.fn, *sample.args, **sample.kwargs)
+    except Exception:
+        # A sample that plain torch cannot run on this machine calls nothing here.
+        return []
+
+
+@functools.cache
+def entries_by_overload() -> dict[OpOverload, tuple[str, ...]]:
+    """The entries that call an overload."""
+    found: dict[OpOverload, list[str]] = {}
+    for name, overloads in overloads_by_entry().items():
+        for overload in overloads:
+            found.setdefault(overload, []).append(name)
+    return {overload: tuple(names) for overload, names in found.items()}
+
+
+def chosen(samples: list[Sample], most: int | None) -> list[Sample]:
+    """At most `most` samples, of as many different shapes of call as there are."""
+    if most is None or len(samples) <= most:
+        return samples
+    groups: dict[Any, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.shape_of_call(), []).append(sample)
+    rounds = itertools.zip_longest(*groups.values())
+    picked = [s for r in rounds for s in r if s is not None]
+    # Spread over the groups rather than their first ones: early samples are the plainest.
+    firsts = len(groups)
+    if firsts > most:
+        picked = [picked[i * firsts // most] for i in range(most)]
+    return sorted(picked[:most], key=lambda s: s.number)

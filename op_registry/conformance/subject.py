@@ -1,0 +1,78 @@
+"""What conformance is asked about: a subject wraps plain tensors, calls functions, and lets results be looked at.
+
+Conformance knows no tensor subclass. A subject is found by entry point (group ``op_registry.subjects``), by the name
+``module:attribute``, or is one of the two that ship here: ``records`` (the rules themselves on bare records) and
+``zeros`` (plain torch with zeros filled in: what the laws have to catch).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GROUP = "op_registry.subjects"
+
+
+class Subject:
+    """A masked tensor implementation, seen from outside."""
+
+    name = "a subject"
+    # The laws that make sense of it.
+    laws: tuple[str, ...] = ("P1", "P2", "P3", "P5", "P6", "P7")
+
+    def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
+        """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""
+        raise NotImplementedError
+
+    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+        """The data of a value, differentiable, and its bool mask of full shape; None for a plain tensor."""
+        raise NotImplementedError
+
+    def is_value(self, value: Any) -> bool:
+        """Whether `observe` can look at it."""
+        return isinstance(value, Tensor)
+
+    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`fn` on wrapped and plain arguments."""
+        return fn(*args, **kwargs)
+
+    def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
+        """The gradient of a plain scalar with respect to each input, wrapped or plain; None where it takes no part."""
+        return list(torch.autograd.grad(scalar, list(inputs), create_graph=create_graph, allow_unused=True))
+
+    def modes(self) -> dict[str, Subject]:
+        """The same implementation run otherwise (compiled, vmapped): by name, to be compared with this one."""
+        return {}
+
+
+def find_subject(name: str | None = None) -> Subject:
+    """The subject called `name`: an entry point, ``module:attribute``, ``records`` or ``zeros``.
+
+    Without a name: the environment's OP_REGISTRY_SUBJECT, else the entry point ``default``, else the bare records.
+    """
+    name = name or os.environ.get("OP_REGISTRY_SUBJECT")
+    points = {p.name: p for p in importlib.metadata.entry_points(group=GROUP)}
+    if name is None:
+        name = "default" if "default" in points else "records"
+    if name in ("records", "zeros"):
+        from op_registry.conformance import record_subject
+
+        return record_subject.records if name == "records" else record_subject.zeros
+    if name in points:
+        found = points[name].load()
+    elif ":" in name:
+        module, _, attribute = name.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        known = ", ".join(sorted({"records", "zeros", *points}))
+        raise LookupError(f"no subject is called {name!r}; there are {known}, and module:attribute")
+    subject = found() if isinstance(found, type) else found
+    if not isinstance(subject, Subject):
+        raise TypeError(f"{name} is {subject!r}, not an op_registry.conformance.Subject")
+    return subject

@@ -1,0 +1,248 @@
+"""Which trials there are for an operator, and what came of each: the part of the runner that runs in a worker."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from op_registry.conformance import gradients, laws, modes
+from op_registry.conformance.gaps import covers, gaps_of
+from op_registry.conformance.laws import Broken, NotAsked, Refusal, Trial
+from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
+from op_registry.conformance.samples import DatabaseOperator, Operator, Sample, chosen, operator_named
+from op_registry.conformance.subject import Subject, find_subject
+from op_registry.errors import MaskedSemanticsError
+
+LAWS: dict[str, laws.Law] = {
+    "P1": laws.all_valid_identity,
+    "P2": laws.compress,
+    "P3": laws.non_interference,
+    "P5": gradients.gradients_are_derivatives,
+    "P6": modes.views_alias,
+}
+MODES = ("aot_eager", "inductor")
+ALL_LAWS = (*LAWS, "P7")
+
+# The outcomes of a trial, best first. A refusal is no broken law, but no answer either.
+STATUSES = ("pass", "not asked", "refused", "gap", "broken", "error")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run for each operator. Everything that a result depends on, so that a run can be taken up again."""
+
+    subject: str | None = None
+    laws: tuple[str, ...] = ("P1", "P2", "P3", "P5", "P6", "P7")
+    # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
+    most: int | None = 4
+    masks: tuple[str, ...] = KINDS
+    # Names of dtypes, "preferred" for float32 where there is one, "all" for whatever the operator takes.
+    dtypes: str = "preferred"
+    modes: tuple[str, ...] = ("aot_eager",)
+    seed: int = 0
+    # One sample only, by its number in the database.
+    sample: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one trial that did not pass."""
+
+    law: str
+    description: str
+    status: str
+    message: str
+    repro: str
+
+
+@dataclass
+class Report:
+    """Everything about one operator: how many trials of each law came out how, and those that did not pass."""
+
+    operator: str
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """Broken laws and unexpected errors, outside of named gaps."""
+        return [o for o in self.outcomes if o.status in ("broken", "error")]
+
+    def count(self, status: str) -> int:
+        """How many trials of all laws came out so."""
+        return sum(c.get(status, 0) for c in self.counts.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the results file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> Report:
+        """From the results file."""
+        outcomes = [Outcome(**o) for o in kept.pop("outcomes")]
+        return cls(**kept, outcomes=outcomes)
+
+
+def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
+    """The dtypes in which a law is tried."""
+    if law == "P5":
+        return [operator.gradient_dtype] if operator.gradient_dtype is not None else []
+    if settings.dtypes == "preferred":
+        return [operator.preferred_dtype] if operator.dtypes else []
+    if settings.dtypes == "all":
+        return sorted(operator.dtypes, key=str)
+    wanted = [getattr(torch, name) for name in settings.dtypes.split(",")]
+    return [dtype for dtype in wanted if dtype in operator.dtypes]
+
+
+def kinds_of(law: str, settings: Settings) -> list[str]:
+    """The masks under which a law is tried."""
+    wanted = {
+        "P1": WHOLE,
+        "P3": PARTIAL,
+        "P6": ("unstored", "half", "empty", "broadcast"),
+        "P7": ("half",),
+    }.get(law, KINDS)
+    return [kind for kind in settings.masks if kind in wanted]
+
+
+def trials_of(operator: Operator, law: str, subject: Subject, settings: Settings) -> Iterator[tuple[str, Trial]]:
+    """Every trial of a law, with its description."""
+    most = settings.most
+    if law == "P7" and settings.sample is None:
+        most = 1
+    for dtype in dtypes_of(operator, law, settings):
+        samples = [s for s in operator.samples(dtype) if s.tensors]
+        picked = (
+            [s for s in samples if s.number == settings.sample]
+            if settings.sample is not None
+            else chosen(samples, most)
+        )
+        for sample in picked:
+            for kind in kinds_of(law, settings):
+                masks = masking(kind, sample.tensors, settings.seed)
+                if masks is not None:
+                    yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
+
+
+def describe(sample: Sample, kind: str) -> str:
+    """A trial in a few words, which gaps may quote."""
+    return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}"
+
+
+def repro(operator: Operator, law: str, description: str, settings: Settings, mode: str | None = None) -> str:
+    """The command line that runs one trial."""
+    dtype, _, number, kind = description.split()
+    subject = f" --subject {settings.subject}" if settings.subject else ""
+    chosen_mode = f" --mode {mode}" if mode else ""
+    return (
+        f"python -m op_registry check --op {operator.name} --law {law} --sample {number} --mask {kind} "
+        f"--dtype {dtype} --seed {settings.seed}{chosen_mode}{subject}"
+    )
+
+
+def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
+    """Every trial of an operator. `say` is told what is about to run, so that a crash has a name."""
+    operator = operator_named(name) if isinstance(name, str) else name
+    subject = find_subject(settings.subject)
+    report = Report(operator.name)
+    started = time.monotonic()
+    gaps = list(gaps_of(operator))
+    failed_gaps: set[int] = set()
+    asked_gaps: set[int] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for law in settings.laws:
+            if law not in subject.laws:
+                continue
+            checks: list[tuple[str | None, laws.Law]] = (
+                [(None, LAWS[law])] if law in LAWS else [(mode, _in_mode(mode)) for mode in settings.modes]
+            )
+            for mode, check in checks:
+                for description, trial in trials_of(operator, law, subject, settings):
+                    line = repro(operator, law, description, settings, mode)
+                    say(line)
+                    status, message = outcome_of(check, trial)
+                    spoken = [n for n, gap in enumerate(gaps) if covers(gap, law, description)]
+                    asked_gaps.update(spoken if status != "not asked" else [])
+                    if spoken and status in ("broken", "error", "refused"):
+                        failed_gaps.update(spoken)
+                        status, message = "gap", f"{gaps[spoken[0]].why} ({message})"
+                    _keep(report, law, description, status, message, line)
+        if "P1" in settings.laws and settings.sample is None:
+            _errors(operator, subject, settings, report, say)
+    for n in asked_gaps - failed_gaps:
+        report.outcomes.append(
+            Outcome(gaps[n].law, gaps[n].where, "broken", f"a named gap no longer fails: {gaps[n]}; take it out", "")
+        )
+        report.counts.setdefault(gaps[n].law, Counter())["broken"] += 1
+    report.seconds = time.monotonic() - started
+    report.counts = {law: dict(counts) for law, counts in report.counts.items()}
+    return report
+
+
+def _in_mode(mode: str) -> laws.Law:
+    return lambda trial: modes.modes_agree(trial, mode)
+
+
+def _errors(
+    operator: Operator, subject: Subject, settings: Settings, report: Report, say: Callable[[str], None]
+) -> None:
+    """P1 for the calls that torch refuses."""
+    if not isinstance(operator, DatabaseOperator):
+        return
+    for sample in operator.error_samples():
+        if not sample.tensors:
+            continue
+        description = f"{str(sample.dtype).removeprefix('torch.')} error {sample.number} unstored"
+        line = f"python -m op_registry check --op {operator.name} --law P1"
+        say(line)
+        status, message = outcome_of(laws.same_errors, Trial(subject, sample, _none(sample)))
+        _keep(report, "P1", description, status, message, line)
+
+
+def _none(sample: Sample) -> Any:
+    made = masking("unstored", sample.tensors)
+    assert made is not None
+    return made
+
+
+def _keep(report: Report, law: str, description: str, status: str, message: str, line: str) -> None:
+    report.counts.setdefault(law, Counter())[status] += 1
+    if status == "not asked":
+        if message.startswith("no oracle"):
+            report.reasons[message] = report.reasons.get(message, 0) + 1
+    elif status != "pass":
+        report.outcomes.append(Outcome(law, description, status, message, line))
+
+
+def outcome_of(check: laws.Law, trial: Trial) -> tuple[str, str]:
+    """The status of one trial, and what there is to say about it."""
+    try:
+        check(trial)
+    except NotAsked as reason:
+        return "not asked", str(reason)
+    except Broken as reason:
+        return "broken", str(reason)
+    except (Refusal, MaskedSemanticsError) as reason:
+        return "refused", _first_line(reason)
+    except Exception as error:
+        if laws.plain_fails(trial):
+            return "not asked", "plain torch raises as well"
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+        return "error", f"{type(error).__name__}: {_first_line(error)}{where}"
+    return "pass", ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]

@@ -1,0 +1,91 @@
+"""Seeing every operator call that a piece of Python code makes, as the dispatcher sees it: whole, above autograd.
+
+``torch.var(x, 1)`` is seen as ``aten.var.dim`` and ``F.linear`` as ``aten.linear.default``, before torch takes
+composite operators apart. An :class:`Interpreter` decides what each call gives; what it wants to know about a tensor
+it keeps in a table beside it, so that plain tensors travel through the code under test, with no tensor subclass.
+
+Torch admits only three kinds of mode at this place in the dispatcher; an interpreter is made one of them by name
+(:class:`SchemaCheckMode`) and shares nothing else with it. Checked with torch 2.11 to 2.13; tests/test_conformance.py
+has the test of the assumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
+    """Runs code with `evaluate` in the place of every operator call, and a note kept on every tensor worth one."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
+        # The tensor is kept with its note: an id alone may be used again.
+        self._notes: dict[int, tuple[Tensor, Any]] = {}
+        # What a factory (zeros_like …) gives is copied on its way to Python, and known again by its memory.
+        self._factory_notes: dict[int, tuple[Tensor, Any]] = {}
+
+    def note(self, tensor: Tensor, note: Any, op: OpOverload | None = None) -> Tensor:
+        """Remember `note` about `tensor`, which `op` has made, and which is given back."""
+        self._notes[id(tensor)] = (tensor, note)
+        if op is not None and op._schema.name.endswith("_like") and tensor.numel():
+            self._factory_notes[tensor.data_ptr()] = (tensor, note)
+        return tensor
+
+    def noted(self, tensor: Any) -> Any:
+        """What is remembered about `tensor`, or None."""
+        entry = self._notes.get(id(tensor))
+        if entry is None and self._factory_notes and tensor.layout is torch.strided and tensor.numel():
+            entry = self._factory_notes.get(tensor.data_ptr())
+            if entry is not None and entry[0].shape != tensor.shape:
+                return None
+        return entry[1] if entry is not None else None
+
+    def anything_noted(self, args: Any, kwargs: Any) -> bool:
+        """Whether a tensor among the arguments has a note."""
+        return any(self.noted(leaf) is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `fn` with every operator call in it evaluated by this interpreter."""
+        with enable_python_dispatcher(), self:
+            return fn(*args, **kwargs)
+
+    def decompose(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """Run torch's own definition of a composite operator, its pieces evaluated in turn."""
+        return self.run(op.decompose, *args, **kwargs)
+
+    def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of one call, in which plain tensors stand for whatever the notes say of them."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Python stand-ins for C++ kernels, which the dispatcher's Python side brings with it, would change rounding.
+        with no_python_dispatcher():
+            return self.evaluate(func, args, kwargs or {})
+
+
+class Recorder(Interpreter):
+    """Writes down every call as torch would make it, composite operators whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
+
+    def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.calls.append((op, args, kwargs))
+        return op(*args, **kwargs)
+
+
+def calls_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpOverload]:
+    """The overloads that a call of `fn` makes, in order."""
+    recorder = Recorder()
+    recorder.run(fn, *args, **kwargs)
+    return [op for op, _, _ in recorder.calls]

@@ -1,0 +1,223 @@
+"""Which operators are served, and how: asked of the same `resolve` that dispatch asks.
+
+Each entry of torch's operator database, and each core aten overload, is one of
+
+    rule            a rule of its own
+    derived         the rule of its functional or single-tensor form
+    decomposes      torch's own definition, every piece of which is served (found by taking it apart, not believed)
+    opaque          right where everything is valid, refused elsewhere
+    refused         refused, for a reason
+    not applicable  there is nothing to mask, or this machine cannot run it, for a reason
+    missing         nothing is known of it, or of a piece
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from op_registry.conformance.samples import (
+    NO_TENSOR,
+    NOT_ON_THIS_MACHINE,
+    DatabaseOperator,
+    Sample,
+    chosen,
+    database,
+)
+from op_registry.conformance.watching import Interpreter
+from op_registry.registry import registry
+from op_registry.resolve import resolve
+from op_registry.rule import takes_tensor
+from op_registry.variants import single_form
+
+STATES = ("rule", "derived", "decomposes", "opaque", "refused", "not applicable", "missing")
+SERVED = ("rule", "derived", "decomposes")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one operator is served."""
+
+    name: str
+    state: str
+    # The piece that is missing, the reason of a refusal, the categories of its rules.
+    note: str
+    family: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.state}{f' ({self.note})' if self.note else ''}"
+
+
+class Explorer(Interpreter):
+    """Follows masked tensors through a plain call, and writes down how each operator on the way is served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[OpOverload, str] = {}
+
+    def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.anything_noted(args, kwargs):
+            return op(*args, **kwargs)
+        state = state_of(op)
+        if state == "decomposes":
+            self.found[op] = state
+            return self.decompose(op, args, kwargs)
+        self.found[op] = state
+        result = op(*args, **kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.note(leaf, True)
+        return result
+
+
+def state_of(op: OpOverload) -> str:
+    """How `resolve` serves an overload; "decomposes" is believed here, see :class:`Explorer`."""
+    meaning = resolve(op)
+    if meaning.rule is not None:
+        if meaning.rule.category.name in ("opaque", "refused"):
+            return meaning.rule.category.name
+        return "rule" if meaning.base is op else "derived"
+    if meaning.kind == "each of a list":
+        single = single_form(op)
+        served = single is not None and any(state_of(getattr(single, name)) in SERVED for name in single.overloads())
+        return "derived" if served else "missing"
+    return "decomposes" if meaning.kind == "decomposes" else "missing"
+
+
+def family_of(op: OpOverload) -> str:
+    """The file of the rule book that an overload's rule stands in."""
+    rule = resolve(op).rule
+    return rule.where.rpartition("/")[2].partition(".")[0] if rule is not None else ""
+
+
+def _pieces(sample: Sample) -> dict[OpOverload, str] | None:
+    """Every operator on the way of a sample, with how it is served; None where plain torch cannot run it."""
+    explorer = Explorer()
+    for tensor in sample.tensors:
+        explorer.note(tensor, True)
+    torch.manual_seed(0)
+    try:
+        explorer.run(sample.fn, *sample.args, **sample.kwargs)
+    except Exception:
+        return explorer.found or None
+    return explorer.found
+
+
+def entry_of(operator: DatabaseOperator, most: int = 40) -> Entry:
+    """How an entry of the database is served, by what its samples call."""
+    if not operator.dtypes:
+        return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
+    samples = operator.samples(operator.preferred_dtype)
+    if not samples:
+        return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
+    with_tensors = [s for s in samples if s.tensors]
+    if not with_tensors:
+        return Entry(operator.name, "not applicable", NO_TENSOR, "")
+    pieces: dict[OpOverload, str] = {}
+    ran = False
+    for sample in chosen(with_tensors, most):
+        found = _pieces(sample)
+        if found is not None:
+            ran = True
+            pieces |= found
+    if not ran:
+        return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
+    return _entry(operator.name, pieces)
+
+
+def _entry(name: str, pieces: dict[OpOverload, str]) -> Entry:
+    families = Counter(f for op in pieces if (f := family_of(op)))
+    family = families.most_common(1)[0][0] if families else ""
+    for state in ("missing", "refused", "opaque"):
+        having = sorted(str(op) for op, s in pieces.items() if s == state)
+        if having:
+            return Entry(name, state, ", ".join(having), family)
+    served = [s for s in pieces.values() if s in SERVED]
+    if "decomposes" in served or len(pieces) > 1:
+        state = "decomposes" if "decomposes" in served else "rule"
+        return Entry(name, state, "", family)
+    return Entry(name, served[0] if served else "not applicable", "" if served else "calls no operator", family)
+
+
+def entries() -> Iterator[Entry]:
+    """Every entry of torch's operator database."""
+    with warnings.catch_warnings():
+        # Samples of deprecated and experimental operators say so.
+        warnings.simplefilter("ignore")
+        for operator in database().values():
+            yield entry_of(operator)
+
+
+def core_overloads() -> list[OpOverload]:
+    """The aten overloads that torch tags as core and that take a tensor."""
+    found = []
+    for name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name, None)
+        if not isinstance(packet, torch._ops.OpOverloadPacket):
+            continue
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            if torch.Tag.core in op.tags and takes_tensor(op):
+                found.append(op)
+    return found
+
+
+def core_entries() -> Iterator[Entry]:
+    """Every core aten overload."""
+    for op in core_overloads():
+        state = state_of(op)
+        yield Entry(str(op), state, "" if state in SERVED else f"{op}", family_of(op))
+
+
+def table(found: Sequence[Entry], title: str) -> str:
+    """Counts by family and in total."""
+    families: dict[str, Counter[str]] = {}
+    for entry in found:
+        families.setdefault(entry.family or "-", Counter())[entry.state] += 1
+    head = f"{title:16s}" + "".join(f"{state:>15s}" for state in STATES)
+    lines = [head]
+    lines += [
+        f"{family:16s}" + "".join(f"{families[family][state]:15d}" for state in STATES) for family in sorted(families)
+    ]
+    total = Counter(entry.state for entry in found)
+    lines.append(f"{'total ' + str(len(found)):16s}" + "".join(f"{total[state]:15d}" for state in STATES))
+    return "\n".join(lines)
+
+
+def listing(found: Sequence[Entry]) -> str:
+    """One line an entry, for the file that tests hold the table to."""
+    return "\n".join(str(entry) for entry in sorted(found, key=lambda e: e.name))
+
+
+def expectation() -> str:
+    """What tests/coverage.expect holds: how each entry and each core overload is served."""
+    return f"{listing(list(entries()))}\n\n{listing(list(core_entries()))}"
+
+
+def report(verbose: bool = False) -> str:
+    """The whole of `python -m op_registry coverage`."""
+    entries_found, core = list(entries()), list(core_entries())
+    served = sum(e.state in SERVED for e in entries_found)
+    parts = [
+        table(entries_found, "family"),
+        "",
+        table(core, "core aten"),
+        "",
+        f"{len(entries_found)} entries of torch's operator database: {served} served as rule, derived or decomposes; "
+        f"{len(registry)} overloads have a rule",
+    ]
+    for state in ("missing", "refused", "not applicable"):
+        having = [e for e in [*entries_found, *core] if e.state == state]
+        if having:
+            parts += ["", f"{state}:", *(f"    {e.name}: {e.note}" for e in having)]
+    if verbose:
+        parts += ["", listing(entries_found)]
+    return "\n".join(parts)
