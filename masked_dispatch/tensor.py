@@ -38,8 +38,12 @@ class MaskedTensor(torch.Tensor):
     _stored: Tensor | None
     # The views that share this tensor's validity; None as long as nothing shares it.
     _family: Family | None = None
+    # Whether this is a view of another dtype: several elements share a validity, so it cannot be written through.
+    _mask_is_a_copy: bool = False
     # The family's memory that `_stored` is a part of, to notice when that has been exchanged.
     _cut_from: Tensor | None = None
+    # A copy of a validity that is going to be written to, and the state of the family that it was taken in.
+    _snapshot: tuple[int, Tensor] | None = None
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
 

@@ -30,13 +30,13 @@ class Family:
     memory    int8, one for each element from the first to the last of `data`; None until a write changes validity
     lent      whether a result outside the family holds `memory`, so that it must be copied before the next write
     external  whether members' validity is memory of the caller's, who may write to it at any time
-    written_in_graph  whether the graph under construction has written to the validity
+    writes    how often the graph under construction, or a functorch transform, has written to the validity
 
     Members know their family, not the other way round: they look their validity up (`validity_of`), and cut it anew
     from memory that has been exchanged. (Weak references to tensors would keep nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("data", "external", "lent", "memory", "snapshots", "validity", "written_in_graph")
+    __slots__ = ("data", "external", "lent", "memory", "validity", "writes")
 
     def __init__(self, founder: MaskedTensor, external: bool = False) -> None:
         self.data = founder._data
@@ -44,8 +44,7 @@ class Family:
         self.memory: Tensor | None = None
         self.lent = False
         self.external = external
-        self.written_in_graph = False
-        self.snapshots: dict[int, tuple[int, Tensor]] = {}
+        self.writes = 0
         founder._family = self
 
     def own(self) -> None:
@@ -92,38 +91,24 @@ def lent_validity(tensor: MaskedTensor) -> Tensor | None:
     family = tensor._family
     if family is None:
         return tensor._validity
-    if tensor._carries_transform:
-        return tensor._validity if tensor._validity is None else tensor._validity.clone()
-    if being_traced(tensor._data):
-        return _lent_while_tracing(tensor, family)
-    if family.memory is not None:
-        family.lent = True
-    elif family.external:
-        return _snapshot(family, tensor)
-    return tensor._validity
-
-
-def _lent_while_tracing(tensor: MaskedTensor, family: Family) -> Tensor | None:
-    """In a graph nothing can be copied afterwards: copy once a write was seen, and remember that others hold it."""
     validity = tensor._validity
     if validity is None:
         return None
-    if family.written_in_graph:
-        return validity.clone()
-    family.lent = True
+    if tensor._carries_transform or being_traced(tensor._data):
+        # Nothing can be copied afterwards, when a write comes. (Where none comes, compilers drop the copy.)
+        return _snapshot(tensor, validity, family.writes)
+    if family.memory is not None:
+        family.lent = True
+    elif family.external and not validity.is_inference():
+        return _snapshot(tensor, validity, validity._version)
     return validity
 
 
-def _snapshot(family: Family, tensor: MaskedTensor) -> Tensor | None:
-    """A copy of validity that the caller may write to, taken once for each state it has been in."""
-    validity = tensor._validity
-    if validity is None or being_traced(validity) or validity.is_inference():
-        return validity
-    version, copy = family.snapshots.get(id(tensor), (-1, validity))
-    if version != validity._version:
-        copy = validity.clone()
-        family.snapshots[id(tensor)] = (validity._version, copy)
-    return copy
+def _snapshot(tensor: MaskedTensor, validity: Tensor, version: int) -> Tensor:
+    """A copy of validity that is going to be written to, taken once for each state it has been in."""
+    if tensor._snapshot is None or tensor._snapshot[0] != version:
+        tensor._snapshot = (version, validity.clone())
+    return tensor._snapshot[1]
 
 
 def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = False) -> None:
@@ -134,13 +119,17 @@ def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = F
     view._family = family
 
 
-def own_validity_in_transform(base: MaskedTensor) -> None:
-    """Before the first view of `base` inside a functorch transform: a validity of its own, mapped as the data is.
+def own_validity_before_views(base: MaskedTensor) -> None:
+    """While tracing and inside functorch transforms, before the first view of `base`: a validity of its own.
 
     The views' validities are views of it, and a write goes into it; it must not be an argument's or earlier result's.
     """
-    if base._family is None and base._validity is not None:
-        base._stored = torch.zeros_like(base._data, dtype=torch.int8) + base._validity
+    if base._family is None and base._stored is not None:
+        if base._carries_transform:
+            # Mapped over as the data is.
+            base._stored = torch.zeros_like(base._data, dtype=torch.int8) + base._stored
+        else:
+            base._stored = base._stored.clone()
 
 
 def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
@@ -148,11 +137,11 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
     current = tensor._validity
     if current is validity:
         return
-    if validity is not None:
-        validity = as_int8(validity)
     if being_traced(tensor._data) or tensor._carries_transform:
         _write_in_place(tensor, validity)
         return
+    if validity is not None:
+        validity = as_int8(validity)
     family = tensor._family
     if family is None:
         tensor._stored = validity
@@ -179,21 +168,18 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
     if family is None:
         tensor._stored = validity
         return
+    if tensor._snapshot is not None and tensor._snapshot[0] == family.writes and tensor._snapshot[1] is validity:
+        return
     where = "functorch transform" if tensor._carries_transform else "compiled region"
-    if current is None or current.shape != tensor._data.shape:
+    if current is None or current.shape != tensor._data.shape or family.memory is not None:
         raise MaskedSemanticsError(
             f"inside a {where}, this write would change how the validity of a tensor of shape {tuple(tensor.shape)} is "
             f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per "
-            f"element), which "
-            "cannot be done there. Give it a full mask before (x.mask_with(x.get_mask())), or write out of place."
+            "element), which cannot be done there. Give it a full mask before (x.mask_with(x.get_mask())), or write "
+            "out of place."
         )
-    if family.lent:
-        raise MaskedSemanticsError(
-            f"inside a {where}, this write would change the validity of a tensor of shape {tuple(tensor.shape)} that "
-            "earlier results of the region share. Write before you read, or write to a copy: x = x.clone()."
-        )
-    family.written_in_graph = True
+    family.writes += 1
     if validity is None:
         current.fill_(1)
     else:
-        current.copy_(validity)
+        current.copy_(as_int8(validity))

@@ -14,7 +14,7 @@ from masked_dispatch.gradient import fitted, masked_gradient, opened
 from masked_dispatch.interception import called_by_functorch, redispatch, tracking_views_and_versions, under_transform
 from masked_dispatch.messages import returned_to_torch_func
 from masked_dispatch.tensor import InTransform, MaskedTensor, wrap, wrap_in_transform
-from masked_dispatch.validity import lent_validity, make_view_family, own_validity_in_transform
+from masked_dispatch.validity import lent_validity, make_view_family, own_validity_before_views
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, being_traced
 from op_registry.rule import Rule, Run
@@ -33,7 +33,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands what it does not know
             record = opened(base)
             if isinstance(base, InTransform):
-                own_validity_in_transform(base)
+                own_validity_before_views(base)
                 record = Dense(base._data, base._validity)
             return _join(base, run(record, *args[1:], **kwargs), wrap_in_transform)
         view = redispatch(op, keyset, args, kwargs)
@@ -68,6 +68,7 @@ def view_below(run: Run, args: Any, kwargs: Any) -> Any:
     """The view itself: of data and validity both, in one family with its base."""
     base = args[0]
     if being_traced(base._data):
+        own_validity_before_views(base)
         return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
     with tracking_views_and_versions():
         return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
@@ -79,4 +80,5 @@ def _join(base: MaskedTensor, result: Any, wrap: Callable[..., MaskedTensor] = w
     view = wrap(result.data, fitted(result))
     if result.data.dtype is base.dtype:
         make_view_family(base, view)
+    view._mask_is_a_copy = base._mask_is_a_copy or result.data.dtype is not base.dtype
     return view

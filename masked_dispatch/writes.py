@@ -21,6 +21,7 @@ from masked_dispatch.interception import (
 )
 from masked_dispatch.tensor import MaskedTensor
 from masked_dispatch.validity import lent_validity, write_validity
+from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, fill_where_invalid
 
 aten = torch.ops.aten
@@ -37,6 +38,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):
             return update(target, result)
+        check_writable(op, target, result)
         if under_transform():
             assign_below(target, result)
             return target
@@ -75,6 +77,18 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
     if not torch.can_cast(result.dtype, target.dtype) and op is not aten.copy_.default:
         raise RuntimeError(
             f"result type {result.dtype} can't be cast to the desired output type {target.dtype} (in {op})"
+        )
+
+
+def check_writable(op: OpOverload, target: MaskedTensor, result: Tensor) -> None:
+    """A view of another dtype holds a copy of its base's mask: values may be written through it only where all is
+    valid.
+    """
+    if target._mask_is_a_copy and (target._validity is not None or getattr(result, "_validity", None) is not None):
+        raise MaskedSemanticsError(
+            f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
+            f"mask is a "
+            "copy: several of its elements share one element of the base. Write to the base, or to view.clone()."
         )
 
 

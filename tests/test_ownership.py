@@ -370,3 +370,24 @@ def test_a_compiled_region_cannot_unshare_what_it_has_read() -> None:
 
     with pytest.raises(Exception, match="earlier results of the region share"):
         read_then_write(ragged())
+
+
+# -------------------------------------------------------------------------------- views of another dtype
+
+
+@pytest.mark.parametrize("view", [torch.view_as_real, lambda x: x.view(torch.float32), lambda x: x.view(torch.float32)[0]])
+def test_a_view_of_another_dtype_is_not_written_through(view) -> None:  # noqa: ANN001
+    x = md.masked_tensor(torch.zeros(2, 2, dtype=torch.complex64), torch.tensor([[T, F], [T, T]]))
+    parts = view(x)
+    with pytest.raises(md.MaskedSemanticsError, match="would write through a view of another dtype"):
+        parts.fill_(1.0)
+    assert mask_of(x) == [[T, F], [T, T]]
+    assert x.to_tensor(0).abs().sum() == 0
+
+
+def test_a_view_of_another_dtype_is_written_through_where_nothing_is_masked() -> None:
+    x = md.masked_tensor(torch.zeros(2, dtype=torch.complex64))
+    torch.view_as_real(x).fill_(1.0)
+    assert x.tolist() == [1 + 1j, 1 + 1j]
+    with pytest.raises(md.MaskedSemanticsError, match="would write through a view of another dtype"):
+        torch.view_as_real(x).copy_(invalid(2, 2))
