@@ -138,3 +138,19 @@ def flattened(x: Dense) -> Dense:
 def kept_shape(x: Dense, dims: tuple[int, ...]) -> list[int]:
     """The shape of a reduction of `x` over `dims` that keeps them."""
     return [1 if d in dims else size for d, size in enumerate(x.shape)]
+
+
+def along(size: int, dim: int, like: Tensor) -> Tensor:
+    """The positions 0, 1, … of a dimension of `like`, shaped to broadcast with it."""
+    return torch.arange(size, device=like.device).reshape((-1,) + (1,) * (like.ndim - 1 - dim % like.ndim))
+
+
+def places_valid_first(validity: Tensor, dim: int) -> Tensor:
+    """For each element the place that it takes when valid ones move to the front of `dim`, all in their old order.
+
+    ``new.scatter(dim, places, old)`` moves there, ``new.gather(dim, places)`` back.
+    """
+    size = validity.shape[dim]
+    valid_so_far = as_int8(validity).cumsum(dim, dtype=torch.int64)
+    count = valid_so_far.narrow(dim, size - 1, 1)
+    return torch.where(as_bool(validity), valid_so_far - 1, count + along(size, dim, validity) - valid_so_far)
