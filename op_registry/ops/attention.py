@@ -174,13 +174,18 @@ def _scaled_dot_product_flash_attention_for_cpu(
     scale: float | None = None,
 ) -> tuple[Dense, Dense]:
     p = plan(query, key, value, attn_mask, is_causal)
-    mask = p.attn_mask
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    mask = _as_bias(p.attn_mask, query.dtype)
     output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
         query.filled(0), key.filled(0), value.filled(0), dropout_p, p.is_causal, attn_mask=mask, scale=scale
     )
     return Dense(output, p.output), Dense(logsumexp, None if p.rows is None else p.rows.squeeze(-1))
+
+
+def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores: these operators, unlike the one that calls them, do not know True and False."""
+    if allowed is None or allowed.dtype is not torch.bool:
+        return allowed
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, -torch.inf)
 
 
 @masked_rule(aten._scaled_dot_product_attention_math.default, category=ATTENTION)
@@ -196,12 +201,14 @@ def _scaled_dot_product_attention_math(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Dense, Dense]:
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = attn_mask.like(attn_mask.data.to(query.dtype))
     p = plan(query, key, value, attn_mask, is_causal, enable_gqa)
     output, weights = aten._scaled_dot_product_attention_math(
         query.filled(0),
         key.filled(0),
         value.filled(0),
-        p.attn_mask,
+        _as_bias(p.attn_mask, query.dtype),
         dropout_p,
         p.is_causal,
         None if dropout_mask is None else dropout_mask.filled(True),
@@ -269,7 +276,7 @@ def _native_multi_head_attention(
         if mask_type == 1:
             excluded = excluded[:, None, None]
             validity = None if validity is None else validity[:, None, None]
-        allowed = Dense(~excluded, validity)
+        allowed = Dense(torch.zeros_like(excluded, dtype=query.dtype).masked_fill(excluded, -torch.inf), validity)
     if need_weights:
         mixed, weights = _run(math.default, q, k, v, allowed)
         if average_attn_weights:

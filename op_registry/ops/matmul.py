@@ -118,13 +118,13 @@ def matmul(op: OpOverload, self: Dense, other: Dense) -> Dense:
 @masked_rule(aten.linear.default, category=CONTRACTION)
 def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
     data = aten.linear(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0))
-    if weight.validity is None:
+    if weight.ndim == 1:
+        validity = matmul_validity(input, weight)
+    elif weight.validity is None:
         # One validity for a token stays one validity for a token.
         validity = None if input.shape[-1] == 0 else input.some(-1, keepdim=True)
-    elif input.ndim == 1 or weight.ndim == 1:
-        validity = matmul_validity(input, weight if weight.ndim == 1 else transposed(weight))
     else:
-        validity = product_validity(input, transposed(weight))
+        validity = matmul_validity(input, transposed(weight))
     return with_bias(data, validity, bias)
 
 
