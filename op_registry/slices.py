@@ -126,7 +126,11 @@ def _squared(values: Tensor) -> Tensor:
 
 
 def reduced_dims(x: Dense, dim: Dims) -> tuple[int, ...]:
-    """The dimensions that `dim` names, as non-negative numbers."""
+    """The dimensions that `dim` names, as non-negative numbers; one that does not exist raises torch's own error."""
+    bound = max(x.ndim, 1)
+    for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
+        if not -bound <= d < bound:
+            x.data.squeeze(d)
     return all_dims(dim, x.ndim)
 
 
