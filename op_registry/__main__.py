@@ -66,6 +66,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         modes=tuple(given.mode) if given.mode else tier.modes,
         seed=given.seed,
         sample=given.sample,
+        each_overload_once=not given.op,
     )
 
 

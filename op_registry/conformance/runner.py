@@ -202,7 +202,7 @@ class _Bar:
 
     def __init__(self, total: int, done: int) -> None:
         try:
-            from tqdm import tqdm
+            from tqdm import tqdm  # type: ignore[import-untyped]
         except ImportError:
             self.bar: Any = None
         else:

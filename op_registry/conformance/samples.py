@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves, tree_map
 
-from op_registry.conformance.watching import calls_of
+from op_registry.conformance.watching import Recorder, calls_of
 from op_registry.registry import registry
 from op_registry.rule import packet_name
 
@@ -269,6 +269,37 @@ def overloads_by_entry(most: int = 40) -> dict[str, tuple[OpOverload, ...]]:
                 seen |= dict.fromkeys(calls_made(sample))
         found[name] = tuple(seen)
     return found
+
+
+def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpOverload], bool]) -> Iterator[Sample]:
+    """A sample for each overload that an operator's samples call: the overload itself, with what it was given there.
+
+    What compilers are asked to compile: the functions of the database are written in ways that no compiler reads.
+    """
+    seen: set[OpOverload] = set()
+    for sample in chosen(operator.samples(dtype), 40):
+        recorder = Recorder()
+        try:
+            recorder.run(sample.fn, *sample.args, **sample.kwargs)
+        except Exception:
+            # What plain torch cannot run on this machine is no sample.
+            continue
+        for op, given, named in recorder.calls:
+            if op in seen or skip(op):
+                continue
+            seen.add(op)
+            # The recorded arguments may be views of one another, or have been written to since.
+            args, kwargs = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, (given, named))
+            random_draw = torch.Tag.nondeterministic_seeded in op.tags
+            yield Sample(
+                op,
+                args,
+                kwargs,
+                sample.number,
+                dtype,
+                differentiable=sample.differentiable,
+                valueless=sample.valueless or random_draw,
+            )
 
 
 def calls_made(sample: Sample) -> list[OpOverload]:

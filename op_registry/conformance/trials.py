@@ -11,12 +11,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from op_registry.conformance import gradients, laws, modes
 from op_registry.conformance.gaps import covers, gaps_of
 from op_registry.conformance.laws import Broken, NotAsked, Refusal, Trial
 from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
-from op_registry.conformance.samples import DatabaseOperator, Operator, Sample, chosen, operator_named
+from op_registry.conformance.samples import (
+    DatabaseOperator,
+    Operator,
+    Sample,
+    chosen,
+    entries_by_overload,
+    operator_named,
+    overload_samples,
+)
 from op_registry.conformance.subject import Subject, find_subject
 from op_registry.errors import MaskedSemanticsError
 
@@ -49,6 +58,8 @@ class Settings:
     seed: int = 0
     # One sample only, by its number in the database.
     sample: int | None = None
+    # P7 for an overload in the first entry that calls it, and in no other.
+    each_overload_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,31 +128,40 @@ def kinds_of(law: str, settings: Settings) -> list[str]:
 
 def trials_of(operator: Operator, law: str, subject: Subject, settings: Settings) -> Iterator[tuple[str, Trial]]:
     """Every trial of a law, with its description."""
-    most = settings.most
-    if law == "P7" and settings.sample is None:
-        most = 1
     for dtype in dtypes_of(operator, law, settings):
-        samples = [s for s in operator.samples(dtype) if s.tensors]
-        picked = (
-            [s for s in samples if s.number == settings.sample]
-            if settings.sample is not None
-            else chosen(samples, most)
-        )
-        for sample in picked:
+        if law == "P7":
+            samples = list(overload_samples(operator, dtype, _another_entry_asks(operator, settings)))
+        else:
+            samples = operator.samples(dtype)
+        samples = [s for s in samples if s.tensors]
+        if settings.sample is not None:
+            samples = [s for s in samples if s.number == settings.sample]
+        elif law != "P7":
+            samples = chosen(samples, settings.most)
+        for sample in samples:
             for kind in kinds_of(law, settings):
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
 
 
+def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:
+    """Whether an overload is left to the first entry that calls it, in a run over all of them."""
+    if not settings.each_overload_once:
+        return lambda op: False
+    owners = entries_by_overload()
+    return lambda op: owners.get(op, (operator.name,))[0] != operator.name
+
+
 def describe(sample: Sample, kind: str) -> str:
     """A trial in a few words, which gaps may quote."""
-    return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}"
+    overload = f" {sample.fn}" if isinstance(sample.fn, OpOverload) else ""
+    return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}{overload}"
 
 
 def repro(operator: Operator, law: str, description: str, settings: Settings, mode: str | None = None) -> str:
     """The command line that runs one trial."""
-    dtype, _, number, kind = description.split()
+    dtype, _, number, kind = description.split()[:4]
     subject = f" --subject {settings.subject}" if settings.subject else ""
     chosen_mode = f" --mode {mode}" if mode else ""
     return (

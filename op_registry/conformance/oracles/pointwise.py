@@ -43,15 +43,14 @@ def _where_valid(c: Call, slots: list[Slot], plain: Any) -> Any:
 
 # Elementwise operators that torch does not tag as pointwise.
 oracle(
-    """complex polar hardswish bernoulli floor_divide rsub special_ndtr
-    special_polygamma isclose isreal chalf divide subtract multiply true_divide float_power log_sigmoid selu relu6
-    square conj_physical positive isfinite absolute to _to_copy type_as clone contiguous detach lift_fresh alias negative
-    greater greater_equal less less_equal not_equal fix clip arccos arccosh arcsin arcsinh arctan arctanh arctan2
-    special_expit special_logit special_round special_sinc special_erf special_erfc special_erfinv special_exp2
-    special_expm1 special_gammaln special_gammainc special_gammaincc special_digamma special_psi special_i0
-    special_log1p special_multigammaln special_xlogy
-    _conj_physical celu elu softplus mish hardsigmoid silu heaviside threshold trunc max.other min.other
-    resolve_conj resolve_neg ldexp _autocast_to_reduced_precision _autocast_to_full_precision"""
+    """complex polar hardswish bernoulli floor_divide rsub special_ndtr special_polygamma isclose isreal chalf divide
+    subtract multiply true_divide float_power log_sigmoid selu relu6 square conj_physical positive isfinite absolute
+    to _to_copy type_as clone contiguous detach lift_fresh alias negative greater greater_equal less less_equal
+    not_equal fix clip arccos arccosh arcsin arcsinh arctan arctanh arctan2 special_expit special_logit
+    special_round special_sinc special_erf special_erfc special_erfinv special_exp2 special_expm1 special_gammaln
+    special_gammainc special_gammaincc special_digamma special_psi special_i0 special_log1p special_multigammaln
+    special_xlogy _conj_physical celu elu softplus mish hardsigmoid silu heaviside threshold trunc max.other
+    min.other resolve_conj resolve_neg ldexp _autocast_to_reduced_precision _autocast_to_full_precision"""
 )(elementwise)
 
 

@@ -1,0 +1,247 @@
+"""Test the testers: each law is given rules and subjects that are broken on purpose, and has to complain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from op_registry import Dense, registry
+from op_registry.conformance.record_subject import Records, records
+from op_registry.conformance.samples import operator_named
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.trials import LAWS, Outcome, Settings, outcome_of, run_operator, trials_of
+from op_registry.records import valid_in_all
+
+aten = torch.ops.aten
+
+
+def complaints(law: str, entry: str, subject: Subject = records, **settings: Any) -> list[str]:
+    """What a law has to say about an operator, under the rules that hold now."""
+    found = []
+    chosen = Settings(laws=(law,), most=3, **settings)
+    for description, trial in trials_of(operator_named(entry), law, subject, chosen):
+        status, message = outcome_of(LAWS[law], trial)
+        if status in ("broken", "error"):
+            found.append(f"{description}: {message}")
+    return found
+
+
+@pytest.fixture
+def replace() -> Iterator[Callable[[Any, Callable[..., Any]], None]]:
+    with registry.overlay() as mine:
+        yield lambda op, function: mine.replace(op, function)
+
+
+def sum_of_everything(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
+    """Leaks garbage: hidden elements are added up like the others."""
+    return Dense(aten.sum.dim_IntList(x.data, dim, keepdim, dtype=dtype), x.some(dim, keepdim))
+
+
+def sum_masked_afterwards(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
+    """Multiplies by the mask: right until there is a NaN below it."""
+    data = x.data if x.valid is None else x.data * x.valid
+    return Dense(aten.sum.dim_IntList(data, dim, keepdim, dtype=dtype), x.some(dim, keepdim))
+
+
+def mean_by_numel(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
+    """Divides by the number of elements, valid or not."""
+    return Dense(aten.mean.dim(x.filled(0), dim, keepdim, dtype=dtype), x.some(dim, keepdim))
+
+
+def softmax_with_nan(x: Dense, dim: int, dtype: Any = None) -> Dense:
+    """Gives NaN, valid, for a row without a valid element."""
+    return Dense(torch.softmax(x.filled(float("-inf")), dim, dtype=dtype))
+
+
+def transpose_data_only(x: Dense, dim0: int, dim1: int) -> Dense:
+    """Loses the mask."""
+    return Dense(x.data.transpose(dim0, dim1))
+
+
+def transpose_to_plain(x: Dense, dim0: int, dim1: int) -> Tensor:
+    """A plain result where one with a mask is due."""
+    return x.data.transpose(dim0, dim1)
+
+
+def mul_of_garbage(x: Dense, other: Any) -> Dense:
+    """Right forward; backward, each operand's gradient reads what is hidden in the other: 0 · NaN."""
+    theirs = other.data if isinstance(other, Dense) else other
+    return Dense(x.data * theirs, valid_in_all(x, other))
+
+
+def mul_without_gradient(x: Dense, other: Any) -> Dense:
+    """Loses the derivative by one operand."""
+    theirs = other.filled(1) if isinstance(other, Dense) else other
+    return Dense(x.filled(1).detach() * theirs, valid_in_all(x, other))
+
+
+def exp_in_another_way(x: Dense) -> Dense:
+    """Not the same to the last bit."""
+    return x.like(torch.expm1(x.data) + 1)
+
+
+def exp_in_double(x: Dense) -> Dense:
+    """Another dtype."""
+    return x.like(torch.exp(x.data).double())
+
+
+def cumsum_from_the_end(x: Dense, dim: int, *, dtype: Any = None) -> Dense:
+    """The right numbers in the wrong order."""
+    return x.like(x.filled(0).flip(dim).cumsum(dim, dtype=dtype).flip(dim))
+
+
+def raises_on_nan(x: Dense) -> Dense:
+    """Whether it raises depends on what is hidden."""
+    if x.data.isnan().any():
+        raise ValueError("there is a NaN")
+    return x.like(torch.exp(x.data))
+
+
+@pytest.mark.parametrize(
+    "law, entry, op, broken, says",
+    [
+        ("P1", "exp", aten.exp.default, exp_in_another_way, "values differ"),
+        ("P1", "exp", aten.exp.default, exp_in_double, "float64"),
+        ("P2", "sum", aten.sum.dim_IntList, sum_of_everything, "differ"),
+        ("P2", "mean", aten.mean.dim, mean_by_numel, "differ"),
+        ("P2", "softmax", aten.softmax.int, softmax_with_nan, "mask"),
+        ("P2", "transpose", aten.transpose.int, transpose_data_only, "mask"),
+        ("P2", "transpose", aten.transpose.int, transpose_to_plain, "a plain tensor, where"),
+        ("P2", "cumsum", aten.cumsum.default, cumsum_from_the_end, "differ"),
+        ("P3", "sum", aten.sum.dim_IntList, sum_of_everything, "under the mask"),
+        ("P3", "sum", aten.sum.dim_IntList, sum_masked_afterwards, "with nan under the mask"),
+        ("P3", "mul", aten.mul.Tensor, mul_of_garbage, "gradient"),
+        ("P3", "exp", aten.exp.default, raises_on_nan, "it raises ValueError: there is a NaN, otherwise it gives"),
+        ("P5", "mean", aten.mean.dim, mean_by_numel, "gradient 0"),
+        ("P5", "mul", aten.mul.Tensor, mul_without_gradient, "gradient 0: none"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_rule_is_caught(law: str, entry: str, op: Any, broken: Any, says: str, replace: Any) -> None:
+    assert complaints(law, entry) == []
+    replace(op, broken)
+    found = complaints(law, entry)
+    assert any(says in line for line in found), found[:3] or "nothing was said"
+
+
+class MaskedGradients(Records):
+    """Gives every tensor a masked gradient, plain ones too."""
+
+    def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
+        found = super().gradients(scalar, inputs, create_graph)
+        return [Dense(g, None) if isinstance(g, Tensor) else g for g in found]
+
+
+class PlainGradients(Records):
+    """Gives every tensor a plain gradient, masked ones too."""
+
+    def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
+        found = super().gradients(scalar, inputs, create_graph)
+        return [g.data if isinstance(g, Dense) else g for g in found]
+
+
+class GrownGradients(Records):
+    """The gradient of a masked tensor is valid everywhere."""
+
+    def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
+        found = super().gradients(scalar, inputs, create_graph)
+        return [Dense(g.data, None) if isinstance(g, Dense) else g for g in found]
+
+
+@pytest.mark.parametrize(
+    "subject, says",
+    [
+        (MaskedGradients(), "a masked gradient for a plain tensor"),
+        (PlainGradients(), "a plain gradient for a masked tensor"),
+        (GrownGradients(), "mask"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_gradients_of_the_wrong_kind_are_caught(subject: Subject, says: str) -> None:
+    found = complaints("P5", "mul", subject)
+    assert any(says in line for line in found), found[:3] or "nothing was said"
+
+
+class OtherwiseWrong(Records):
+    """Has a mode that gives something else."""
+
+    laws = (*Records.laws, "P7")
+
+    def modes(self) -> dict[str, Subject]:
+        return {"aot_eager": _Doubled()}
+
+
+class _Doubled(Records):
+    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = super().call(fn, *args, **kwargs)
+        return result.like(result.data * 2)
+
+
+def outcomes(entry: str, law: str, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    monkeypatch.setattr("op_registry.conformance.trials.find_subject", lambda name: subject)
+    return run_operator(entry, Settings(laws=(law,), most=2)).failures
+
+
+def test_a_mode_that_differs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcomes("exp", "P7", OtherwiseWrong(), monkeypatch)
+    assert any("aot_eager: result 0" in o.message for o in found), found
+
+
+class CopiesViews(Subject):
+    """MaskedTensor, except that what should be views are copies."""
+
+    def __init__(self) -> None:
+        from masked_dispatch.conformance_subject import eager
+
+        self.eager = eager
+        self.name = "copies"
+
+    def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
+        return self.eager.wrap(data, mask, requires_grad)
+
+    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+        return self.eager.observe(value)
+
+    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = self.eager.call(fn, *args, **kwargs)
+        return result.clone() if result is not args[0] else result
+
+
+def test_a_view_that_copies_is_caught() -> None:
+    from masked_dispatch.conformance_subject import eager
+
+    assert complaints("P6", "permute", eager) == []
+    found = complaints("P6", "permute", CopiesViews())
+    assert any("in the base, mask" in line for line in found), found[:3] or "nothing was said"
+
+
+def test_zero_filling_is_no_masked_tensor() -> None:
+    """Plain torch on zeros obeys P3, and next to nothing else."""
+    from op_registry.conformance.record_subject import zeros
+
+    assert complaints("P3", "mean", zeros) == []
+    assert complaints("P2", "mean", zeros) != []
+    assert complaints("P5", "mean", zeros) != []
+
+
+def test_a_gap_that_no_longer_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from op_registry.conformance import gaps
+    from op_registry.rule import Gap
+
+    monkeypatch.setitem(gaps.TABLE, "exp", (Gap("P2", "not a gap at all"),))
+    found = outcomes("exp", "P2", records, monkeypatch)
+    assert ["a named gap no longer fails" in o.message for o in found] == [True]
+
+
+def test_a_named_gap_is_no_failure(monkeypatch: pytest.MonkeyPatch, replace: Any) -> None:
+    from op_registry.conformance import gaps
+    from op_registry.rule import Gap
+
+    replace(aten.mean.dim, mean_by_numel)
+    replace(aten.mean.default, lambda x, *, dtype=None: mean_by_numel(x, None, dtype=dtype))
+    monkeypatch.setitem(gaps.TABLE, "mean", (Gap("P2", "divides by all elements"),))
+    assert outcomes("mean", "P2", records, monkeypatch) == []
