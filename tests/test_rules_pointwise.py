@@ -325,9 +325,12 @@ def test_dropout_draws_for_every_position() -> None:
     assert torch.equal(as_bool(result.validity), mask)
 
 
-def test_dropout_outside_of_training_is_the_input_itself() -> None:
+def test_dropout_of_nothing_is_the_input_itself() -> None:
     x = masked([1.0, NAN], [1, 0])
     assert call(aten.dropout.default, x, 0.5, False) is x
+    assert call(aten.feature_dropout.default, x, 0.0, True) is x
+    with pytest.raises(RuntimeError, match="probability"):
+        call(aten.dropout.default, x, 2.0, False)
 
 
 @pytest.mark.parametrize("garbage", [NAN, -1.0, 7.0])

@@ -40,8 +40,8 @@ aten = torch.ops.aten
     takes_op=True,
 )
 def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
-    """Drops valid and invalid elements alike; outside of training the input itself, as in torch."""
-    if not train and 0 <= p <= 1:
+    """Drops valid and invalid elements alike; as in torch, the input itself where there is nothing to drop."""
+    if 0 <= p <= 1 and (p == 0 or not train or input.data.numel() == 0):
         return input
     return input.like(op(input.data, p, train))
 
