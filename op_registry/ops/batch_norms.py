@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import NORMALIZATION
-from op_registry.ops.norms import affine, returned_dtype, shaped, standardised
+from op_registry.ops.norms import affine, returned_dtype, shaped, standardised, statistics_dtype
 from op_registry.records import Dense, valid_in_all
 from op_registry.slices import Moments, masked_slices
 
@@ -96,6 +96,12 @@ def over_batch(x: Dense) -> tuple[int, ...]:
     return tuple(d for d in range(x.ndim) if d != 1)
 
 
+def by_channel(m: Moments, scale: Tensor, dtype: torch.dtype) -> tuple[Dense, Dense]:
+    """The batch's mean, and one by its deviation, as torch saves them."""
+    exists = m.exists.reshape(-1)
+    return Dense(m.mean.reshape(-1).to(dtype), exists), Dense(scale.reshape(-1).to(dtype), exists)
+
+
 @masked_slices(aten.batch_norm, category=NORMALIZATION)
 def batch_norm(
     op: OpOverload,
@@ -145,8 +151,7 @@ def native_batch_norm(
         return by_given_statistics(op, x, parameters, arguments)
     result, m, scale = by_own_statistics(x, weight, bias, over_batch(x), eps)
     mean, var = moved_on(running_mean, running_var, m, momentum)
-    exists = m.exists.reshape(-1)
-    saved = (result, Dense(m.mean.reshape(-1), exists), Dense(scale.reshape(-1), exists))
+    saved = (result, *by_channel(m, scale, statistics_dtype(x, *parameters)))
     if op is not aten._native_batch_norm_legit_functional.default:
         write(running_mean, mean)
         write(running_var, var)
@@ -162,8 +167,7 @@ def native_batch_norm_without_running(
     """Always by the batch's own statistics."""
     check(op, x, (weight, bias), (training, momentum, eps))
     result, m, scale = by_own_statistics(x, weight, bias, over_batch(x), eps)
-    exists = m.exists.reshape(-1)
-    return result, Dense(m.mean.reshape(-1), exists), Dense(scale.reshape(-1), exists)
+    return (result, *by_channel(m, scale, statistics_dtype(x, weight, bias)))
 
 
 @masked_slices(

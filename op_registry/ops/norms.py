@@ -62,6 +62,11 @@ def returned_dtype(x: Dense, parameters: Sequence[Dense | None], one_slice: Call
     return dtype
 
 
+def statistics_dtype(x: Dense, *parameters: Dense | None) -> torch.dtype:
+    """The dtype in which torch returns mean and scale: the parameters', which may be wider than the input's."""
+    return next((p.dtype for p in parameters if p is not None), x.dtype)
+
+
 def plain(record: Dense | None) -> Tensor | None:
     return None if record is None else record.data.detach()
 
@@ -101,7 +106,7 @@ def layer_norm(
     result = Dense(affine(values, weight, bias).to(dtype), valid_in_all(x, weight, bias))
     if op is aten.layer_norm.default:
         return result
-    kept = weight.dtype if weight is not None else x.dtype
+    kept = statistics_dtype(x, weight, bias)
     return result, Dense(m.mean.to(kept), m.exists), Dense(scale.to(kept), m.exists)
 
 
@@ -174,7 +179,7 @@ def native_group_norm(
 ) -> tuple[Dense, Dense, Dense]:
     """With the statistics of each sample's groups."""
     result, m, scale = grouped(x, weight, bias, group, eps, x.dtype)
-    kept = weight.dtype if weight is not None else x.dtype
+    kept = statistics_dtype(x, weight, bias)
     exists = m.exists.reshape(m.exists.shape[:2])
     return (
         result,
