@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.broadcast import aligned
+from op_registry.broadcast import aligned, present
 from op_registry.categories import ACCUMULATION, INDEXING, known_all_valid, masked_rule
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, accumulation_dtype, all_valid, as_bool, as_int8, intersect
@@ -64,11 +64,8 @@ def _rows_validity(weight: Dense, safe: Tensor) -> Tensor | None:
 
 def _scaled_by_frequency(data: Tensor, safe: Tensor, indices: Dense, rows: int) -> Tensor:
     """The same rows, whose gradient is divided by the number of valid indices that ask for the row."""
-    counts = data.new_zeros(rows).index_add(
-        0,
-        safe.reshape(-1),
-        indices.full_validity.reshape(-1).to(data.dtype),  # type: ignore[union-attr]
-    )
+    asked = present(indices).reshape(-1).to(data.dtype)
+    counts = data.new_zeros(rows).index_add(0, safe.reshape(-1), asked)
     share = 1 / counts.clamp(min=1).index_select(0, safe.reshape(-1)).reshape(safe.shape).unsqueeze(-1)
     value = data.detach()
     return value + (data - value) * share
@@ -165,7 +162,7 @@ def _bags(
     starts = offsets.data[:-1] if include_last_offset else offsets.data
     positions = torch.arange(indices.shape[0], device=indices.device)
     bag = torch.bucketize(positions, starts.to(torch.int64), right=True) - 1
-    rows: Dense = _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+    rows = _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
     dtype = rows.dtype
     elements, validity = rows.data.to(accumulation_dtype(dtype)), rows.validity
     if per_sample_weights is not None:
@@ -173,9 +170,10 @@ def _bags(
         factors = per_sample_weights.validity
         validity = intersect(validity, None if factors is None else factors.unsqueeze(-1))
     # What torch would have taken in, and what of it is valid.
-    there = (indices.data != padding_idx if indices.valid is None else (indices.data != padding_idx) | ~indices.valid)[
-        :, None
-    ]
+    there = indices.data != padding_idx
+    if indices.valid is not None:
+        there = there | ~indices.valid
+    there = there.unsqueeze(1)
     taken = there if validity is None else there & as_bool(validity)
 
     def per_bag(flags: Tensor) -> Tensor:
@@ -186,9 +184,9 @@ def _bags(
     n = per_bag(taken)
     valid = (n > 0) | (per_bag(there) == 0)
     if mode == MAX:
-        lowest_first = torch.where(taken, elements, -torch.inf)
-        start = lowest_first.new_full((len(starts), elements.shape[1]), -torch.inf)
-        greatest = start.index_reduce(0, bag, lowest_first, "amax")
+        candidates = torch.where(taken, elements, -torch.inf)
+        start = candidates.new_full((len(starts), elements.shape[1]), -torch.inf)
+        greatest = start.scatter_reduce(0, bag.unsqueeze(1).expand_as(candidates), candidates, "amax")
         output = torch.where(n > 0, greatest, 0)
     else:
         start = elements.new_zeros((len(starts), elements.shape[1]))

@@ -31,7 +31,7 @@ def _shares(x: Dense, spatial: int) -> Tensor:
     v = aligned(x)
     assert v is not None
     return v.expand(*v.shape[:-spatial], *x.shape[-spatial:]).to(
-        torch.float64 if x.dtype is torch.float64 else torch.float32
+        torch.float32 if x.dtype.is_floating_point and x.dtype is not torch.float64 else torch.float64
     )
 
 
@@ -42,22 +42,24 @@ def averaged(
     average: Callable[[Tensor], Tensor], x: Dense, spatial: int, beside_padding: bool = False, divide: bool = True
 ) -> Dense:
     """`average(tensor)` over valid elements. `beside_padding`: its divisor counts padding, which is always there."""
-    data = average(x.filled(0))
     if x.validity is None:
-        return Dense(data)
+        return Dense(average(x.data))
+    whole_numbers = not x.dtype.is_floating_point
+    filled = x.filled(0)
+    data = average(filled.to(torch.float64) if whole_numbers else filled)
     shares = _shares(x, spatial)
     share = average(shares)
     valid = share != 0
     if not divide:
-        return Dense(data, as_int8(valid))
+        return Dense(data.trunc().to(x.dtype) if whole_numbers else data, as_int8(valid))
     if beside_padding:
         whole = average(shares.new_ones((*[1] * (x.ndim - spatial), *x.shape[-spatial:])))
         share = 1 - (whole - share)
     # A window without valid elements is divided by 1: its derivative has to be finite.
     exact = data / torch.where(valid, share, 1)
-    if not data.is_floating_point():
+    if whole_numbers:
         # Integer averages are cut off; a quotient that rounding has put just below a whole number is that number.
-        exact = (exact * (1 + 1e-6)).trunc()
+        return Dense((exact * (1 + 1e-6)).trunc().to(x.dtype), as_int8(valid))
     return Dense(exact.to(data.dtype), as_int8(valid))
 
 
