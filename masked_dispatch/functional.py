@@ -52,7 +52,7 @@ class _AllValid(NamedTuple):
 def _to_parts(value: Any) -> Any:
     if not isinstance(value, MaskedTensor):
         return value
-    if value._validity is None:
+    if value._given_validity is None:
         return _AllValid(_ops.data_of(value))
     return _Parts(_ops.data_of(value), _ops.validity_of(value).expand(value.shape))
 
@@ -89,7 +89,7 @@ def _split(tree: Any) -> tuple[Any, list[_Mark]]:
             marks.append(None)
             data.append(leaf)
         else:
-            marks.append(() if leaf._validity is None else (_ops.validity_of(leaf),))
+            marks.append(() if leaf._given_validity is None else (_ops.validity_of(leaf),))
             data.append(_ops.data_of(leaf))
     return tree_unflatten(data, spec), marks
 

@@ -144,6 +144,11 @@ def make_data_pointer_raise(tensor: torch.Tensor) -> None:
     torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
+# share_storage(view, base): a view's wrapper has the storage (empty as it is) of its base's, by which compilers notice
+# that two inputs of a graph overlap.
+share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
+
+
 def accept_unused_outputs(masked_type: type, wrap: Callable[..., torch.Tensor]) -> None:
     """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
 

@@ -19,10 +19,13 @@ from masked_dispatch.interception import (
     no_torch_function,
 )
 from masked_dispatch.messages import returned_to_torch_func
-from masked_dispatch.validity import Family
+from masked_dispatch.validity import Family, GraphWrites, Writable
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records import being_traced, fill_where_invalid
 from op_registry.registry import digest_of, source_digest
+
+# What a compiled graph relies on: whether there is a validity, the rules, and (equal for all) who may write to it.
+Context = tuple[bool, str, Writable | None]
 
 
 class MaskedTensor(torch.Tensor):
@@ -44,6 +47,10 @@ class MaskedTensor(torch.Tensor):
     _cut_from: Tensor | None = None
     # A copy of a validity that is going to be written to, and the state of the family that it was taken in.
     _snapshot: tuple[int, Tensor] | None = None
+    # The validity that compiled graphs were given, and what they were given for it.
+    _alias: tuple[Tensor, Tensor] | None = None
+    # Whether compiled graphs write into this tensor's validity.
+    _graph_writes: GraphWrites | None = None
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
 
@@ -67,6 +74,17 @@ class MaskedTensor(torch.Tensor):
     @_validity.setter
     def _validity(self, validity: Tensor | None) -> None:
         self._stored = validity
+
+    @property
+    def _given_validity(self) -> Tensor | None:
+        # What a graph is given: an alias that no other tensor holds, so that the graph relies on no two masks being the
+        # same object, which would have it compiled again whenever that changes.
+        validity = self._validity
+        if validity is None or being_traced(validity):
+            return validity
+        if self._alias is None or self._alias[0] is not validity:
+            self._alias = (validity, validity.detach())
+        return self._alias[1]
 
     # ------------------------------------------------------------------------------------------------- accessors
 
@@ -114,21 +132,32 @@ class MaskedTensor(torch.Tensor):
 
     # ------------------------------------------------------------------------------- protocol: flatten, copy, pickle
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[bool, str]]:
+    def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes here: each would be guarded on. The registry's version is, so that a replaced rule is seen.
         if self._validity is None:
-            return ["_data"], (False, registry.version)
-        return ["_data", "_validity"], (True, registry.version)
+            return ["_data"], (False, registry.version, None)
+        if self._graph_writes is None:
+            self._graph_writes = GraphWrites()
+        return ["_data", "_given_validity"], (True, registry.version, self._graph_writes.on(self))
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: tuple[bool, str], outer_size: Any, outer_stride: Any
+        inner: dict[str, Tensor], context: Context, outer_size: Any, outer_stride: Any
     ) -> MaskedTensor:
-        wrapper = wrap(inner["_data"], inner.get("_validity"))
+        wrapper = wrap(inner["_data"], inner.get("_given_validity"))
         if being_traced(wrapper._data):
             accept_unused_outputs(MaskedTensor, wrap)
             Family(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
+            wrapper._graph_writes = None if context[2] is None else context[2].common
         return wrapper
+
+    @classmethod
+    def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:
+        if expected[:2] != actual[:2]:
+            return False
+        if expected[2] is not None and actual[2] is not None and expected[2].common.seen:
+            actual[2].make_way()
+        return True
 
     def __coerce_tangent_metadata__(self) -> MaskedTensor:
         # Tangents are traced without a mask: what lies outside it is zero, and no mask pattern is guessed.

@@ -10,7 +10,7 @@ copies first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -77,6 +77,57 @@ class Family:
                 "it was made from, where nothing is known to be valid. Mask the larger tensor instead."
             )
         return self.memory.as_strided(data.shape, data.stride(), max(offset, 0))
+
+
+class GraphWrites:
+    """Whether a graph that was traced with a tensor among its inputs writes into the tensor's validity.
+
+    A graph writes where the validity lies, and other tensors may hold it. So the guards of such a graph, which see its
+    inputs before every run, give each a validity of its own. The flatten context carries what they need to do so.
+    """
+
+    __slots__ = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def on(self, tensor: MaskedTensor) -> Writable:
+        """What the flatten context of `tensor` carries."""
+        return Writable(self, None if being_traced(tensor._data) else tensor)
+
+
+class Writable:
+    """A tensor whose validity a graph may write into; while it is traced, and kept in guards: none. All are equal."""
+
+    __slots__ = ("common", "tensor")
+
+    def __init__(self, common: GraphWrites, tensor: MaskedTensor | None = None) -> None:
+        self.common = common
+        self.tensor = tensor
+
+    def make_way(self) -> None:
+        """Give the tensor a validity that nobody else holds."""
+        tensor = self.tensor
+        if tensor is None:
+            return
+        family = tensor._family or Family(tensor)
+        if not family.external:
+            family.own()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Writable)
+
+    def __hash__(self) -> int:
+        return hash(Writable)
+
+    def __repr__(self) -> str:
+        return "Writable()"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Writable:
+        return Writable(self.common)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Writable, (GraphWrites(),)
 
 
 def _last_element(data: Tensor) -> int:
@@ -179,6 +230,8 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
             "out of place."
         )
     family.writes += 1
+    if tensor._graph_writes is not None:
+        tensor._graph_writes.seen = True
     if validity is None:
         current.fill_(1)
     else:

@@ -11,7 +11,13 @@ from torch._ops import OpOverload
 
 from masked_dispatch.calls import Kernel
 from masked_dispatch.gradient import fitted, masked_gradient, opened
-from masked_dispatch.interception import called_by_functorch, redispatch, tracking_views_and_versions, under_transform
+from masked_dispatch.interception import (
+    called_by_functorch,
+    redispatch,
+    share_storage,
+    tracking_views_and_versions,
+    under_transform,
+)
 from masked_dispatch.messages import returned_to_torch_func
 from masked_dispatch.tensor import InTransform, MaskedTensor, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity, make_view_family, own_validity_before_views
@@ -60,6 +66,7 @@ def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedT
     """as_strided addresses memory, so the family's validity must lie in memory that is addressed as the data is."""
     with tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
+        share_storage(view, base)
         make_view_family(base, view, addressed=base._validity is not None)
     return view
 
@@ -78,6 +85,7 @@ def _join(base: MaskedTensor, result: Any, wrap: Callable[..., MaskedTensor] = w
     if isinstance(result, (list, tuple)):
         return type(result)(_join(base, r, wrap) for r in result)
     view = wrap(result.data, fitted(result))
+    share_storage(view, base)
     if result.data.dtype is base.dtype:
         make_view_family(base, view)
     view._mask_is_a_copy = base._mask_is_a_copy or result.data.dtype is not base.dtype
