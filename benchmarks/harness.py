@@ -55,10 +55,10 @@ def thread_seconds(call: Call, times: int) -> float:
     return (time.thread_time() - start) / times
 
 
-def compare(
-    candidates: Mapping[str, Call], reference: str, *, rounds: int = 41, at_least: float = 2e-3, warm_up: int = 3
-) -> dict[str, Timing]:
-    """Each candidate's time and its ratio to `reference`; a measurement lasts `at_least` seconds."""
+def measure(
+    candidates: Mapping[str, Call], *, rounds: int = 41, at_least: float = 2e-3, warm_up: int = 3
+) -> dict[str, list[float]]:
+    """Seconds of one call of each candidate, round by round; a measurement lasts `at_least` seconds."""
     times = {}
     for name, call in candidates.items():
         for _ in range(warm_up):
@@ -75,7 +75,7 @@ def compare(
                 measured[name].append(thread_seconds(candidates[name], times[name]))
     finally:
         gc.enable()
-    return {name: timing(measured[name], measured[reference]) for name in names}
+    return measured
 
 
 def timing(seconds: Sequence[float], reference: Sequence[float]) -> Timing:

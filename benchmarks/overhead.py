@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from benchmarks.harness import Call, Goal, Timing, compare, console, duration, print_table, progress
+from benchmarks.harness import Call, Goal, Timing, console, duration, measure, print_table, progress, timing
 
 SIZE = 64
 
@@ -86,7 +86,8 @@ def run(rounds: int = 41) -> list[Goal]:
             measured = math.nan
             try:
                 with torch.set_grad_enabled(requires_grad):
-                    timings[name] = compare(candidates(name, requires_grad), "plain", rounds=rounds)
+                    seconds = measure(candidates(name, requires_grad), rounds=rounds)
+                timings[name] = {kind: timing(s, seconds["plain"]) for kind, s in seconds.items()}
                 measured = timings[name]["masked_dispatch"].ratio
             except md.MaskedSemanticsError as error:
                 console.print(f"[red]{name}, {grad}: refused[/red] {error}")

@@ -2,23 +2,27 @@
 
 Three candidates: masked_dispatch under torch.compile; the line that people write by hand, `torch.where` with a bool
 mask, under torch.compile; and a one-pass C++ kernel, which is what the machine can do (kernels.cpp).
-The gradient of forward+backward is handed in, and every candidate gives a gradient for x.
+The gradient of forward+backward is handed in, and every candidate gives a gradient for x. Masked in, masked out: what
+comes before and after is no part of the figure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
-from benchmarks.harness import Call, Goal, Timing, compare, console, duration, print_table, progress
+from benchmarks.harness import Call, Goal, console, duration, measure, print_table, progress, timing
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
 
 SIZE = 2048
+
+# Operation → candidate → seconds, round by round.
+Measured = dict[str, dict[str, list[float]]]
 
 MASKED: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1),
@@ -78,7 +82,8 @@ def candidates(name: str, size: int = SIZE) -> tuple[dict[str, Call], dict[str, 
     MASKED[name](masked)  # a refusal reads better here than from within the compiler
     leaf = data.clone().requires_grad_()
     by_hand = torch.compile(BY_HAND[name], fullgraph=True)
-    through_mask = torch.compile(lambda x: MASKED[name](x).to_tensor(0.0), fullgraph=True)
+    masked_g = md.as_masked_tensor(g)
+    through_mask = torch.compile(MASKED[name], fullgraph=True)
     kernel = OnePass(name, data, mask.to(torch.int8))
 
     forward: dict[str, Call] = {
@@ -88,7 +93,7 @@ def candidates(name: str, size: int = SIZE) -> tuple[dict[str, Call], dict[str, 
     }
     both: dict[str, Call] = {
         "one-pass kernel": lambda: kernel.forward_backward(g),
-        "masked_dispatch": lambda: torch.autograd.grad(through_mask(masked_leaf), masked_leaf, g)[0],
+        "masked_dispatch": lambda: torch.autograd.grad(through_mask(masked_leaf), masked_leaf, masked_g)[0],
         "by hand": lambda: torch.autograd.grad(by_hand(leaf, mask), leaf, g)[0],
     }
     for calls in (forward, both):
@@ -102,11 +107,31 @@ def candidates(name: str, size: int = SIZE) -> tuple[dict[str, Call], dict[str, 
     return forward, both
 
 
-def run(rounds: int = 21) -> list[Goal]:
+def report(direction: str, measured: Measured, special: dict[str, float], usual: float) -> list[Goal]:
+    """Print what was measured in one direction; its goals. `special` and `usual` bound the ratio to the kernel."""
+    goals, rows = [], []
+    for name, seconds in measured.items():
+        kernel, masked, by_hand = (seconds[c] for c in ("one-pass kernel", "masked_dispatch", "by hand"))
+        own, hand, faster = timing(masked, kernel), timing(by_hand, kernel), timing(by_hand, masked).ratio
+        limit = duration(timing(kernel, kernel).seconds)
+        rows.append([name, limit, f"{own} [{own.low:.2f}–{own.high:.2f}]", str(hand), f"{faster:.1f}"])
+        if name in FASTER_THAN_BY_HAND:
+            promise = f"{name}, {direction}: times faster than by hand"
+            goals.append(Goal(promise, faster, FASTER_THAN_BY_HAND[name], at_least=True))
+        goals.append(Goal(f"{name}, {direction}: × one-pass kernel", own.ratio, special.get(name, usual)))
+    print_table(
+        f"masked reductions under torch.compile, {direction}, {SIZE}², half valid",
+        ("", "one-pass kernel", "masked_dispatch × kernel", "by hand × kernel", "times faster than by hand"),
+        rows,
+    )
+    return goals
+
+
+def run(rounds: int = 21, names: Sequence[str] = tuple(MASKED)) -> list[Goal]:
     refused: list[Goal] = []
-    forward: dict[str, dict[str, Timing]] = {}
-    both: dict[str, dict[str, Timing]] = {}
-    for name in progress(list(MASKED), "reductions"):
+    forward: Measured = {}
+    both: Measured = {}
+    for name in progress(names, "reductions"):
         torch.compiler.reset()
         try:
             calls = candidates(name)
@@ -114,26 +139,9 @@ def run(rounds: int = 21) -> list[Goal]:
             console.print(f"[red]{name}: refused[/red] {error}")
             refused.append(Goal(f"{name}: refused", math.nan, 1))
             continue
-        forward[name], both[name] = (compare(c, "one-pass kernel", rounds=rounds, at_least=5e-3) for c in calls)
-
-    goals = refused
-    for title, timings, (special, usual) in (
-        ("forward", forward, FORWARD_LIMIT),
-        ("forward+backward", both, BOTH_LIMIT),
-    ):
-        rows = []
-        for name, by_candidate in timings.items():
-            own, hand = by_candidate["masked_dispatch"], by_candidate["by hand"]
-            faster = hand.seconds / own.seconds
-            limit = duration(by_candidate["one-pass kernel"].seconds)
-            rows.append([name, limit, f"{own} [{own.low:.2f}–{own.high:.2f}]", str(hand), f"{faster:.1f}"])
-            if name in FASTER_THAN_BY_HAND:
-                promise = f"{name}, {title}: times faster than by hand"
-                goals.append(Goal(promise, faster, FASTER_THAN_BY_HAND[name], at_least=True))
-            goals.append(Goal(f"{name}, {title}: × one-pass kernel", own.ratio, special.get(name, usual)))
-        print_table(
-            f"masked reductions under torch.compile, {title}, 2048², half valid",
-            ("", "one-pass kernel", "masked_dispatch × kernel", "by hand × kernel", "times faster than by hand"),
-            rows,
-        )
-    return goals
+        forward[name], both[name] = (measure(c, rounds=rounds, at_least=5e-3) for c in calls)
+    return [
+        *refused,
+        *report("forward", forward, *FORWARD_LIMIT),
+        *report("forward+backward", both, *BOTH_LIMIT),
+    ]

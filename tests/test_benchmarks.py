@@ -38,7 +38,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 def test_candidates_take_turns() -> None:
     calls: list[str] = []
     candidates = {name: lambda name=name: calls.append(name) for name in "abc"}
-    harness.compare(candidates, "a", rounds=3, at_least=0, warm_up=0)
+    harness.measure(candidates, rounds=3, at_least=0, warm_up=0)
     assert calls[-9:] == list("abcbcacab")
 
 

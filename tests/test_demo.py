@@ -84,6 +84,17 @@ def test_hidden_values_do_not_matter_to_a_model(windows: data.Forecasting) -> No
     assert torch.equal(outputs[0].get_data(), outputs[1].get_data())
 
 
+def test_a_masked_window_is_a_window_without_its_missing_weeks(windows: data.Forecasting) -> None:
+    torch.manual_seed(0)
+    model = models.Forecaster().double()
+    masked = model(md.from_nan(windows.held_out.past[:4].double()))
+    for window, forecast in zip(windows.held_out.past[:4].double(), masked.to_tensor(torch.nan), strict=True):
+        there = ~window.isnan()
+        level = window[there].mean()
+        weeks = model.embed((window[there] - level)[None, :, None]) + model.position[there]
+        torch.testing.assert_close(forecast, level + model.head(model.encoder(weeks).mean(1))[0])
+
+
 def test_filled_competitors_have_no_holes_left(windows: data.Forecasting, pictures: data.Digits) -> None:
     for competitor in forecasting.COMPETITORS[2:]:
         assert not competitor.prepare(windows.train.past).isnan().any()
@@ -101,6 +112,15 @@ def test_adagrad_written_once_changes_only_rows_it_reaches() -> None:
     torch.testing.assert_close(p, by_hand)
     torch.testing.assert_close(state, state_by_hand)
     assert (p[[0, 2, 4]] == 1).all()
+
+
+def test_an_operator_of_ones_own_is_masked_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with md.registry.overlay():
+        cases.own_operator()
+    printed = capsys.readouterr().out
+    assert "has no masked meaning" in printed
+    assert "valid=2/3" in printed
+    assert "P3 holds" in printed
 
 
 def test_pictures_are_drawn(windows: data.Forecasting, pictures: data.Digits, tmp_path) -> None:

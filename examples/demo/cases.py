@@ -142,7 +142,9 @@ def own_operator() -> None:
     rule = op_registry.elementwise(operator)
     say(f"after:  {operator(x)}")
     say(f"rule:   {rule}")
-    say(str(op_registry.check(operator)))
+    verdict = op_registry.check(operator)
+    say(str(verdict))
+    assert verdict, "a law is broken"
 
 
 def show() -> None:
