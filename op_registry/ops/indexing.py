@@ -42,6 +42,22 @@ def dims_of_each(indices: Indices) -> list[range]:
     return dims
 
 
+def counted_once(x: Dense, indices: Indices) -> list[Tensor | None]:
+    """The safe indices, each mask turned into the positions where it is True.
+
+    Data and validity are read with the same positions: while tracing, two counts of a mask would be two unknown sizes.
+    """
+    where: list[Tensor | None] = []
+    for index, dims in zip(indices, dims_of_each(indices), strict=True):
+        safe = None if index is None else index.filled(0)
+        # A mask of the wrong shape is left for torch to refuse.
+        if index is None or safe is None or not is_boolean(index) or safe.shape != x.shape[dims.start : dims.stop]:
+            where.append(safe)
+        else:
+            where += safe.nonzero().unbind(1)
+    return where
+
+
 def validity_of_indices(indices: Indices, ndim: int) -> Tensor | None:
     """Where every integer index is valid, broadcastable to a result of `ndim` dimensions; None: everywhere."""
     used = [i for i, index in enumerate(indices) if index is not None]
@@ -60,8 +76,9 @@ def validity_of_indices(indices: Indices, ndim: int) -> Tensor | None:
 
 @masked_rule(aten.index.Tensor, aten._unsafe_index.Tensor, category=INDEXING, takes_op=True)
 def index(op: OpOverload, x: Dense, indices: Indices) -> Dense:
-    where = safe_indices(indices)
-    data, v = op(x.data, where), aligned(x)
+    v = aligned(x)
+    where = safe_indices(indices) if v is None else counted_once(x, indices)
+    data = op(x.data, where)
     if v is not None:
         indexed = [d for i, dims in zip(indices, dims_of_each(indices), strict=True) if i is not None for d in dims]
         v = op(spread(v, x.shape, indexed), where)
@@ -123,5 +140,9 @@ def take(x: Dense, index: Dense) -> Dense:
 @masked_rule(aten.masked_select.default, category=INDEXING)
 def masked_select(x: Dense, mask: Dense) -> Dense:
     chosen = mask.filled(False)
-    data, v = aten.masked_select(x.data, chosen), x.full_validity
-    return Dense(data, None if v is None else aten.masked_select(v, chosen))
+    if x.validity is None or chosen.dtype is not torch.bool:
+        return Dense(aten.masked_select(x.data, chosen))  # (torch refuses masks that are not bool)
+    shape = torch.broadcast_shapes(x.shape, chosen.shape)
+    # Counted once, for data and validity: while tracing, two counts of one mask would be two unknown sizes.
+    where = chosen.expand(shape).reshape(-1).nonzero().squeeze(1)
+    return x.moved(lambda t: t.expand(shape).reshape(-1).index_select(0, where))

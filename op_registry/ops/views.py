@@ -171,7 +171,10 @@ def slice(
     data, v = op(x.data, dim, start, end, step), aligned(x)
     if v is None or v.shape[dim] == 1:
         return Dense(data, v)
-    return Dense(data, aten.slice.Tensor(v, dim, start, end, step))
+    moved = aten.slice.Tensor(v, dim, start, end, step)
+    # While tracing with a start that only the data will tell, the two sizes would be two unknowns.
+    torch._check(moved.shape[dim] == data.shape[dim])
+    return Dense(data, moved)
 
 
 @masked_rule(aten.narrow_copy.default, category=MOVEMENT)
