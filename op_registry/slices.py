@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from op_registry.categories import Operator, data_of, results_like
-from op_registry.records import Dense, Dims, Number, accumulation_dtype, all_dims, as_bool, as_int8, records_in
+from op_registry.records import (
+    Dense,
+    Dims,
+    Number,
+    accumulation_dtype,
+    all_dims,
+    as_bool,
+    as_int8,
+    being_traced,
+    records_in,
+)
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, overloads_of, written_at
 
@@ -50,11 +60,15 @@ def without(dims: tuple[int, ...], reduced: Tensor, keepdim: bool) -> Tensor:
     return reduced if keepdim or not dims else reduced.squeeze(dims)
 
 
-def identity_or_zero(x: Dense, dims: Dims, identity: Number) -> Tensor:
+def identity_or_zero(x: Dense, dims: Dims, identity: Number) -> Tensor | Number:
     """A fill in the dtype of `x`: the identity, but 0 throughout a slice of which nothing is valid.
 
-    Such a slice of -inf alone would make NaN out of softmax and of the derivative of logsumexp.
+    Such a slice of -inf alone would make NaN out of softmax and of the derivative of logsumexp. That NaN would stay
+    under the mask, where no derivative passes, but anomaly detection would see it. Compiled code is not watched, and
+    asking which slices are empty would cost it a pass over the mask of its own: there the identity is enough.
     """
+    if being_traced(x.data):
+        return identity
     some = x.some(dims, keepdim=True)
     assert some is not None
     return torch.where(as_bool(some), identity, 0.0).to(x.dtype)
