@@ -1,4 +1,9 @@
-"""What torch.compile is told beyond the rules: how a bool mask becomes int8 in a graph.
+"""What torch.compile is told beyond the rules, once somebody compiles.
+
+* Compiled regions may return masked outputs that the loss does not depend on.
+* Higher-order operators (checkpoint …) take masked tensors.
+* Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to a fused multiply-add of inductor's.
+* A bool mask becomes int8 in a graph, as follows.
 
 Inductor loads bool into vectors one byte at a time, which is slower than all the arithmetic of a masked mean. A mask
 that a graph is given is therefore reinterpreted by an operator of its own (`masked_dispatch::bytes_of`, a copy of one
@@ -8,10 +13,38 @@ stored as bool.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
 import torch
+
+
+def prepare_for_tracing() -> None:
+    """Called whenever a masked tensor enters a graph that is being traced; does something once."""
+    from masked_dispatch.interception import accept_unused_outputs, open_higher_order_operators
+    from masked_dispatch.tensor import MaskedTensor, wrap
+
+    accept_unused_outputs(MaskedTensor, wrap)
+    open_higher_order_operators()
+    if "torch._dynamo" in sys.modules:
+        _teach_fused_multiply_add()
+
+
+@functools.cache
+def _teach_fused_multiply_add() -> None:
+    """fma(a, b, c) is a · b + c: elementwise, like addcmul. It is made when inductor's primitives are imported."""
+    import torch._inductor.inductor_prims
+    from masked_dispatch.dispatch import kernels
+    from masked_dispatch.elementwise import elementwise_kernel
+    from op_registry.categories import ELEMENTWISE, run_elementwise
+    from op_registry.rule import Rule
+
+    op = torch.ops.prims.fma.default
+    traits = {"derivative": "bilinear"}
+    # Not through the registry: its version would change in the middle of a graph that relies on it.
+    rule = Rule((op,), ELEMENTWISE, run_elementwise, takes_op=True, where="masked_dispatch/compile.py", traits=traits)
+    kernels.put(op, elementwise_kernel(op, rule))
 
 
 def teach_inductor() -> None:

@@ -29,6 +29,7 @@ from masked_dispatch.elementwise import elementwise_kernel
 from masked_dispatch.interception import (
     aten_overloads,
     in_forward_mode,
+    open_higher_order_operators,
     redispatch,
     register_kernel,
     tracking_views_and_versions,
@@ -221,5 +222,6 @@ def install() -> None:
     set_transform_probe(lambda: under_transform() or in_forward_mode())
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
+    open_higher_order_operators()
     for op in (aten._make_dual.default, aten._unpack_dual.default):
         kernels.put(op, dual_kernel(op))

@@ -34,6 +34,7 @@ from torch.autograd import forward_ad
 from torch.library import Library
 from torch.utils import _pytree
 
+from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
 
 PRE_DISPATCH = DispatchKeySet(DispatchKey.PreDispatch)
@@ -142,6 +143,54 @@ def tracing_before_dispatch() -> bool:
 def make_data_pointer_raise(tensor: torch.Tensor) -> None:
     """A wrapper has no memory of its own; let data_ptr() and dlpack say so instead of handing out address 0."""
     torch._C._set_throw_on_mutable_data_ptr(tensor)
+
+
+def open_higher_order_operators() -> None:
+    """Say what higher-order operators do that are given masked tensors; torch has no kernel for them at PreDispatch.
+
+    1. checkpoint, autocast and grad-mode regions: they go on without the key, and what they run meets our kernels
+    2. nested_compile_region: the region is run in place, where it is
+    3. those that need a kernel of their own for tensors that are not plain (cond, scan …): refused
+
+    Serves those that exist by now: called at import, and again before a graph is traced.
+    """
+    for name, operator in torch._ops._higher_order_ops.items():
+        if DispatchKey.PreDispatch in operator.py_kernels:
+            continue
+        if name == "invoke_subgraph":
+            kernel = _run_in_place
+        elif operator.py_kernels or name == "custom_function_call":
+            kernel = _refusal(name)
+        else:
+            kernel = _going_on(operator)
+        operator.py_impl(DispatchKey.PreDispatch)(kernel)
+
+
+def _run_in_place(subgraph: Callable[..., Any], _: Any, *operands: Any) -> Any:
+    return subgraph(*operands)
+
+
+def _going_on(operator: Any) -> Callable[..., Any]:
+    def without_key(*args: Any, **kwargs: Any) -> Any:
+        # Not by excluding the key, which would hide what the operator runs from our kernels too.
+        keys = operator.non_fallthrough_keys
+        operator.non_fallthrough_keys = keys.remove(DispatchKey.PreDispatch)
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            operator.non_fallthrough_keys = keys
+
+    return without_key
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise MaskedSemanticsError(
+            f"torch.ops.higher_order.{name} takes no masked tensors. Hand in x.get_data() and x.get_mask(), make the masked "
+            "tensor inside with as_masked_tensor(data, mask), and return y.to_tensor(fill) and y.get_mask()."
+        )
+
+    return refuse
 
 
 # share_storage(view, base): a view's wrapper has the storage (empty as it is) of its base's, by which compilers notice

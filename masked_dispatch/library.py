@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.construct import mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, opened
-from masked_dispatch.interception import accept_unused_outputs
-from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.tensor import MaskedTensor
 from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid, intersect
 
 _library = Library("masked_dispatch", "DEF")
@@ -25,7 +25,7 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTen
     # under other rules, or by another version of this library, is not found again in torch's caches.
     del book
     if being_traced(data):
-        accept_unused_outputs(MaskedTensor, wrap)
+        prepare_for_tracing()
     if mask is None:
         return closed(Dense(data, None))
     validity, shared = stored_validity(data, mask)

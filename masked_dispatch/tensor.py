@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.interception import (
     PRE_DISPATCH,
-    accept_unused_outputs,
     beyond_transform,
     called_by_functorch,
     make_data_pointer_raise,
@@ -146,7 +146,7 @@ class MaskedTensor(torch.Tensor):
     ) -> MaskedTensor:
         wrapper = wrap(inner["_data"], inner.get("_given_validity"))
         if being_traced(wrapper._data):
-            accept_unused_outputs(MaskedTensor, wrap)
+            prepare_for_tracing()
             Family(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
             wrapper._graph_writes = None if context[2] is None else context[2].common
         return wrapper
