@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned, spread
-from op_registry.categories import ACCUMULATION, MOVEMENT, contract, masked_rule, movement
+from op_registry.categories import ACCUMULATION, MOVEMENT, contract, known_all_valid, masked_rule, movement
+from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, Number, as_int8
 
 aten = torch.ops.aten
@@ -60,6 +61,11 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
 @masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT)
 def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tensor:
     """Which element stands at each place of the result; an element whose number of repeats is invalid is left out."""
+    if output_size is not None and not known_all_valid(repeats):
+        raise MaskedSemanticsError(
+            f"repeat_interleave was promised a result of size {output_size}, but of its {tuple(repeats.shape)} numbers of "
+            "repeats some are invalid and count as none. Leave output_size out, or fill repeats first."
+        )
     positions: Tensor = aten.repeat_interleave.Tensor(repeats.filled(0), output_size=output_size)
     return positions
 
