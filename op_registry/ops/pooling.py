@@ -26,7 +26,7 @@ aten = torch.ops.aten
 Sizes = Sequence[int]
 
 
-def _shares(x: Dense, spatial: int) -> Tensor:
+def shares(x: Dense, spatial: int) -> Tensor:
     """The validity as numbers: of full size in the pooled dimensions, no larger than it is stored in the others."""
     v = aligned(x)
     assert v is not None
@@ -39,27 +39,37 @@ def _shares(x: Dense, spatial: int) -> Tensor:
 
 
 def averaged(
-    average: Callable[[Tensor], Tensor], x: Dense, spatial: int, beside_padding: bool = False, divide: bool = True
+    average: Callable[[Tensor], Tensor],
+    x: Dense,
+    spatial: int,
+    beside_padding: bool = False,
+    divide: bool = True,
+    whole: Callable[[Tensor], Tensor] = torch.trunc,
 ) -> Dense:
-    """`average(tensor)` over valid elements. `beside_padding`: its divisor counts padding, which is always there."""
+    """`average(tensor)` over valid elements, for operators that are a weighted mean with positive weights.
+
+    beside_padding  the divisor counts padding, which is always there
+    divide          whether the operator divides by what it takes in
+    whole           how integers come to be whole numbers again
+    """
     if x.validity is None:
         return Dense(average(x.data))
     whole_numbers = not x.dtype.is_floating_point
     filled = x.filled(0)
     data = average(filled.to(torch.float64) if whole_numbers else filled)
-    shares = _shares(x, spatial)
-    share = average(shares)
+    valid_part = shares(x, spatial)
+    share = average(valid_part)
     valid = share != 0
     if not divide:
-        return Dense(data.trunc().to(x.dtype) if whole_numbers else data, as_int8(valid))
+        return Dense(whole(data).to(x.dtype) if whole_numbers else data, as_int8(valid))
     if beside_padding:
-        whole = average(shares.new_ones((*[1] * (x.ndim - spatial), *x.shape[-spatial:])))
-        share = 1 - (whole - share)
+        elements = average(valid_part.new_ones((*[1] * (x.ndim - spatial), *x.shape[-spatial:])))
+        share = 1 - (elements - share)
     # A window without valid elements is divided by 1: its derivative has to be finite.
     exact = data / torch.where(valid, share, 1)
     if whole_numbers:
-        # Integer averages are cut off; a quotient that rounding has put just below a whole number is that number.
-        return Dense((exact * (1 + 1e-6)).trunc().to(x.dtype), as_int8(valid))
+        # A quotient that rounding has put just below a whole number is that number.
+        return Dense(whole(exact * (1 + 1e-6)).to(x.dtype), as_int8(valid))
     return Dense(exact.to(data.dtype), as_int8(valid))
 
 
@@ -127,7 +137,7 @@ def greatest(pool: Callable[[Tensor], Any], x: Dense, spatial: int) -> Any:
     if x.validity is None:
         validity = None
     else:
-        found = pool(_shares(x, spatial))
+        found = pool(shares(x, spatial))
         # 1 where something is valid, 0 where nothing is, and -inf in a window of padding alone.
         validity = as_int8((found if isinstance(found, Tensor) else found[0]) != 0)
     if isinstance(result, Tensor):

@@ -145,8 +145,14 @@ def one_hot(c: Call) -> Slot:
 def embedding(c: Call) -> Slot:
     """A row of the weight, valid where the index and the row's elements are."""
     weight, indices = c["weight"], c["indices"]
+    # Only valid indices are looked up: they alone count for scale_grad_by_freq.
+    kept = indices.mask.reshape(-1).nonzero()[:, 0]
+    asked = indices.data.reshape(-1)[kept]
+    found = c.run({**c.bound, "indices": valid(asked)}, lambda slot: slot.data)
+    plain = c.plainly()
     rows = torch.where(indices.mask, indices.data, 0)
-    return Slot(c.plainly(), weight.mask[rows] & indices.mask.unsqueeze(-1))
+    looked_up = plain.detach().reshape(-1, plain.shape[-1]).index_put((kept,), found).reshape(plain.shape)
+    return Slot(looked_up, weight.mask[rows] & indices.mask.unsqueeze(-1))
 
 
 @oracle("index.Tensor", "_unsafe_index.Tensor")

@@ -183,7 +183,7 @@ def interpolate(c: Call) -> Slot:
     results, known = [], []
     for plane, plane_mask in zip(data, mask, strict=True):
         for row in rows:
-            weighted = row != 0
+            weighted = row.abs() > 1e-9  # rounding leaves dust where there is no weight
             kept = weighted & plane_mask
             ok = bool((weighted == kept).all()) if strict else bool(kept.any())
             known.append(ok or not bool(weighted.any()))
