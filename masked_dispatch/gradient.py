@@ -17,52 +17,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.interception import hidden_in_transform, in_forward_mode, under_transform
+from masked_dispatch.interception import hidden_in_transform, in_forward_mode, never_compiled, under_transform
 from masked_dispatch.messages import handed_to_torch_func
 from masked_dispatch.tensor import InTransform, MaskedTensor, check_alive, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity
 from op_registry import MaskedSemanticsError
-from op_registry.records import Dense, fill_where_invalid, intersect
+from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
 
 
 class Wrap(torch.autograd.Function):
     """Plain data and validity → masked tensor. Tangents are zero outside the mask."""
 
     @staticmethod
+    @never_compiled
     def forward(ctx: Any, data: Tensor, validity: Tensor | None) -> MaskedTensor:
-        ctx.validity = validity
-        ctx.set_materialize_grads(False)
+        keep(ctx, validity)
         return wrap(data.detach(), validity)
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, grad: Tensor | None) -> Any:
-        return (None if grad is None else plain_gradient(grad, ctx.validity)), None
+        return (None if grad is None else plain_gradient(grad, ctx.saved_tensors[0])), None
 
     @staticmethod
+    @never_compiled
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> MaskedTensor:
-        return Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
+        result: MaskedTensor = Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
+        return result
 
 
 class Unwrap(torch.autograd.Function):
     """Masked tensor → its plain data, as stored. Tangents get the tensor's mask."""
 
     @staticmethod
+    @never_compiled
     def forward(ctx: Any, tensor: MaskedTensor) -> Tensor:
-        ctx.validity = lent_validity(tensor)
-        ctx.set_materialize_grads(False)
+        keep(ctx, lent_validity(tensor))
         return tensor._data.detach()
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else masked_gradient(grad, ctx.validity)
+        return None if grad is None else masked_gradient(grad, ctx.saved_tensors[0])
 
     @staticmethod
+    @never_compiled
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return plain_gradient(tangent, ctx.validity)
 
 
+def keep(ctx: Any, validity: Tensor | None) -> None:
+    """What both directions of differentiation need to know."""
+    ctx.save_for_backward(validity)
+    ctx.set_materialize_grads(False)
+    if in_forward_mode():
+        ctx.validity = validity
+
+
 def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient as plain tensor that is zero wherever it is invalid or `validity` says so."""
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd: one operator in its graph
+        filled: Tensor = torch.ops.masked_dispatch.plain_gradient(grad, validity)
+        return filled
     if isinstance(grad, MaskedTensor):
         record = opened(grad)
         return fill_where_invalid(record.data, intersect(validity, record.validity), 0)
@@ -71,6 +87,9 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
 
 def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient under the mask that the tensor it belongs to has: absent, not zero, where that is invalid."""
+    if torch.compiler.is_dynamo_compiling():
+        masked: Tensor = torch.ops.masked_dispatch.masked_gradient(grad, validity)
+        return masked
     if isinstance(grad, MaskedTensor):
         if grad._validity is validity:
             return grad
@@ -89,9 +108,8 @@ def opened(tensor: MaskedTensor) -> Dense:
         if under_transform():
             raise MaskedSemanticsError(
                 f"a masked tensor of shape {tuple(tensor.shape)} that requires grad is used inside a torch.func "
-                f"transform that it "
-                "was not an argument of. Hand it in as an argument of masked_dispatch.functional's transforms, or "
-                "detach it."
+                "transform that it was not an argument of. Hand it in as an argument of masked_dispatch.functional's "
+                "transforms, or detach it."
             )
         return Dense(Unwrap.apply(tensor), validity)
     if in_forward_mode() and not under_transform():
@@ -116,8 +134,10 @@ def fitted(record: Dense) -> Tensor | None:
     validity = record.validity
     if validity is None:
         return None
+    if validity.dtype is torch.bool:
+        validity = as_int8(validity)
     if validity.dtype is not torch.int8:
-        validity = _as_int8(validity)
+        raise MaskedSemanticsError(f"a rule gave a validity of dtype {validity.dtype}; it has to be bool")
     shape = record.data.shape
     if validity.shape == shape:
         return validity
@@ -130,11 +150,3 @@ def fitted(record: Dense) -> Tensor | None:
             "not broadcast to them; return x.like(values) only where values keep the shape of x"
         )
     return validity
-
-
-def _as_int8(valid: Tensor) -> Tensor:
-    if valid.dtype is torch.bool:
-        from op_registry.records import as_int8
-
-        return as_int8(valid)
-    raise MaskedSemanticsError(f"a rule gave a validity of dtype {valid.dtype}; it has to be bool")

@@ -73,8 +73,7 @@ class Family:
         if data.numel() and (offset < 0 or offset + _last_element(data) - data.storage_offset() >= self.memory.numel()):
             raise MaskedSemanticsError(
                 f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor "
-                f"that "
-                "it was made from, where nothing is known to be valid. Mask the larger tensor instead."
+                "that it was made from, where nothing is known to be valid. Mask the larger tensor instead."
             )
         return self.memory.as_strided(data.shape, data.stride(), max(offset, 0))
 

@@ -81,14 +81,11 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
 
 
 def check_writable(op: OpOverload, target: MaskedTensor, result: Tensor) -> None:
-    """A view of another dtype holds a copy of its base's mask: values may be written through it only where all is
-    valid.
-    """
+    """A view of another dtype holds a copy of its base's mask: only what is all valid may be written through it."""
     if target._mask_is_a_copy and (target._validity is not None or getattr(result, "_validity", None) is not None):
         raise MaskedSemanticsError(
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
-            f"mask is a "
-            "copy: several of its elements share one element of the base. Write to the base, or to view.clone()."
+            "mask is a copy: several of its elements share one element of the base. Write to the base, or to view.clone()."
         )
 
 
