@@ -85,7 +85,7 @@ def check_writable(op: OpOverload, target: MaskedTensor, result: Tensor) -> None
     if target._mask_is_a_copy and (target._validity is not None or getattr(result, "_validity", None) is not None):
         raise MaskedSemanticsError(
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
-            "mask is a copy: several of its elements share one element of the base. Write to the base, or to view.clone()."
+            "mask is a copy: several of its elements share one element of the base. Write to the base, or to a clone."
         )
 
 
