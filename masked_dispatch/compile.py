@@ -35,6 +35,7 @@ def prepare_for_tracing() -> None:
 def _teach_fused_multiply_add() -> None:
     """fma(a, b, c) is a · b + c: elementwise, like addcmul. It is made when inductor's primitives are imported."""
     import torch._inductor.inductor_prims
+
     from masked_dispatch.dispatch import kernels
     from masked_dispatch.elementwise import elementwise_kernel
     from op_registry.categories import ELEMENTWISE, run_elementwise

@@ -29,6 +29,7 @@ from masked_dispatch.elementwise import elementwise_kernel
 from masked_dispatch.interception import (
     aten_overloads,
     in_forward_mode,
+    never_compiled,
     open_higher_order_operators,
     redispatch,
     register_kernel,
@@ -96,6 +97,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
     return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
 
 
+@never_compiled
 def below_autograd(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """`__torch_dispatch__`: views and writes that came down through autograd, and whatever has no kernel above it."""
     handler = _handlers.get(op)

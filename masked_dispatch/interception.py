@@ -23,7 +23,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
@@ -107,12 +107,27 @@ def without_pre_dispatch(keyset: DispatchKeySet) -> DispatchKeySet:
     return _from_bits(keyset.raw_repr() & ~_PRE_DISPATCH_BITS)
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def never_compiled(function: _Function) -> _Function:
+    """`function` itself, which Dynamo will run as it is, with all that it calls, where a compiled function breaks off.
+
+    Costs nothing: it is a note on the code object. (When Dynamo traces a call of it, it still looks inside.)
+    """
+    action = torch._C._dynamo.eval_frame._FrameAction.SKIP
+    strategy = torch._C._dynamo.eval_frame._FrameExecStrategy(action, action)
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]) -> None:
     """Register `kernel(keyset, *args, **kwargs)` for `op` at PreDispatch, in place of an earlier one."""
     with warnings.catch_warnings():
         # Exchanging a kernel for a rule's successor is what we mean to do.
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        library.impl(op.name().partition("::")[2], kernel, "PreDispatch", with_keyset=True, allow_override=True)
+        name = op.name().partition("::")[2]
+        library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=True, allow_override=True)
 
 
 def direct_call(op: OpOverload) -> Callable[..., Any]:
@@ -186,8 +201,8 @@ def _going_on(operator: Any) -> Callable[..., Any]:
 def _refusal(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise MaskedSemanticsError(
-            f"torch.ops.higher_order.{name} takes no masked tensors. Hand in x.get_data() and x.get_mask(), make the masked "
-            "tensor inside with as_masked_tensor(data, mask), and return y.to_tensor(fill) and y.get_mask()."
+            f"torch.ops.higher_order.{name} takes no masked tensors. Hand in x.get_data() and x.get_mask(), make the "
+            "masked tensor inside with as_masked_tensor(data, mask), and return y.to_tensor(fill) and y.get_mask()."
         )
 
     return refuse

@@ -13,7 +13,8 @@ from torch.library import Library
 
 from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.construct import mark_as_external, stored_validity
-from masked_dispatch.gradient import closed, opened
+from masked_dispatch.gradient import closed, masked_gradient, opened, plain_gradient
+from masked_dispatch.interception import never_compiled
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid, intersect
 
@@ -111,6 +112,7 @@ def _bytes_of_meta(mask: Tensor) -> Tensor:
 
 def _define(schema: str, function: Any) -> None:
     name = schema.partition("(")[0]
+    never_compiled(function)
     _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
     _library.impl(name, function, "PreDispatch")
@@ -134,4 +136,7 @@ def install() -> None:
     _define("data_of(Tensor x) -> Tensor", _data_of)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
+    # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
+    _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
+    _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)

@@ -16,6 +16,7 @@ from masked_dispatch.interception import (
     called_by_functorch,
     make_data_pointer_raise,
     make_wrapper_subclass,
+    never_compiled,
     no_torch_function,
 )
 from masked_dispatch.messages import returned_to_torch_func
@@ -125,6 +126,7 @@ class MaskedTensor(torch.Tensor):
         """How the data is stored, whatever `layout` says."""
         return torch.strided
 
+    @never_compiled
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         from masked_dispatch.printing import describe
 
@@ -132,6 +134,7 @@ class MaskedTensor(torch.Tensor):
 
     # ------------------------------------------------------------------------------- protocol: flatten, copy, pickle
 
+    @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes here: each would be guarded on. The registry's version is, so that a replaced rule is seen.
         if self._validity is None:
@@ -141,6 +144,7 @@ class MaskedTensor(torch.Tensor):
         return ["_data", "_given_validity"], (True, registry.version, self._graph_writes.on(self))
 
     @staticmethod
+    @never_compiled
     def __tensor_unflatten__(
         inner: dict[str, Tensor], context: Context, outer_size: Any, outer_stride: Any
     ) -> MaskedTensor:
@@ -173,10 +177,12 @@ class MaskedTensor(torch.Tensor):
         pieces = [(name, *geometry(getattr(self, name))) for name in names]
         return digest_of(BOOK, repr((context, self.requires_grad, pieces)))
 
+    @never_compiled
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = (self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
         return (rebuild, state)
 
+    @never_compiled
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskedTensor:
         if id(self) in memo:
             known: MaskedTensor = memo[id(self)]
@@ -219,14 +225,17 @@ class MaskedTensor(torch.Tensor):
             "Export x.to_tensor(fill) or x.get_data() and x.get_mask() one by one."
         )
 
+    @never_compiled
     def numpy(self, *, force: bool = False) -> Any:
         """The values as a NumPy array, if every element is valid; raises :class:`InvalidValueError` otherwise."""
         return self._all_valid_data("numpy()").numpy(force=force)
 
+    @never_compiled
     def __array__(self, dtype: Any = None) -> Any:
         array = self.numpy(force=False)
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    @never_compiled
     def tolist(self) -> Any:
         """The values as nested lists, if every element is valid; raises :class:`InvalidValueError` otherwise."""
         return self._all_valid_data("tolist()").tolist()
@@ -263,6 +272,7 @@ class InTransform(MaskedTensor):
     def requires_grad(self, value: bool) -> None:
         torch.Tensor.requires_grad.__set__(self, value)  # type: ignore[attr-defined]
 
+    @never_compiled
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         check_alive(self)
         return super().__repr__()

@@ -13,6 +13,7 @@ from masked_dispatch.calls import Kernel
 from masked_dispatch.gradient import fitted, masked_gradient, opened
 from masked_dispatch.interception import (
     called_by_functorch,
+    never_compiled,
     redispatch,
     share_storage,
     tracking_views_and_versions,
@@ -56,6 +57,7 @@ def remember_mask(node: Any, validity: Tensor | None) -> None:
     if validity is None:
         return
 
+    @never_compiled
     def remask(gradients: Any, _: Any) -> Any:
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
 
