@@ -56,6 +56,7 @@ class Records(Subject):
 
     name = "records"
     laws = ("P1", "P2", "P3", "P5")
+    own_errors = False
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Dense:
         leaf = data.detach().requires_grad_(requires_grad)

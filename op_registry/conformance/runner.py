@@ -27,6 +27,8 @@ from op_registry.conformance.subject import find_subject
 from op_registry.conformance.trials import Outcome, Report, Settings, run_operator
 
 LINE_LENGTH = 1024
+# Seconds that a worker may take to import torch, before the time of its first operator is counted.
+START = 180.0
 
 
 def fingerprint(settings: Settings) -> str:
@@ -110,12 +112,21 @@ class _Worker:
         theirs.close()
         self.operator: str | None = None
         self.deadline = float("inf")
+        self.counting = False
 
     def give(self, operator: str) -> None:
         self.operator = operator
         self.doing.value = b""
         self.connection.send(operator)
-        self.deadline = time.monotonic() + self.timeout
+        self.deadline = time.monotonic() + self.timeout + START
+        self.counting = False
+
+    def overdue(self) -> bool:
+        """Whether the operator has had its time, counted from its first trial."""
+        if not self.counting and self.doing.value:
+            self.counting = True
+            self.deadline = time.monotonic() + self.timeout
+        return time.monotonic() > self.deadline
 
     def stop(self) -> None:
         self.process.kill()
@@ -191,7 +202,7 @@ def _reported(worker: _Worker) -> Report | None:
         worker.process.join()
         worker.deadline = float("-inf")
         return worker.lost(f"the process died with exit code {worker.process.exitcode}")
-    if time.monotonic() > worker.deadline:
+    if worker.overdue():
         worker.deadline = float("-inf")
         return worker.lost(f"no end after {worker.timeout:g} s")
     return None

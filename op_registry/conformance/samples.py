@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,11 @@ from op_registry.rule import packet_name
 # What the machine that runs conformance cannot do, or a subject has no business with.
 NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
 NO_TENSOR = "takes no strided tensor"
+
+
+def _is_strided(leaf: Any) -> bool:
+    """Whether a leaf of the arguments is a tensor with values that a mask can hide."""
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta"
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Sample:
         """The distinct strided tensors among the arguments, in order."""
         found: dict[int, Tensor] = {}
         for leaf in tree_leaves((self.args, self.kwargs)):
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta":
+            if _is_strided(leaf):
                 found.setdefault(id(leaf), leaf)
         return list(found.values())
 
@@ -57,7 +63,7 @@ class Sample:
         made: dict[int, Any] = {}
 
         def replace(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+            if not _is_strided(leaf):
                 return leaf
             if id(leaf) not in made:
                 made[id(leaf)] = replacement(leaf)
@@ -135,12 +141,14 @@ class DatabaseOperator(Operator):
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         _seed()
         found = []
-        try:
-            for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=False)):
-                found.append(self._sample(given, number, dtype))
-        except (StopIteration, RuntimeError, AssertionError):
-            # Some generators stop in the middle where a device is missing: what they gave is what there is.
-            pass
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=False)):
+                    found.append(self._sample(given, number, dtype))
+            except (StopIteration, RuntimeError, AssertionError):
+                # Some generators stop in the middle where a device is missing: what they gave is what there is.
+                pass
         return found
 
     def _sample(self, given: Any, number: int, dtype: torch.dtype) -> Sample:
@@ -248,7 +256,8 @@ def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
     if isinstance(op, str):
         return [operator_named(op)]
     overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
-    callers = entries_by_overload()
+    # The database is of torch's operators; to walk through it takes a while.
+    callers = entries_by_overload() if overloads[0].namespace == "aten" else {}
     entries = {name: None for overload in overloads for name in callers.get(overload, ())}
     if entries:
         return [database()[name] for name in entries]
@@ -305,7 +314,9 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
 def calls_made(sample: Sample) -> list[OpOverload]:
     """The overloads that a sample calls; none where the call fails."""
     try:
-        return calls_of(sample.fn, *sample.args, **sample.kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return calls_of(sample.fn, *sample.args, **sample.kwargs)
     except Exception:
         # A sample that plain torch cannot run on this machine calls nothing here.
         return []

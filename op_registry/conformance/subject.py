@@ -25,6 +25,8 @@ class Subject:
     name = "a subject"
     # The laws that make sense of it.
     laws: tuple[str, ...] = ("P1", "P2", "P3", "P5", "P6", "P7")
+    # Whether P1 asks for torch's own errors too (not of bare rules, which out= does not reach, for one).
+    own_errors = True
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""

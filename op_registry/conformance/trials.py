@@ -198,7 +198,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
                         failed_gaps.update(spoken)
                         status, message = "gap", f"{gaps[spoken[0]].why} ({message})"
                     _keep(report, law, description, status, message, line)
-        if "P1" in settings.laws and settings.sample is None:
+        if "P1" in settings.laws and settings.sample is None and subject.own_errors:
             _errors(operator, subject, settings, report, say)
     for n in asked_gaps - failed_gaps:
         report.outcomes.append(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from op_registry.conformance.oracles import attention, losses, norms, pointwise, positions, products, slices, windows
+from op_registry.conformance.oracles import attention, losses, norms, pointwise, positions, products, rows, slices, windows
 from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
@@ -34,6 +34,7 @@ __all__ = [
     "pointwise",
     "positions",
     "products",
+    "rows",
     "slices",
     "valid",
     "windows",

@@ -1,0 +1,277 @@
+"""The laws on every entry of torch's operator database: one sample each and three masks by default, in about a minute.
+
+``CONFORMANCE_SLICE=3/8`` takes the entries 3, 11, 19 … of the database, ``CONFORMANCE_MOST=6`` more samples of each,
+``CONFORMANCE_INDUCTOR=0/6`` compiles a sixth of the named operators down to kernels: what CI rotates through.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from op_registry import MaskedSemanticsError, check, elementwise, registry
+from op_registry.__main__ import main
+from op_registry.conformance import find_subject, runner
+from op_registry.conformance.masks import FILLS, KINDS, PLAIN, masking, refilled
+from op_registry.conformance.samples import database, operator_named
+from op_registry.conformance.trials import Report, Settings, run_operator
+from op_registry.conformance.watching import calls_of
+
+EAGER = "masked_dispatch.conformance_subject:eager"
+MOST = int(os.environ.get("CONFORMANCE_MOST", "1"))
+LAWS = Settings(
+    subject=EAGER,
+    laws=("P1", "P2", "P3", "P5", "P6"),
+    most=MOST,
+    masks=("unstored", "half", "slices") if MOST == 1 else KINDS,
+)
+
+# What P7 compiles: the operators that models are made of, and one or two of every family.
+COMPILED = tuple(
+    name
+    for names in (
+        "exp add mul div_no_rounding_mode where clamp pow sigmoid nn_functional_gelu nn_functional_silu masked_fill",
+        "sum mean var std amax argmax prod logsumexp max_reduction_with_dim any count_nonzero linalg_vector_norm norm",
+        "cumsum cummax softmax log_softmax nn_functional_layer_norm nn_functional_rms_norm nn_functional_group_norm",
+        "nn_functional_batch_norm nn_functional_instance_norm nn_functional_normalize matmul bmm addmm einsum",
+        "nn_functional_linear nn_functional_conv1d nn_functional_conv2d nn_functional_conv_transpose2d",
+        "nn_functional_scaled_dot_product_attention nn_functional_embedding gather index_select index_put scatter_add",
+        "cat stack nn_functional_pad_constant transpose reshape expand split sort topk nn_functional_mse_loss",
+        "nn_functional_cross_entropy nn_functional_nll_loss nn_functional_kl_div nn_functional_avg_pool2d",
+        "nn_functional_max_pool2d",
+    )
+    for name in names.split()
+)
+
+
+def part(names: Sequence[str], variable: str, default: str) -> Sequence[str]:
+    """The slice K/N of names that an environment variable asks for."""
+    k, _, n = os.environ.get(variable, default).partition("/")
+    return names[int(k) % int(n) :: int(n)] if int(n) else []
+
+
+def failures(report: Report) -> str:
+    """What a failing test shows: each failure once, with the line that repeats it."""
+    shown = {(o.law, o.message): o for o in report.failures}
+    return "\n".join(f"{o.law}, {o.description}: {o.message}\n    {o.repro}" for o in shown.values())
+
+
+@pytest.mark.parametrize("entry", part(list(database()), "CONFORMANCE_SLICE", "0/1"))
+def test_laws(entry: str) -> None:
+    report = run_operator(entry, LAWS)
+    assert not report.failures, failures(report)
+
+
+@pytest.mark.parametrize("entry", part(COMPILED, "CONFORMANCE_COMPILED", "0/3"))
+def test_compiled_is_as_eager(entry: str) -> None:
+    report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("aot_eager",)))
+    assert not report.failures, failures(report)
+
+
+@pytest.mark.parametrize("entry", part(COMPILED, "CONFORMANCE_INDUCTOR", "0/30"))
+def test_kernels_are_as_eager(entry: str) -> None:
+    report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("inductor",)))
+    assert not report.failures, failures(report)
+
+
+@pytest.mark.parametrize("entry", ["sum", "cumsum", "mul", "permute", "softmax", "nn_functional_linear", "gather"])
+def test_rules_on_bare_records(entry: str) -> None:
+    report = run_operator(entry, Settings(subject="records", most=2, masks=("unstored", "half", "slices")))
+    assert not report.failures, failures(report)
+
+
+# ----------------------------------------------------------------------------------------------- the pieces
+
+
+def test_the_interpreter_sees_operators_whole() -> None:
+    """The assumption of watching.py: torch lets a mode see calls before composite operators are taken apart."""
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    assert calls_of(lambda: F.layer_norm(F.linear(x, weight), (5,)).sum(1)) == [
+        torch.ops.aten.linear.default,
+        torch.ops.aten.layer_norm.default,
+        torch.ops.aten.sum.dim_IntList,
+    ]
+
+
+def test_masks_say_what_they_do() -> None:
+    tensors = [torch.randn(3, 4), torch.randn(4)]
+    half, first, others = (masking(kind, tensors) for kind in ("half", "half_first", "half_others"))
+    assert half is not None
+    assert first is not None
+    assert others is not None
+    assert not torch.equal(half.masks[0][0], half.masks[1])
+    assert first.masks[1] == PLAIN
+    assert others.masks[0] == PLAIN
+    slices = masking("slices", tensors)
+    assert slices is not None
+    assert slices.masks[0].tolist() == [[False] * 4, [False, True, True, True], [False, True, True, True]]
+    again = masking("half", tensors)
+    assert again is not None
+    assert torch.equal(again.masks[0], half.masks[0])
+    assert masking("half_first", tensors[:1]) is None
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool]
+)
+def test_refilling_touches_hidden_elements_only(dtype: torch.dtype) -> None:
+    data = torch.ones(4, dtype=dtype)
+    mask = torch.tensor([True, False, True, False])
+    garbage = {str(refilled(data, mask, fill)[1].item()) for fill in FILLS}
+    assert len(garbage) >= (2 if dtype is torch.bool else 4 if dtype in (torch.int64,) else 3)
+    assert all(torch.equal(refilled(data, mask, fill)[mask], data[mask]) for fill in FILLS)
+
+
+def test_a_sample_is_found_again_by_its_number() -> None:
+    one, two = (operator_named("mean").samples(torch.float32)[3] for _ in range(2))
+    assert torch.equal(one.args[0], two.args[0])
+    assert one.kwargs == two.kwargs
+
+
+# ------------------------------------------------------------------------------------------------ the runner
+
+
+@pytest.mark.parametrize(
+    "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "no end after 5 s")]
+)
+def test_an_operator_that_takes_its_worker_down(subject: str, says: str) -> None:
+    settings = Settings(subject=f"conformance_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
+    reports = runner.run(["cos", "sin", "exp"], settings, workers=1, timeout=5.0 if subject == "hangs" else 100.0)
+    assert [bool(r.failures) for r in reports] == [False, True, False]
+    (lost,) = reports[1].failures
+    assert lost.message == says
+    assert lost.repro.startswith("python -m op_registry check --op sin --law P2 --sample 0 --mask half")
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(subject="records", laws=("P2",), most=1, masks=("half",))
+    monkeypatch.setattr(runner, "fingerprint", lambda settings: "these sources")
+    results = tmp_path / "results.jsonl"
+    first = runner.run(["cos", "exp"], settings, workers=1, results=results)
+    asked: list[str] = []
+    monkeypatch.setattr(runner, "_in_workers", lambda names, *rest: asked.extend(names) or [])
+    again = runner.run(["cos", "exp"], settings, results=results)
+    assert asked == []
+    assert [r.as_dict() for r in again] == [r.as_dict() for r in first]
+    assert runner.kept_reports(results, "of other sources") == {}
+
+
+def test_the_summary_counts_what_no_oracle_speaks_for() -> None:
+    report = run_operator("multinomial", Settings(subject=EAGER, laws=("P2",), most=1, masks=("half",)))
+    text = runner.summary([report])
+    assert "P2 had no oracle in 1 trials, for 1 reasons:\n        1  aten.multinomial.default" in text
+
+
+def test_subjects_are_found_by_name() -> None:
+    assert find_subject("records").name == "records"
+    assert find_subject(EAGER).name == "eager"
+    with pytest.raises(LookupError, match="no subject is called 'nobody'; there are "):
+        find_subject("nobody")
+
+
+# --------------------------------------------------------------------------------------- a user's own operator
+
+
+@torch.library.custom_op("conformance_tests::gelu_fast", mutates_args=())
+def gelu_fast(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+@gelu_fast.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    s = torch.sigmoid(1.702 * x)
+    return grad * (s + 1.702 * x * s * (1 - s))
+
+
+gelu_fast.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+OWN = torch.ops.conformance_tests.gelu_fast
+
+
+def test_an_own_operator_is_checked_in_one_line() -> None:
+    with registry.overlay():
+        elementwise(OWN)
+        verdict = check(OWN, subject=EAGER)
+    assert verdict
+    assert [verdict.of(law) for law in ("P1", "P2", "P3", "P5", "P7")] == ["holds"] * 5
+    assert "P3 holds" in str(verdict)
+
+
+def test_a_wrong_rule_of_an_own_operator_gets_a_repro() -> None:
+    with registry.overlay() as mine:
+        rule = elementwise(OWN)
+        mine.replace(rule.ops[0], lambda x: x.like(OWN(x.data - x.data.mean())))
+        verdict = check(OWN, subject=EAGER, laws=("P2", "P3"))
+    assert not verdict
+    assert verdict.of("P2") == "broken"
+    assert "--op conformance_tests.gelu_fast.default --law P3 --sample 1 --mask half" in str(verdict)
+
+
+def test_an_own_operator_brings_its_own_samples_and_oracle() -> None:
+    with registry.overlay():
+        rule = elementwise(OWN)
+
+        @rule.samples
+        def gelu_fast_samples(make: Any) -> Any:
+            return [(make((2, 5)),), (make((7,)),)]
+
+        @rule.oracle
+        def twice(x: Any) -> Any:
+            return type(x)(x.data * 2, x.mask)
+
+        verdict = check(OWN, subject="records", laws=("P2",))
+    assert verdict.of("P2") == "broken"
+    assert {o.description.split()[2] for r in verdict.reports for o in r.outcomes} == {"0", "1"}
+
+
+def test_an_operator_without_a_rule() -> None:
+    with pytest.raises(LookupError, match="conformance_tests::gelu_fast has no rule, and torch's operator"):
+        check(OWN)
+
+
+def test_what_is_refused_is_said_to_be() -> None:
+    verdict = check("linalg_inv", subject=EAGER, laws=("P1", "P2"), most=1)
+    assert verdict.of("P2") == "holds"
+    x = find_subject(EAGER).wrap(torch.eye(2), torch.tensor([[True, False], [True, True]]))
+    with pytest.raises(MaskedSemanticsError):
+        torch.linalg.inv(x)
+
+
+# ------------------------------------------------------------------------------------------------ the commands
+
+
+def test_the_command_that_repeats_one_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "check",
+        "--op",
+        "sum",
+        "--law",
+        "P3",
+        "--sample",
+        "4",
+        "--mask",
+        "half",
+        "--dtype",
+        "float32",
+        "--seed",
+        "0",
+    ]
+    assert main([*arguments, "--subject", "records"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["P3", "holds", "1", "trials"]
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "aten.cumsum"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("cumsum (default) is scan: at valid positions what torch gives on the slice")
+    assert "serves default, out (written back)" in said
