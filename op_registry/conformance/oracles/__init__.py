@@ -15,7 +15,17 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from op_registry.conformance.oracles import attention, losses, norms, pointwise, positions, products, rows, slices, windows
+from op_registry.conformance.oracles import (
+    attention,
+    losses,
+    norms,
+    pointwise,
+    positions,
+    products,
+    rows,
+    slices,
+    windows,
+)
 from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
