@@ -63,7 +63,7 @@ def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tens
     """Which element stands at each place of the result; an element whose number of repeats is invalid is left out."""
     if output_size is not None and not known_all_valid(repeats):
         raise MaskedSemanticsError(
-            f"repeat_interleave was promised a result of size {output_size}, but some of the {repeats.shape[0]} repeats "
+            f"repeat_interleave was promised a result of size {output_size}, but some repeats of {repeats.shape[0]} "
             "are invalid and count as none. Leave output_size out, or fill repeats first."
         )
     positions: Tensor = aten.repeat_interleave.Tensor(repeats.filled(0), output_size=output_size)
