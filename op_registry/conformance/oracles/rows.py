@@ -1,4 +1,4 @@
-"""Losses and look-ups that work row by row, or bag by bag: plain torch on each row with its invalid elements removed."""
+"""Losses, look-ups and windows that work row by row: plain torch on each row with its invalid elements removed."""
 
 from __future__ import annotations
 
@@ -81,33 +81,18 @@ def multilabel_margin_loss(c: Call) -> Slot:
     for row, mask, labels, oks in zip(
         *_by_classes(c), target.data.reshape(-1, width).tolist(), target.mask.reshape(-1, width).tolist(), strict=True
     ):
-        places: list[int] = []
-        known = True
+        read = []
         for t, ok in zip(labels, oks, strict=True):
             if ok and t == -1:
                 break
-            known = known and ok and bool(mask[t])
-            places.append(int(mask[:t].sum()) if known else 0)
-        if not known or not bool(mask.any()):
-            # Without a class there is no label either, and torch's loss of such a row is 0.
-            losses.append(row.sum() * 0 if known and not places else None)
+            read.append(t if ok and bool(mask[t]) else None)
+        if None in read or not (read or bool(mask.any())):
+            losses.append(row.sum() * 0 if not read else None)
             continue
-        ended = places + [-1] * (int(mask.sum()) - len(places))
-        losses.append(c.op(row[mask][None], torch.tensor([ended]), SUM))
+        others = [i for i in mask.nonzero()[:, 0].tolist() if i not in read]
+        terms = [(1 - row[t] + row[i]).clamp_min(0) for t in read for i in others]
+        losses.append(torch.stack(terms).sum() / int(mask.sum()) if terms else row[:0].sum())
     return _reduced(losses, c["reduction"], plain)
-
-
-@oracle("embedding_renorm")
-def embedding_renorm(c: Call) -> Slot:
-    """Rows that a valid index asks for, scaled to the norm that is allowed."""
-    weight, indices = c["self"], c["indices"]
-    asked = set(indices.data[indices.mask].reshape(-1).tolist())
-    rows = []
-    for n, (row, mask) in enumerate(zip(weight.data, weight.mask, strict=True)):
-        norm = float(row.detach()[mask].norm(c["norm_type"]))
-        scale = c["max_norm"] / (norm + 1e-7) if n in asked and norm > c["max_norm"] else 1.0
-        rows.append(row * scale)
-    return Slot(torch.stack(rows).to(weight.data.dtype), weight.mask)
 
 
 @oracle("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
@@ -152,17 +137,18 @@ def fractional_max_pool(c: Call) -> Any:
     """The greatest valid element of each window; torch says of an ordered input where a window ends."""
     x, samples = c["self"], c["random_samples"]
     values, places = c.plainly()
+    if not values.numel():
+        return valid(values), valid(places)
     spatial = 2 if c.name.endswith("2d") else 3
-    lead = x.shape[:-spatial]
     count = int(torch.tensor(x.shape[-spatial:]).prod())
     kernel = list(c["kernel_size"])
     # In an input that counts up, the last element of a window is its maximum.
     counting = torch.arange(float(count), dtype=torch.float64).reshape(x.shape[-spatial:]).expand(x.shape).contiguous()
     _, last = c.op(counting, kernel, c["output_size"], samples.data.to(torch.float64))
-    flat, mask = x.data.reshape(-1, count), x.mask.reshape(-1, count)
+    flat, mask = x.data.flatten(-spatial).flatten(0, -2), x.mask.flatten(-spatial).flatten(0, -2)
     sizes = x.shape[-spatial:]
     found, at, known = [], [], []
-    for plane, plane_mask, ends in zip(flat, mask, last.reshape(len(flat), -1).tolist(), strict=True):
+    for plane, plane_mask, ends in zip(flat, mask, last.flatten(-spatial).flatten(0, -2).tolist(), strict=True):
         for end in ends:
             corner = [int(i) for i in torch.unravel_index(torch.tensor(end), sizes)]
             spans = [torch.arange(i - k + 1, i + 1) for i, k in zip(corner, kernel, strict=True)]
@@ -175,7 +161,6 @@ def fractional_max_pool(c: Call) -> Any:
             found.append(plane[kept[best]] if len(kept) else plane.detach()[0])
             at.append(int(kept[best]) if len(kept) else 0)
     valid_at = torch.tensor(known, dtype=torch.bool).reshape(values.shape)
-    assert len(lead) in (1, 2)
     return (
         Slot(torch.stack(found).reshape(values.shape).to(values.dtype), valid_at),
         Slot(torch.tensor(at).reshape(places.shape), valid_at),
