@@ -57,8 +57,8 @@ def compete(
     eager, compiled = (torch.tensor(runs[c.name].losses) for c in (MASKED, MASKED_COMPILED))
     apart = ((eager - compiled) / eager).abs().tolist()
     say(
-        f"eager and compiled losses differ by {apart[0]:.1e} of themselves at the first step, and by at most {max(apart):.1e} "
-        "later: rounding, which training amplifies"
+        f"eager and compiled losses differ by {apart[0]:.1e} of themselves at the first step, and by at most "
+        f"{max(apart):.1e} later: rounding, which training amplifies"
     )
     return runs
 
