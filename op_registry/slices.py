@@ -7,6 +7,7 @@ finite inside, so that no NaN arises where anomaly detection looks; counts divid
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,11 @@ from op_registry.categories import Operator, data_of, results_like
 from op_registry.records import (
     Dense,
     Dims,
-    Number,
     accumulation_dtype,
     all_dims,
     as_bool,
     as_int8,
-    being_traced,
+    gradients_may_flow,
     records_in,
 )
 from op_registry.registry import registry
@@ -60,18 +60,17 @@ def without(dims: tuple[int, ...], reduced: Tensor, keepdim: bool) -> Tensor:
     return reduced if keepdim or not dims else reduced.squeeze(dims)
 
 
-def identity_or_zero(x: Dense, dims: Dims, identity: Number) -> Tensor | Number:
-    """A fill in the dtype of `x`: the identity, but 0 throughout a slice of which nothing is valid.
+def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
+    """The data with -inf where invalid, whose exponential is 0; a slice of which nothing is valid is 0 throughout.
 
-    Such a slice of -inf alone would make NaN out of softmax and of the derivative of logsumexp. That NaN would stay
-    under the mask, where no derivative passes, but anomaly detection would see it. Compiled code is not watched, and
-    asking which slices are empty would cost it a pass over the mask of its own: there the identity is enough.
+    Of a slice of -inf alone, softmax and the derivative of logsumexp would make NaN.
     """
-    if being_traced(x.data):
-        return identity
     some = x.some(dims, keepdim=True)
     assert some is not None
-    return torch.where(as_bool(some), identity, 0.0).to(x.dtype)
+    floor = torch.where(as_bool(some), -math.inf, 0.0).to(x.dtype)
+    if gradients_may_flow(x.data) or x.dtype.is_complex:
+        return x.filled(floor)
+    return x.filled(-math.inf).clamp_min(floor)  # a fill with a number needs no branches
 
 
 def first_valid(x: Dense, dim: int) -> Tensor:

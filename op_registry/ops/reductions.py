@@ -36,9 +36,9 @@ from op_registry.records import (
 )
 from op_registry.slices import (
     at_least_one,
+    filled_for_exp,
     first_valid,
     flattened,
-    identity_or_zero,
     kept_shape,
     masked_slices,
     moments,
@@ -212,7 +212,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
 def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
     """Invalid elements weigh exp(-inf); integers are computed in the default dtype, as torch does."""
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
-    return Dense(op(x.filled(identity_or_zero(x, dim, -math.inf)), dim, keepdim), x.some(dim, keepdim))
+    return Dense(op(filled_for_exp(x, dim), dim, keepdim), x.some(dim, keepdim))
 
 
 # ---------------------------------------------------------------------------------------------------------- norms

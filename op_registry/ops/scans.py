@@ -9,15 +9,13 @@ running maximum that is the identity itself, and then the valid element at the p
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch._ops import OpOverload
 
 from op_registry.categories import SCAN, scan
 from op_registry.ops.reductions import identity_of
 from op_registry.records import Dense, gradients_may_flow
-from op_registry.slices import identity_or_zero, masked_slices, places_valid_first
+from op_registry.slices import filled_for_exp, masked_slices, places_valid_first
 
 aten = torch.ops.aten
 
@@ -39,7 +37,7 @@ def logcumsumexp(op: OpOverload, x: Dense, dim: int) -> Dense:
     Before the first valid step the running value would be -inf, of which torch's derivatives make NaN. So where one may
     be asked for, the valid elements are moved to the front and the results back.
     """
-    filled = x.filled(identity_or_zero(x, dim, -math.inf))
+    filled = filled_for_exp(x, dim)
     if x.ndim == 0 or not gradients_may_flow(x.data):
         return x.like(op(filled, dim))
     validity = x.full_validity

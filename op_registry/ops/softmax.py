@@ -9,14 +9,12 @@ torch's own kernel runs on the filled data, with its autocast policy and its der
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch._ops import OpOverload
 
 from op_registry.categories import NORMALIZATION
 from op_registry.records import Dense
-from op_registry.slices import identity_or_zero, masked_slices
+from op_registry.slices import filled_for_exp, masked_slices
 
 aten = torch.ops.aten
 
@@ -37,4 +35,4 @@ def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
 def _over_valid(op: OpOverload, x: Dense, dim: int, kind: torch.dtype | bool | None) -> Dense:
     if not x.dtype.is_floating_point:
         op(x.data, dim, kind)  # raises torch's error
-    return x.like(op(x.filled(identity_or_zero(x, dim, -math.inf)), dim, kind))
+    return x.like(op(filled_for_exp(x, dim), dim, kind))
