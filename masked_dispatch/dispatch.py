@@ -172,6 +172,12 @@ def any_requires_grad(values: Any) -> bool:
     return False
 
 
+# torch calls these while it makes a tensor subclass, also where export traces plain tensors inside vmap, and must be the
+# first to give the result a Python object. So they have no kernel above autograd, and need none: no derivative passes
+# detach, and alias is never called by people.
+INNERMOST = (aten.detach.default, aten.alias.default)
+
+
 class Kernels:
     """One kernel for each overload with a meaning, exchanged when the registry gives it another."""
 
@@ -195,6 +201,8 @@ class Kernels:
         _handlers.clear()
 
     def _install(self, op: OpOverload) -> None:
+        if op in INNERMOST:
+            return
         self.put(op, kernel_of(resolve(op)))
 
     def put(self, op: OpOverload, kernel: Kernel) -> None:

@@ -101,6 +101,13 @@ def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
     return closed(Dense(data, validity))
 
 
+def _detach(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, MaskedTensor):
+        return tensor.detach()
+    record = opened(tensor)
+    return closed(Dense(record.data.detach(), record.validity))
+
+
 def _bytes_of(mask: Tensor) -> Tensor:
     """A bool mask as int8, in an operator of its own: compilers load bool into vectors one byte at a time."""
     return mask.view(torch.int8).clone() if mask.stride()[-1:] in ((1,), ()) else mask.to(torch.int8)
@@ -136,6 +143,7 @@ def install() -> None:
     _define("data_of(Tensor x) -> Tensor", _data_of)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
+    _define("detach(Tensor x) -> Tensor", _detach)
     # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)

@@ -262,6 +262,10 @@ class InTransform(MaskedTensor):
 
     _carries_transform = True
 
+    def detach(self) -> MaskedTensor:
+        result: MaskedTensor = torch.ops.masked_dispatch.detach(self)
+        return result
+
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         if called_by_functorch(1):
