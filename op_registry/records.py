@@ -254,7 +254,12 @@ class Dense:
             count = validity.to(torch.int64)
         else:
             # Summed as int32, or as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
-            exact_in_float = being_traced(validity) and math.prod(validity.shape[d] for d in dims) <= 2**24
+            # (An exported program's sizes are not to be asked about: that would bound them.)
+            exact_in_float = (
+                being_traced(validity)
+                and not torch.compiler.is_exporting()
+                and math.prod(validity.shape[d] for d in dims) <= 2**24
+            )
             narrow = torch.float32 if exact_in_float else torch.int32
             count = as_int8(validity).sum(dims, keepdim=keepdim, dtype=narrow).to(torch.int64)
         if kind == "count":
