@@ -29,6 +29,7 @@ from op_registry.records import (
     fill_where_invalid,
     intersect,
 )
+from op_registry.slices import filled_for_exp
 
 aten = torch.ops.aten
 
@@ -143,7 +144,7 @@ def _scores(x: Dense) -> Tensor:
     v = aligned(x)
     if v is None or v.shape[class_dim(x)] == 1:
         return x.filled(0)
-    return fill_where_invalid(x.filled(-torch.inf), x.some(class_dim(x), keepdim=True), 0)
+    return filled_for_exp(Dense(x.data, v), class_dim(x))
 
 
 def _log_softmax(x: Dense) -> Dense:

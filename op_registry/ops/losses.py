@@ -32,11 +32,11 @@ aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def reduced(loss: Dense, reduction: int) -> Dense:
+def reduced(loss: Dense, reduction: int, zero_where_invalid: bool = False) -> Dense:
     """The losses themselves, their sum, or their mean over what is valid."""
     if reduction not in (MEAN, SUM):
         return loss
-    total = loss.filled(0).sum(dtype=accumulation_dtype(loss.dtype))
+    total = (loss.data if zero_where_invalid else loss.filled(0)).sum(dtype=accumulation_dtype(loss.dtype))
     if reduction == MEAN:
         n = loss.count()
         # Nothing valid gives an invalid 0, not 0/0, whose derivative would be NaN; no losses at all give torch's NaN.
@@ -49,11 +49,12 @@ def elementwise_loss(
     fills: Sequence[Number],
     losses: Callable[[Sequence[Tensor | None], int], Tensor],
     reduction: int,
+    zero: bool = False,
 ) -> Dense:
     """`losses(tensors, reduction)` over what is valid in all operands.
 
     `fills` says for each operand what stands in for it where the loss is invalid: values at which the loss and its
-    derivatives are finite.
+    derivatives are finite; `zero`, that the loss is then 0, which spares another fill.
     """
     validity = valid_in_all(*operands)
     if validity is None:
@@ -65,7 +66,8 @@ def elementwise_loss(
 
     tensors = [filled(x, value) for x, value in zip(operands, fills, strict=True)]
     each = Dense(losses(tensors, NONE), validity)
-    return reduced(Dense(each.data, aligned(each)), reduction)
+    zero = zero and all(x is None or x.ndim > 0 for x in operands)
+    return reduced(Dense(each.data, aligned(each)), reduction, zero)
 
 
 # --------------------------------------------------------------------------------------------------- input and target
@@ -73,13 +75,13 @@ def elementwise_loss(
 
 @masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)
 def mse_loss(op: OpOverload, self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
-    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r), reduction)
+    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r), reduction, zero=True)
 
 
 @masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)
 def smooth_l1_loss(op: OpOverload, self: Dense, target: Dense, reduction: int = MEAN, beta: float = 1.0) -> Dense:
     """smooth_l1_loss with its `beta`, huber_loss with its `delta`."""
-    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r, beta), reduction)
+    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r, beta), reduction, zero=True)
 
 
 @masked_rule(aten.soft_margin_loss.default, category=LOSS)
