@@ -58,7 +58,7 @@ def convolved_validity(
     if here is not None:
         if input.ndim < weight.ndim:
             here = here.unsqueeze(0)
-        here = here.expand(-1, -1, *input.shape[2 - weight.ndim :]).to(torch.float32)
+        here = as_int8(here).expand(-1, -1, *input.shape[2 - weight.ndim :])
     one_position = weight.data.new_ones((1, 1, *input.shape[2 - weight.ndim :]), dtype=torch.float32)
     one_tap = weight.data.new_ones((1, 1, *weight.shape[2:]), dtype=torch.float32)
     if weight.validity is None:
@@ -66,12 +66,12 @@ def convolved_validity(
         taps = _of_each_group(convolve, here, one_tap, weight, groups, transposed)
     elif here is None or here.shape[1] == 1:
         some_channel = _of_any_input_channel(weight, groups, transposed)
-        taps = convolve(one_position if here is None else here, some_channel, None, 1)
+        taps = convolve(one_position if here is None else here.to(torch.float32), some_channel, None, 1)
     else:
         full = weight.full_validity
         assert full is not None
         batched = here.expand(-1, input.shape[1 - weight.ndim], *here.shape[2:])
-        taps = convolve(batched, full.to(torch.float32), None, groups)
+        taps = convolve(batched.to(torch.float32), full.to(torch.float32), None, groups)
     valid = taps > 0.5
     if not covered:
         valid = valid | (convolve(one_position, one_tap, None, 1) < 0.5)
@@ -83,9 +83,9 @@ def _of_each_group(
 ) -> Tensor:
     """Number of valid inputs under a window of each group's channels, for each output channel (or one for all)."""
     if here.shape[1] == 1 or groups == 1:
-        taps: Tensor = convolve(here.amax(1, keepdim=True), one_tap, None, 1)
+        taps: Tensor = convolve(here.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
         return taps
-    by_group = here.unflatten(1, (groups, -1)).amax(2)
+    by_group = here.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
     taps = convolve(by_group.flatten(0, 1).unsqueeze(1), one_tap, None, 1).unflatten(0, (-1, groups))
     outputs = weight.shape[1] if transposed else weight.shape[0] // groups
     return taps.expand(-1, -1, outputs, *taps.shape[3:]).flatten(1, 2)
