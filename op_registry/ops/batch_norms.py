@@ -187,6 +187,27 @@ def native_batch_norm_evaluated(
     return by_given_statistics(op, x, (weight, bias, running_mean, running_var), (momentum, eps))
 
 
+@masked_slices(
+    aten._batch_norm_with_update.default, aten._batch_norm_with_update_functional.default, category=NORMALIZATION
+)
+def batch_norm_with_update(
+    op: OpOverload,
+    x: Dense,
+    weight: Dense | None,
+    bias: Dense | None,
+    running_mean: Dense,
+    running_var: Dense,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """As native_batch_norm while training, with an empty reserve."""
+    functional = op is aten._batch_norm_with_update_functional.default
+    native = aten._native_batch_norm_legit_functional if functional else aten._native_batch_norm_legit
+    arguments = (x, weight, bias, running_mean, running_var, True, momentum, eps)
+    results = native_batch_norm.bind(native.default)(*arguments)
+    return (*results[:3], x.data.new_empty(0, dtype=torch.uint8), *results[3:])
+
+
 # ---------------------------------------------------------------------------------------------------- instance_norm
 
 

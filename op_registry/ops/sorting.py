@@ -1,4 +1,4 @@
-"""Sorting: sort, topk, kthvalue, median, mode; argsort and msort decompose into sort.
+"""Sorting: sort, topk, kthvalue, median, mode, searchsorted; argsort and msort decompose into sort.
 
 Law: valid elements in order, first, in both directions; the first n places are valid. What picks one element of the
 order (kthvalue, median, mode) is a reduction: it picks among the valid ones, and its index is theirs.
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import REDUCTION, SORTING
+from op_registry.categories import ELEMENTWISE, REDUCTION, SORTING, known_all_valid, masked_rule
+from op_registry.errors import MaskedSemanticsError
 from op_registry.ops.reductions import extremum
 from op_registry.records import Dense, as_int8, lowest
+from op_registry.rule import packet_name
 from op_registry.slices import along, flattened, kept_shape, masked_slices, places_valid_first, reduced_dims, without
 
 aten = torch.ops.aten
@@ -145,3 +147,39 @@ def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tupl
     run_start = torch.where(starts, place, 0).cummax(dim).values
     run_length = torch.where(place < order.count, place - run_start + 1, 0)
     return picked(x, order, run_length.argmax(dim, keepdim=True), dim, keepdim, as_int8(order.count > 0))
+
+
+# ---------------------------------------------------------------------------------------------- places in a sequence
+
+
+@masked_rule(aten.bucketize.Tensor, aten.bucketize.Scalar, category=ELEMENTWISE, takes_op=True)
+def bucketize(op: OpOverload, x: Dense | float, boundaries: Dense, **how: bool) -> Dense:
+    """Element by element; every boundary has to be valid."""
+    all_of(op, boundaries)
+    return looked_up(x, op(x.data if isinstance(x, Dense) else x, boundaries.data, **how))
+
+
+@masked_rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar, category=ELEMENTWISE, takes_op=True)
+def searchsorted(
+    op: OpOverload, sequence: Dense, x: Dense | float, *, sorter: Dense | None = None, **how: bool | str | None
+) -> Dense:
+    """Element by element; the whole sequence has to be valid."""
+    all_of(op, sequence)
+    if sorter is not None:
+        all_of(op, sorter)
+        how["sorter"] = sorter.data  # type: ignore[assignment]
+    return looked_up(x, op(sequence.data, x.data if isinstance(x, Dense) else x, **how))
+
+
+def all_of(op: OpOverload, sequence: Dense) -> None:
+    """Refuse a sequence with gaps."""
+    if not known_all_valid(sequence):
+        raise MaskedSemanticsError(
+            f"{packet_name(op)} finds places in an ordered sequence, of shape {tuple(sequence.shape)}, of which a part "
+            "is invalid: a gap has no place in an order, and nothing says whether it counts. Look up in "
+            "x.compressed(), or fill it first with x.to_tensor(value)."
+        )
+
+
+def looked_up(x: Dense | float, places: Tensor) -> Dense:
+    return x.like(places) if isinstance(x, Dense) else Dense(places)
