@@ -1,0 +1,116 @@
+"""torch.nn's attention and Transformer modules on padded batches, in train and in eval, against each sequence alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from masked_dispatch import as_masked_tensor, is_masked_tensor
+
+LENGTHS = (6, 4, 1)
+BATCH, TIME, WIDTH = 3, 6, 8
+
+
+@pytest.fixture
+def tokens():
+    torch.manual_seed(0)
+    return torch.randn(BATCH, TIME, WIDTH)
+
+
+KNOWN = (torch.arange(TIME) < torch.tensor(LENGTHS)[:, None])[..., None]
+
+
+def padded(tokens, mask=KNOWN):
+    return as_masked_tensor(torch.where(mask, tokens, math.nan), mask)
+
+
+def zeros_outside(x):
+    return x.to_tensor(0)
+
+
+def agree(a, b):
+    assert torch.equal(a.get_mask(), b.get_mask())
+    torch.testing.assert_close(zeros_outside(a), zeros_outside(b), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_each_sequence_is_attended_as_if_alone(tokens, training, gradients, need_weights):
+    attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True).train(training)
+    with torch.set_grad_enabled(gradients):
+        x = padded(tokens)
+        mixed, weights = attention(x, x, x, need_weights=need_weights)
+    assert torch.equal(mixed.get_mask(), KNOWN.expand(BATCH, TIME, WIDTH))
+    for b, n in enumerate(LENGTHS):
+        alone, alone_weights = attention(*[tokens[b : b + 1, :n]] * 3)
+        torch.testing.assert_close(zeros_outside(mixed)[b, :n], alone[0])
+        if need_weights:
+            torch.testing.assert_close(zeros_outside(weights)[b, :n, :n], alone_weights[0])
+            assert weights.get_mask()[b].sum() == n * n
+
+
+MASKINGS = ("nothing", "keys", "pairs", "both")
+
+
+def restrictions(which, keys="key_padding_mask", pairs="attn_mask"):
+    excluded = torch.zeros(BATCH, TIME, dtype=torch.bool)
+    excluded[0, 2] = excluded[1, 3] = True
+    future = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+    return {
+        "nothing": {},
+        "keys": {keys: excluded},
+        "pairs": {pairs: future},
+        "both": {keys: excluded, pairs: future},
+    }[which]
+
+
+@pytest.mark.parametrize("which", MASKINGS)
+def test_weights_and_the_fused_kernels_agree(tokens, which):
+    attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+    scattered = torch.rand(BATCH, TIME, 1, generator=torch.Generator().manual_seed(1)) < 0.7
+    scattered[:, 0] = True
+    x = padded(tokens, scattered)
+    kept = restrictions(which)
+    with_weights, weights = attention(x, x, x, **kept)
+    agree(with_weights, attention(x, x, x, need_weights=False, **kept)[0])
+    attention.eval()
+    with torch.no_grad():
+        in_eval, weights_in_eval = attention(x, x, x, **kept)
+        agree(with_weights, in_eval)
+        agree(weights, weights_in_eval)
+        agree(with_weights, attention(x, x, x, need_weights=False, **kept)[0])
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_encoder_sees_each_sequence_alone(tokens, norm_first, activation):
+    layer = nn.TransformerEncoderLayer(
+        WIDTH, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first, activation=activation
+    )
+    encoder = nn.TransformerEncoder(layer, 2)
+    trained = encoder(padded(tokens))
+    for b, n in enumerate(LENGTHS):
+        torch.testing.assert_close(
+            zeros_outside(trained)[b, :n], encoder(tokens[b : b + 1, :n])[0], atol=1e-5, rtol=1e-5
+        )
+    for which in MASKINGS:
+        kept = restrictions(which, "src_key_padding_mask", "mask")
+        trained = encoder.train()(padded(tokens), **kept)
+        assert trained._validity.shape == (BATCH, TIME, 1)
+        with torch.no_grad():
+            agree(trained, encoder.eval()(padded(tokens), **kept))
+
+
+def test_a_decoder_trains_and_its_parameters_get_plain_gradients(tokens):
+    model = nn.Transformer(WIDTH, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+    out = model(padded(tokens), padded(tokens.flip(1)), tgt_mask=restrictions("pairs")["attn_mask"], tgt_is_causal=True)
+    assert torch.equal(out.get_mask(), KNOWN.expand(BATCH, TIME, WIDTH))
+    zeros_outside(out).square().sum().backward()
+    for parameter in model.parameters():
+        assert not is_masked_tensor(parameter.grad)
+        assert parameter.grad.isfinite().all()
