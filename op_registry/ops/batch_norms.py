@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import NORMALIZATION
-from op_registry.ops.norms import affine, returned_dtype, shaped, standardised, statistics_dtype
+from op_registry.ops.norms import affine, returned_dtype, saved_statistics, shaped, standardised
 from op_registry.records import Dense, valid_in_all
 from op_registry.slices import Moments, masked_slices
 
@@ -96,12 +96,6 @@ def over_batch(x: Dense) -> tuple[int, ...]:
     return tuple(d for d in range(x.ndim) if d != 1)
 
 
-def by_channel(m: Moments, scale: Tensor, dtype: torch.dtype) -> tuple[Dense, Dense]:
-    """The batch's mean, and one by its deviation, as torch saves them."""
-    exists = m.exists.reshape(-1)
-    return Dense(m.mean.reshape(-1).to(dtype), exists), Dense(scale.reshape(-1).to(dtype), exists)
-
-
 @masked_slices(aten.batch_norm, category=NORMALIZATION)
 def batch_norm(
     op: OpOverload,
@@ -151,7 +145,7 @@ def native_batch_norm(
         return by_given_statistics(op, x, parameters, arguments)
     result, m, scale = by_own_statistics(x, weight, bias, over_batch(x), eps)
     mean, var = moved_on(running_mean, running_var, m, momentum)
-    saved = (result, *by_channel(m, scale, statistics_dtype(x, *parameters)))
+    saved = (result, *saved_statistics(x, parameters, m, scale, (-1,)))
     if op is not aten._native_batch_norm_legit_functional.default:
         write(running_mean, mean)
         write(running_var, var)
@@ -167,7 +161,7 @@ def native_batch_norm_without_running(
     """Always by the batch's own statistics."""
     check(op, x, (weight, bias), (training, momentum, eps))
     result, m, scale = by_own_statistics(x, weight, bias, over_batch(x), eps)
-    return (result, *by_channel(m, scale, statistics_dtype(x, weight, bias)))
+    return (result, *saved_statistics(x, (weight, bias), m, scale, (-1,)))
 
 
 @masked_slices(

@@ -62,9 +62,15 @@ def returned_dtype(x: Dense, parameters: Sequence[Dense | None], one_slice: Call
     return dtype
 
 
-def statistics_dtype(x: Dense, *parameters: Dense | None) -> torch.dtype:
-    """The dtype in which torch returns mean and scale: the parameters', which may be wider than the input's."""
-    return next((p.dtype for p in parameters if p is not None), x.dtype)
+def saved_statistics(
+    x: Dense, parameters: Sequence[Dense | None], m: Moments, scale: Tensor, shape: Sequence[int]
+) -> tuple[Dense, Dense]:
+    """Mean and scale as torch's native operators return them: in the parameters' dtype, without derivatives."""
+    dtype = next((p.dtype for p in parameters if p is not None), x.dtype)
+    sizes = m.mean.shape
+    exists = m.exists.expand(sizes).reshape(tuple(shape))
+    mean, scale = (t.detach().expand(sizes).reshape(tuple(shape)).to(dtype) for t in (m.mean, scale))
+    return Dense(mean, exists), Dense(scale, exists)
 
 
 def plain(record: Dense | None) -> Tensor | None:
@@ -106,8 +112,7 @@ def layer_norm(
     result = Dense(affine(values, weight, bias).to(dtype), valid_in_all(x, weight, bias))
     if op is aten.layer_norm.default:
         return result
-    kept = statistics_dtype(x, weight, bias)
-    return result, Dense(m.mean.to(kept), m.exists), Dense(scale.to(kept), m.exists)
+    return (result, *saved_statistics(x, (weight, bias), m, scale, m.mean.shape))
 
 
 @masked_slices(aten.rms_norm, aten._fused_rms_norm, category=NORMALIZATION)
@@ -179,13 +184,7 @@ def native_group_norm(
 ) -> tuple[Dense, Dense, Dense]:
     """With the statistics of each sample's groups."""
     result, m, scale = grouped(x, weight, bias, group, eps, x.dtype)
-    kept = statistics_dtype(x, weight, bias)
-    exists = m.exists.reshape(m.exists.shape[:2])
-    return (
-        result,
-        Dense(m.mean.reshape(N, group).to(kept), exists),
-        Dense(scale.reshape(N, group).to(kept), exists),
-    )
+    return (result, *saved_statistics(x, (weight, bias), m, scale, (N, group)))
 
 
 def grouped(

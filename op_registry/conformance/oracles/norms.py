@@ -32,8 +32,8 @@ def standardized(x: Slot, slices: Iterable[Tensor], eps: float, centred: bool = 
 
 
 def statistics(x: Slot, slices: Iterable[Tensor], eps: float) -> tuple[Slot, Slot]:
-    """Mean and reciprocal deviation of each slice."""
-    flat, mask = _wide(x.data.reshape(-1)), x.mask.reshape(-1)
+    """Mean and reciprocal deviation of each slice; torch gives no derivatives of them."""
+    flat, mask = _wide(x.data.detach().reshape(-1)), x.mask.reshape(-1)
     means, rstds, known = [], [], []
     for at in slices:
         values = flat[at[mask[at]]]
