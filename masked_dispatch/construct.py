@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compile import teach_inductor
-from masked_dispatch.interception import under_transform
+from masked_dispatch.interception import recording, under_transform
 from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
 from op_registry import MaskedSemanticsError, registry
@@ -155,7 +155,13 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
 
 
 def _values_unknown(tensor: Tensor) -> bool:
-    return torch.compiler.is_compiling() or being_traced(tensor) or under_transform() or tensor.device.type == "meta"
+    return (
+        torch.compiler.is_compiling()
+        or being_traced(tensor)
+        or under_transform()
+        or recording()
+        or tensor.device.type == "meta"
+    )
 
 
 def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
@@ -168,6 +174,8 @@ def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
             teach_inductor()
             return torch.ops.masked_dispatch.bytes_of(mask), False
         return mask.to(torch.int8), False
+    if recording():
+        return mask.to(torch.int8, copy=True), False
     shareable = mask.shape == data.shape and mask.stride() == data.stride() and data.ndim > 0
     if mask.dtype is torch.bool:
         if mask.stride(-1) != 1 if mask.ndim else False:

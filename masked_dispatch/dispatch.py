@@ -172,9 +172,9 @@ def any_requires_grad(values: Any) -> bool:
     return False
 
 
-# torch calls these while it makes a tensor subclass, also where export traces plain tensors inside vmap, and must be the
-# first to give the result a Python object. So they have no kernel above autograd, and need none: no derivative passes
-# detach, and alias is never called by people.
+# torch calls these while it makes a tensor subclass, also where export traces plain tensors inside vmap, and must be
+# the first to give the result a Python object. So they have no kernel above autograd, and need none: no derivative
+# passes detach, and alias is never called by people.
 INNERMOST = (aten.detach.default, aten.alias.default)
 
 

@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.interception import hidden_in_transform, in_forward_mode, never_compiled, under_transform
+from masked_dispatch.interception import (
+    hidden_in_transform,
+    in_forward_mode,
+    never_compiled,
+    recorded_as_constant,
+    under_transform,
+)
 from masked_dispatch.messages import handed_to_torch_func
 from masked_dispatch.tensor import InTransform, MaskedTensor, check_alive, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity
@@ -103,6 +109,12 @@ def opened(tensor: MaskedTensor) -> Dense:
         raise MaskedSemanticsError(handed_to_torch_func(tensor))
     if isinstance(tensor, InTransform):
         check_alive(tensor)
+    if recorded_as_constant(tensor._data, tensor):
+        raise MaskedSemanticsError(
+            f"make_fx is given a masked tensor of shape {tuple(tensor.shape)} and would record what it holds as "
+            "constants. Let the function take data and mask, and make the masked tensor inside with "
+            "as_masked_tensor(data, mask)."
+        )
     validity = lent_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         if under_transform():

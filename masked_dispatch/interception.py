@@ -11,8 +11,9 @@ What it relies on, each with a test in tests/test_torch_assumptions.py:
   the name of torch.func (so a masked tensor that was handed to torch.func directly is noticed);
 * autograd nodes accept hooks that replace the gradients that they hand on.
 
-Should torch withdraw the key: the same rules can be entered from ``__torch_function__`` (as `exporting_shim` below
-does while export traces), at 1.3 µs more per call and without what C++ composites call.
+Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
+without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
+and meets the exact overload in ``__torch_dispatch__``).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_le
 
 _autograd: Any = torch._C._autograd
 _saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _DEAD = -2  # what functorch says of a tensor whose level has ended
 _AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 
@@ -64,7 +66,7 @@ def under_transform() -> bool:
 
 def outside_of_transforms() -> bool:
     """Whether no transform of torch.func is running, not even one that has stepped aside to run what it wraps."""
-    return transform_level() is None and _saved_tensors_hooks_enabled()
+    return transform_level() is None and _saved_tensors_hooks_enabled() and not _dispatch_modes()
 
 
 def hidden_in_transform() -> bool:
@@ -150,9 +152,19 @@ def tracking_views_and_versions() -> contextlib.AbstractContextManager[Any]:
 metadata_only = torch._C._DisableTorchDispatch
 
 
-def tracing_before_dispatch() -> bool:
-    """Whether torch.export or make_fx(pre_dispatch=True) is tracing: its modes run before kernels at PreDispatch."""
-    return bool(torch._ops._len_torch_dispatch_stack_pre_dispatch())
+def recording() -> bool:
+    """Whether make_fx is recording what real tensors go through: their values are there, but not to be looked at."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def recorded_as_constant(data: torch.Tensor, wrapper: torch.Tensor) -> bool:
+    """Whether make_fx knows `wrapper` as an input of its graph, and would bake the `data` in it in as a constant."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    if mode is None:
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    return get_proxy_slot(wrapper, mode.tracer, None) is not None and get_proxy_slot(data, mode.tracer, None) is None
 
 
 def make_data_pointer_raise(tensor: torch.Tensor) -> None:

@@ -34,11 +34,12 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         target = args[0]
+        if isinstance(target, MaskedTensor):
+            check_writable(op, target)
         result = compute_inplace(compute, target, args, kwargs)
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):
             return update(target, result)
-        check_writable(op, target, result)
         if under_transform():
             assign_below(target, result)
             return target
@@ -80,9 +81,9 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
         )
 
 
-def check_writable(op: OpOverload, target: MaskedTensor, result: Tensor) -> None:
-    """A view of another dtype holds a copy of its base's mask: only what is all valid may be written through it."""
-    if target._mask_is_a_copy and (target._validity is not None or getattr(result, "_validity", None) is not None):
+def check_writable(op: OpOverload, target: MaskedTensor) -> None:
+    """A view of another dtype holds a copy of its base's mask, which a write would not reach."""
+    if target._mask_is_a_copy:
         raise MaskedSemanticsError(
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
             "mask is a copy: several of its elements share one element of the base. Write to the base, or to a clone."
@@ -125,11 +126,44 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         for target, result in zip(targets, results if len(names) > 1 else [results], strict=True):
             if target.shape != result.shape and target.numel() == 0:
                 target.resize_(result.shape)
+            if target.dtype is not result.dtype or shares_memory(target, args):
+                rehearse(op, args, kwargs, dict(zip(names, targets, strict=True)))
             check_fits(op, target, result)
             target.copy_(result)
         return targets[0] if len(names) == 1 else tuple(targets)
 
     return kernel
+
+
+def rehearse(op: OpOverload, args: Any, kwargs: dict[str, Any], targets: dict[str, Tensor]) -> None:
+    """The same call without values, for torch to say itself whether it takes outputs of these dtypes and memory."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def without_values(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [without_values(v) for v in value]
+        if not isinstance(value, Tensor):
+            return value
+        data = value._data if isinstance(value, MaskedTensor) else value.detach()
+        storage = data.untyped_storage()
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = torch.UntypedStorage(storage.nbytes(), device="meta")
+        empty = torch.empty(0, dtype=data.dtype, device="meta")
+        return empty.set_(storages[storage.data_ptr()], data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
+
+    outputs = {name: without_values(target) for name, target in targets.items()}
+    op(*[without_values(a) for a in args], **{k: without_values(v) for k, v in kwargs.items()}, **outputs)
+
+
+def shares_memory(target: Tensor, args: Any) -> bool:
+    """Whether an argument lies in the same storage as `target`."""
+
+    def storage(tensor: Tensor) -> int:
+        data = tensor._data if isinstance(tensor, MaskedTensor) else tensor
+        return data.untyped_storage().data_ptr()
+
+    inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
+    return any(storage(t) == storage(target) for t in inputs)
 
 
 def metadata_kernel(op: OpOverload) -> Kernel:
