@@ -14,7 +14,15 @@ from op_registry.registry import registry
 from op_registry.resolve import resolve
 from op_registry.rule import Gap
 
-TABLE: dict[str, tuple[Gap, ...]] = {}
+TABLE: dict[str, tuple[Gap, ...]] = {
+    "cat": (
+        Gap(
+            "P1",
+            "an out= that overlaps an input is not refused: it is written after the result is computed, and right",
+            "error 6 unstored",
+        ),
+    ),
+}
 
 
 def gaps_of(operator: Operator) -> Sequence[Gap]:

@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from op_registry.conformance.samples import (
 )
 from op_registry.conformance.subject import Subject, find_subject
 from op_registry.errors import MaskedSemanticsError
+from op_registry.rule import Gap
 
 LAWS: dict[str, laws.Law] = {
     "P1": laws.all_valid_identity,
@@ -176,9 +177,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     subject = find_subject(settings.subject)
     report = Report(operator.name)
     started = time.monotonic()
-    gaps = list(gaps_of(operator))
-    failed_gaps: set[int] = set()
-    asked_gaps: set[int] = set()
+    named = _NamedGaps(gaps_of(operator))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for law in settings.laws:
@@ -191,23 +190,41 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
                 for description, trial in trials_of(operator, law, subject, settings):
                     line = repro(operator, law, description, settings, mode)
                     say(line)
-                    status, message = outcome_of(check, trial)
-                    spoken = [n for n, gap in enumerate(gaps) if covers(gap, law, description)]
-                    asked_gaps.update(spoken if status != "not asked" else [])
-                    if spoken and status in ("broken", "error", "refused"):
-                        failed_gaps.update(spoken)
-                        status, message = "gap", f"{gaps[spoken[0]].why} ({message})"
+                    status, message = named.judged(law, description, *outcome_of(check, trial))
                     _keep(report, law, description, status, message, line)
         if "P1" in settings.laws and settings.sample is None and subject.own_errors:
-            _errors(operator, subject, settings, report, say)
-    for n in asked_gaps - failed_gaps:
+            _errors(operator, subject, named, report, say)
+    for gap in named.closed():
         report.outcomes.append(
-            Outcome(gaps[n].law, gaps[n].where, "broken", f"a named gap no longer fails: {gaps[n]}; take it out", "")
+            Outcome(gap.law, gap.where, "broken", f"a named gap no longer fails: {gap}; take it out", "")
         )
-        report.counts.setdefault(gaps[n].law, Counter())["broken"] += 1
+        report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
     report.counts = {law: dict(counts) for law, counts in report.counts.items()}
     return report
+
+
+class _NamedGaps:
+    """The gaps of an operator, and which of them the trials have found to be there."""
+
+    def __init__(self, gaps: Sequence[Gap]) -> None:
+        self.gaps = gaps
+        self.asked: set[int] = set()
+        self.failed: set[int] = set()
+
+    def judged(self, law: str, description: str, status: str, message: str) -> tuple[str, str]:
+        """A trial's outcome, in the light of what is named."""
+        spoken = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
+        if status != "not asked":
+            self.asked.update(spoken)
+        if spoken and status in ("broken", "error", "refused"):
+            self.failed.update(spoken)
+            return "gap", f"{self.gaps[spoken[0]].why} ({message})"
+        return status, message
+
+    def closed(self) -> list[Gap]:
+        """Gaps that no longer fail."""
+        return [self.gaps[n] for n in sorted(self.asked - self.failed)]
 
 
 def _in_mode(mode: str) -> laws.Law:
@@ -215,7 +232,7 @@ def _in_mode(mode: str) -> laws.Law:
 
 
 def _errors(
-    operator: Operator, subject: Subject, settings: Settings, report: Report, say: Callable[[str], None]
+    operator: Operator, subject: Subject, named: _NamedGaps, report: Report, say: Callable[[str], None]
 ) -> None:
     """P1 for the calls that torch refuses."""
     if not isinstance(operator, DatabaseOperator):
@@ -226,7 +243,8 @@ def _errors(
         description = f"{str(sample.dtype).removeprefix('torch.')} error {sample.number} unstored"
         line = f"python -m op_registry check --op {operator.name} --law P1"
         say(line)
-        status, message = outcome_of(laws.same_errors, Trial(subject, sample, _none(sample)))
+        outcome = outcome_of(laws.same_errors, Trial(subject, sample, _none(sample)))
+        status, message = named.judged("P1", description, *outcome)
         _keep(report, "P1", description, status, message, line)
 
 
