@@ -14,14 +14,12 @@ from op_registry.registry import registry
 from op_registry.resolve import resolve
 from op_registry.rule import Gap
 
+_WRITTEN_AFTERWARDS = (
+    "an out= that overlaps an input is not refused: it is written after the result is computed, and right"
+)
+
 TABLE: dict[str, tuple[Gap, ...]] = {
-    "cat": (
-        Gap(
-            "P1",
-            "an out= that overlaps an input is not refused: it is written after the result is computed, and right",
-            "error 6 unstored",
-        ),
-    ),
+    "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
 }
 
 
