@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--by-family", type=Path, metavar="FILE", help="write failures and refusals by family (Markdown)"
     )
+    check.add_argument("--variants", action="store_true", help="in-place and out= forms of the entries as well")
     check.add_argument("--slice", metavar="K/N", help="the K-th of N equal parts of the operators, for rotation")
     return parser
 
@@ -73,7 +74,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 def _check(given: argparse.Namespace) -> int:
     from op_registry.conformance import runner
     from op_registry.conformance.checking import Verdict
-    from op_registry.conformance.samples import database, operator_named, operators_of
+    from op_registry.conformance.samples import database, operator_named, operators_of, variants
     from op_registry.conformance.trials import run_operator
 
     for module in given.modules:
@@ -83,7 +84,8 @@ def _check(given: argparse.Namespace) -> int:
         verdict = Verdict(tuple(run_operator(o, settings) for name in given.op for o in operators_of(name)))
         print(verdict)
         return 0 if verdict else 1
-    names = [operator_named(name).name for name in given.op] if given.op else list(database())
+    everything = [*database(), *variants()] if given.variants else list(database())
+    names = [operator_named(name).name for name in given.op] if given.op else everything
     if given.slice:
         part, _, parts = given.slice.partition("/")
         names = names[int(part) % int(parts) :: int(parts)]

@@ -4,7 +4,7 @@ Each entry of torch's operator database, and each core aten overload, is one of
 
     rule            a rule of its own
     derived         the rule of its functional or single-tensor form
-    decomposes      torch's own definition, every piece of which is served (found by taking it apart, not believed)
+    decomposes      torch's own definition, in Python or C++, every piece of which is served (found by taking it apart)
     opaque          right where everything is valid, refused elsewhere
     refused         refused, for a reason
     not applicable  there is nothing to mask, or this machine cannot run it, for a reason
@@ -122,18 +122,19 @@ def entry_of(operator: DatabaseOperator, most: int = 40) -> Entry:
     if not with_tensors:
         return Entry(operator.name, "not applicable", NO_TENSOR, "")
     pieces: dict[OpOverload, str] = {}
-    ran = False
+    ran = composed = False
     for sample in chosen(with_tensors, most):
         found = _pieces(sample)
         if found is not None:
             ran = True
+            composed = composed or len(found) > 1
             pieces |= found
     if not ran:
         return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
-    return _entry(operator.name, pieces)
+    return _entry(operator.name, pieces, composed)
 
 
-def _entry(name: str, pieces: dict[OpOverload, str]) -> Entry:
+def _entry(name: str, pieces: dict[OpOverload, str], composed: bool) -> Entry:
     families = Counter(f for op in pieces if (f := family_of(op)))
     family = families.most_common(1)[0][0] if families else ""
     for state in ("missing", "refused", "opaque"):
@@ -141,10 +142,10 @@ def _entry(name: str, pieces: dict[OpOverload, str]) -> Entry:
         if having:
             return Entry(name, state, ", ".join(having), family)
     served = [s for s in pieces.values() if s in SERVED]
-    if "decomposes" in served or len(pieces) > 1:
-        state = "decomposes" if "decomposes" in served else "rule"
-        return Entry(name, state, "", family)
-    return Entry(name, served[0] if served else "not applicable", "" if served else "calls no operator", family)
+    if not served:
+        return Entry(name, "not applicable", "calls no operator on a tensor", family)
+    state = "decomposes" if composed or "decomposes" in served else "derived" if "derived" in served else "rule"
+    return Entry(name, state, "", family)
 
 
 def entries() -> Iterator[Entry]:

@@ -6,6 +6,7 @@ again by number: the database is asked with the same seed, and gives the same li
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -184,6 +185,54 @@ class DatabaseOperator(Operator):
         ]
 
 
+class VariantOperator(DatabaseOperator):
+    """The in-place or out= form of an entry, on a copy of its first tensor or into new ones: ``add+inplace``."""
+
+    def __init__(self, info: Any, variant: str) -> None:
+        super().__init__(info)
+        self.variant = variant
+        self.name = f"{self.name}+{variant}"
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        function = _in_place(self.info.inplace_variant) if self.variant == "inplace" else _into_out(self.info.op)
+        differentiable = self.variant == "inplace" and bool(self.info.supports_inplace_autograd)
+        return [
+            dataclasses.replace(sample, fn=function, differentiable=differentiable and sample.differentiable)
+            for sample in super().samples(dtype)
+            if isinstance(sample.args[0], Tensor)
+        ]
+
+    def error_samples(self) -> list[Sample]:
+        return []
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` on a copy, which has to come back itself."""
+
+    @functools.wraps(function)
+    def in_place(x: Any, *args: Any, **kwargs: Any) -> Any:
+        copy = x.clone()
+        result = function(copy, *args, **kwargs)
+        assert result is copy, "an in-place operator gives its argument back"
+        return result
+
+    return in_place
+
+
+def _into_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` into tensors made for its results, which have to come back."""
+
+    def into_out(*args: Any, **kwargs: Any) -> Any:
+        plainly = function(*args, **kwargs)
+        targets = tree_map(lambda t: torch.empty_like(t) if isinstance(t, Tensor) else t, plainly)
+        result = function(*args, **kwargs, out=targets if isinstance(targets, Tensor) else tuple(targets))
+        for back, target in zip(tree_leaves(result), tree_leaves(targets), strict=True):
+            assert back is target, "what is given for out= comes back"
+        return result
+
+    return into_out
+
+
 class RegisteredOperator(Operator):
     """An overload outside the database: samples of its rule's own, or made from the schema (elementwise operators)."""
 
@@ -237,9 +286,24 @@ def database() -> dict[str, DatabaseOperator]:
     return {operator.name: operator for operator in map(DatabaseOperator, op_db)}
 
 
+@functools.cache
+def variants() -> dict[str, VariantOperator]:
+    """The in-place form of every entry that has one, and the out= form of every entry that takes out=."""
+    found = []
+    for operator in database().values():
+        info = operator.info
+        if info.inplace_variant is not None:
+            found.append(VariantOperator(info, "inplace"))
+        if info.supports_out:
+            found.append(VariantOperator(info, "out"))
+    return {operator.name: operator for operator in found}
+
+
 def operator_named(name: str) -> Operator:
-    """An entry of the database by its name there, or an overload by torch.ops' name."""
+    """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by torch.ops' name."""
     entries = database()
+    if "+" in name:
+        return variants()[name.replace(".", "_")]
     formatted = name.replace(".", "_")
     if formatted in entries:
         return entries[formatted]

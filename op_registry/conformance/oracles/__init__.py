@@ -29,7 +29,7 @@ from op_registry.conformance.oracles import (
 from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
-from op_registry.variants import functional_form, is_inplace
+from op_registry.variants import functional_form, is_inplace, is_out, written_arguments
 
 __all__ = [
     "Call",
@@ -97,6 +97,8 @@ class OracleInterpreter(Interpreter):
         if not self.anything_noted(args, kwargs):
             return op(*args, **kwargs)
         asked, base = op, functional_form(op)
+        if is_out(op) and base is not None:
+            return self._into_out(op, base, args, kwargs)
         found = oracle_for(op)
         if found is None and base is not None:
             asked, found = base, oracle_for(base)
@@ -107,8 +109,25 @@ class OracleInterpreter(Interpreter):
         result = found(Call.of(asked, self.slots_of(args), self.slots_of(kwargs)))
         if is_inplace(op):
             # What the target holds from now on is in its note: autograd would miss what it saved of the tensor itself.
+            target = self.slots_of(args[0])
+            if not target.masked:
+                # On a plain tensor it is an update: where something is missing, the old value stays.
+                result = Slot(torch.where(result.mask, result.data, target.data), target.mask, masked=False)
             return self.note(args[0], result)
         return tree_map(lambda value: self.note(value.data, value, op) if isinstance(value, Slot) else value, result)
+
+    def _into_out(self, op: OpOverload, base: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The functional form's answer, which is what the out= tensors hold from now on."""
+        names = written_arguments(op)
+        result = self.evaluate(base, args, {k: v for k, v in kwargs.items() if k not in names})
+        results = [result] if isinstance(result, Tensor) else list(result)
+        targets = [kwargs[name] for name in names]
+        for target, given in zip(targets, results, strict=True):
+            known = self.noted(given)
+            self.note(
+                target, Slot(given, known.mask if known is not None else torch.ones_like(given, dtype=torch.bool))
+            )
+        return targets[0] if len(targets) == 1 else tuple(targets)
 
 
 def expected(fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Tensor]) -> Any:
@@ -128,6 +147,8 @@ def expected(fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Te
 
     def leave(leaf: Any) -> Any:
         note = interpreter.noted(leaf) if isinstance(leaf, Tensor) else None
-        return leaf if note is None else note
+        if note is None:
+            return leaf
+        return note if note.masked else note.data
 
     return tree_map(leave, result)
