@@ -203,3 +203,29 @@ def test_integer_averages_are_cut_off_as_torch_cuts_them():
         assert bool(valid[0, 0, o]) == bool(len(kept))
         if len(kept):
             assert values[0, 0, o] == torch.div(kept.sum(), len(kept), rounding_mode="trunc")
+
+
+# ------------------------------------------------------------------------------------------------------ interpolation
+
+
+def test_interpolation_by_hand():
+    x = Dense(torch.tensor([[[2.0, math.nan, 6.0]]]), flags([[[1, 0, 1]]]))
+    mask, values = seen(apply(aten.upsample_nearest1d.vec, x, None, [2.0]))
+    assert mask.tolist() == [[[True, True, False, False, True, True]]]
+    assert values.tolist() == [[[2.0, 2.0, 0.0, 0.0, 6.0, 6.0]]]
+    # At 0, 0.5, 1, 1.5 and 2: halves of what is invalid are left out, and what is left weighs all.
+    mask, values = seen(apply(aten.upsample_linear1d.default, x, [5], True))
+    assert mask.tolist() == [[[True, True, False, True, True]]]
+    assert values.tolist() == [[[2.0, 2.0, 0.0, 6.0, 6.0]]]
+
+
+def test_bicubic_interpolation_needs_every_element_with_a_weight():
+    known = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    known[..., 2, 3] = False
+    x = Dense(torch.where(known, torch.randn(1, 1, 6, 6), math.nan), flags(known))
+    for op in (aten.upsample_bicubic2d.default, aten._upsample_bicubic2d_aa.default):
+        mask, values = seen(apply(op, x, [12, 12], False))
+        touched = op((~known).to(torch.float64), [12, 12], False).abs() > 1e-9
+        assert torch.equal(mask, ~touched)
+        plain = op(torch.where(known, x.data, 0), [12, 12], False)
+        assert torch.equal(values, torch.where(mask, plain, 0))
