@@ -52,6 +52,8 @@ def plan(
     query: Dense, key: Dense, value: Dense, attn_mask: Dense | None, is_causal: bool, enable_gqa: bool = False
 ) -> Plan:
     """What masks mean for one attention call."""
+    if all_valid(query, key, value, attn_mask):
+        return Plan(None if attn_mask is None else attn_mask.data, is_causal, None, None, None)
     if enable_gqa:
         key, value = (_for_every_query_head(x, query.shape[-3]) for x in (key, value))
     queries = query.some(-1, keepdim=True) if query.shape[-1] != 0 else None
@@ -92,7 +94,7 @@ def _for_every_query_head(x: Dense, heads: int) -> Dense:
 
 def _related(query: Dense, key: Dense) -> Tensor | None:
     """Where a query and a key share a valid feature, (…, L or 1, S), given that the query has one at all."""
-    if key.validity is None or key.shape[-1] == 0:
+    if key.validity is None or 0 in key.shape[-2:]:
         return None
     q = aligned(query)
     if q is None or q.shape[-1] == 1:
@@ -122,6 +124,7 @@ def _output_validity(
         return intersect(rows, value.some(-2, keepdim=True))
     v = aligned(value)
     assert v is not None
+    allowed = allowed.expand(*allowed.shape[:-1], value.shape[-2])
     if v.shape[-1] == 1:
         served = (allowed & as_bool(v).mT).any(-1, keepdim=True)
     else:
