@@ -1,0 +1,58 @@
+"""Linear algebra, Fourier transforms and sampling: operators each of whose outputs depends on every input.
+
+Law: they run where every element is valid and are refused elsewhere; while tracing, a mask has to be absent to be known.
+A matrix with a hole has no inverse, and a transform of a signal with one is a matter of a model of the signal. The
+operators that torch builds of these (inv, solve, eigvalsh, matrix_rank, fft2, stft, grid_sample …) decompose into them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from op_registry.categories import opaque
+
+aten = torch.ops.aten
+
+# What looks at a factorisation's `info` and raises is here too: whether it raises must not hang on invalid elements.
+_linalg_check_errors = opaque(aten._linalg_check_errors)
+
+# ------------------------------------------------------------------------------------- inverses and linear systems
+
+linalg_inv_ex = opaque(aten.linalg_inv_ex)
+linalg_pinv = opaque(aten.linalg_pinv.atol_rtol_tensor)
+_linalg_solve_ex = opaque(aten._linalg_solve_ex)
+linalg_solve_triangular = opaque(aten.linalg_solve_triangular)
+triangular_solve = opaque(aten.triangular_solve)
+linalg_lstsq = opaque(aten.linalg_lstsq)
+linalg_lu_solve = opaque(aten.linalg_lu_solve)
+linalg_ldl_solve = opaque(aten.linalg_ldl_solve)
+cholesky_solve = opaque(aten.cholesky_solve, aten._cholesky_solve_helper)
+cholesky_inverse = opaque(aten.cholesky_inverse)
+
+# ------------------------------------------------------------------------- factorisations and functions of a matrix
+
+linalg_cholesky_ex = opaque(aten.linalg_cholesky_ex)
+cholesky = opaque(aten.cholesky)
+linalg_lu = opaque(aten.linalg_lu)
+linalg_lu_factor_ex = opaque(aten.linalg_lu_factor_ex)
+lu_unpack = opaque(aten.lu_unpack)
+linalg_ldl_factor_ex = opaque(aten.linalg_ldl_factor_ex)
+linalg_qr = opaque(aten.linalg_qr)
+geqrf = opaque(aten.geqrf)
+linalg_householder_product = opaque(aten.linalg_householder_product)
+ormqr = opaque(aten.ormqr)
+_linalg_svd = opaque(aten._linalg_svd)
+linalg_eig = opaque(aten.linalg_eig)
+linalg_eigvals = opaque(aten.linalg_eigvals, aten._linalg_eigvals)
+_linalg_eigh = opaque(aten._linalg_eigh)
+_linalg_det = opaque(aten._linalg_det)
+_linalg_slogdet = opaque(aten._linalg_slogdet)
+linalg_matrix_exp = opaque(aten.linalg_matrix_exp, aten._compute_linear_combination)
+
+# ------------------------------------------------------------------------------------------- transforms and sampling
+
+_fft_r2c = opaque(aten._fft_r2c)
+_fft_c2r = opaque(aten._fft_c2r)
+_fft_c2c = opaque(aten._fft_c2c)
+grid_sampler_2d = opaque(aten.grid_sampler_2d, aten._grid_sampler_2d_cpu_fallback)
+grid_sampler_3d = opaque(aten.grid_sampler_3d)
