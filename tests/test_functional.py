@@ -304,7 +304,7 @@ def test_a_write_that_needs_a_mask_where_none_is_stored_is_refused() -> None:
         F.vmap(lambda r: r[:2].copy_(md.as_masked_tensor(torch.ones(2), torch.tensor([True, False]))))(x)
 
 
-# ------------------------------------------------------------------------ torch.func itself does not know what a mask is
+# ----------------------------------------------------------------------- torch.func itself does not know what masks are
 
 HANDED = {
     "vmap": lambda f, x: torch.func.vmap(f)(x),
