@@ -247,8 +247,8 @@ def run_opaque(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def known_all_valid(record: Dense) -> bool:
-    """Whether every element is valid; while tracing only a mask that is statically absent counts."""
-    if record.validity is None:
+    """Whether every element is valid; while tracing only a mask counts that is absent, or has nothing to mask."""
+    if record.validity is None or record.data.numel() == 0:
         return True
     if being_traced(record.validity):
         return False

@@ -1,8 +1,8 @@
 """Linear algebra, Fourier transforms and sampling: operators each of whose outputs depends on every input.
 
-Law: they run where every element is valid and are refused elsewhere; while tracing, a mask has to be absent to be known.
-A matrix with a hole has no inverse, and a transform of a signal with one is a matter of a model of the signal. The
-operators that torch builds of these (inv, solve, eigvalsh, matrix_rank, fft2, stft, grid_sample …) decompose into them.
+Law: they run where every element is valid and are refused elsewhere; while tracing, a mask that is stored is not known
+to be all valid. A matrix with a hole has no inverse, and the transform of a signal with one asks for a model of the
+signal. What torch builds of these operators (inv, solve, eigvalsh, matrix_rank, fft2, stft …) decomposes into them.
 """
 
 from __future__ import annotations
