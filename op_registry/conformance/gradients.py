@@ -151,9 +151,11 @@ def _derivatives_of(
     known = trial.masks()
     masks = {id(t): m for t, m in zip(tensors, known, strict=True) if m is not None}
     torch.manual_seed(trial.seed)
-    result = answer(trial.sample.fn, args, kwargs, masks)
-    part = trial.sample.differentiable_part(result)
-    outcome = [_pair(leaf) for leaf in tree_leaves(part)]
+
+    def part(*args: Any, **kwargs: Any) -> Any:
+        return trial.sample.differentiable_part(trial.sample.fn(*args, **kwargs))
+
+    outcome = [_pair(leaf) for leaf in tree_leaves(answer(part, args, kwargs, masks))]
     scalar = weighted_sum(outcome)
     if scalar is None:
         return None
