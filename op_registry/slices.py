@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.categories import Operator, data_of, results_like
+from op_registry.categories import Operator, results_like
 from op_registry.records import (
     Dense,
     Dims,
@@ -24,7 +24,6 @@ from op_registry.records import (
     as_bool,
     as_int8,
     gradients_may_flow,
-    records_in,
 )
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, overloads_of, written_at
@@ -39,15 +38,25 @@ def masked_slices(*operators: Operator, category: Category) -> Callable[[Run], R
     def register(function: Run) -> Rule:
         @functools.wraps(function)
         def run(op: Any, x: Dense, *args: Any, **kwargs: Any) -> Any:
-            records = [x, *records_in(args), *records_in(kwargs.values())]
-            if x.data.numel() == 0 or all(record.validity is None for record in records):
-                return results_like(op(*data_of((x, *args)), **{k: data_of(v) for k, v in kwargs.items()}), None)
-            return function(op, x, *args, **kwargs)
+            if x.data.numel() != 0 and any_masked((x, *args, *kwargs.values())):
+                return function(op, x, *args, **kwargs)
+            result = op(*map(plainly, (x, *args)), **{k: plainly(v) for k, v in kwargs.items()})
+            return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
 
         ops = tuple(o for operator in operators for o in overloads_of(operator))
         return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2)))
 
     return register
+
+
+def any_masked(arguments: tuple[Any, ...]) -> bool:
+    """Whether a record among the arguments has a stored validity."""
+    return any(isinstance(argument, Dense) and argument.validity is not None for argument in arguments)
+
+
+def plainly(argument: Any) -> Any:
+    """An argument as plain torch takes it."""
+    return argument.data if isinstance(argument, Dense) else argument
 
 
 def at_least_one(count: Tensor | int) -> Tensor | int:
