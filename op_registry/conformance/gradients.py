@@ -144,10 +144,7 @@ def _derivatives_of(
     trial: Trial, answer: Callable[..., Any]
 ) -> tuple[list[Tensor | None], list[Tensor | None] | None] | None:
     """The same two of the oracle, or of plain torch."""
-    args, kwargs = trial.sample.with_tensors(
-        lambda t: t.detach().clone().requires_grad_(t.is_floating_point() or t.is_complex())
-    )
-    tensors = Sample(trial.sample.fn, args, kwargs, 0, trial.sample.dtype).tensors
+    args, kwargs, tensors = trial.copies(gradients=True)
     known = trial.masks()
     masks = {id(t): m for t, m in zip(tensors, known, strict=True) if m is not None}
     torch.manual_seed(trial.seed)

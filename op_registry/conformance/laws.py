@@ -6,6 +6,7 @@ A law is a function of a :class:`Trial`. It returns when it holds, and raises :c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Trial:
         def wrap(tensor: Tensor) -> Any:
             mask, full = found[id(tensor)]
             data = refilled(tensor, full, fill) if fill else tensor.detach().clone()
-            wanted = gradients and (data.is_floating_point() or data.is_complex())
+            wanted = gradients and self.may_have_gradient(len(values))
             if mask is PLAIN:
                 value: Any = data.requires_grad_(wanted)
             else:
@@ -73,14 +74,48 @@ class Trial:
 
     def plain(self) -> Any:
         """What plain torch gives."""
-        args, kwargs = self.sample.with_tensors(lambda tensor: tensor.detach().clone())
+        written = self.written
+        args, kwargs, copies = self.copies()
         torch.manual_seed(self.seed)
-        return self.sample.fn(*args, **kwargs)
+        result = self.sample.fn(*args, **kwargs)
+        return result, [copies[n] for n in written]
 
     def outcome(self, fill: str | None = None) -> list[Any]:
-        """What the subject gives: for each result (data, mask or None), or a Python value."""
-        args, kwargs, _ = self.wrapped(fill)
-        return observed(self.subject, self.run(args, kwargs))
+        """What the subject gives: for each result and each argument written to (data, mask or None), or a value."""
+        args, kwargs, values = self.wrapped(fill)
+        result = self.run(args, kwargs)
+        return observed(self.subject, [result, [values[n] for n in self.written]])
+
+    def may_have_gradient(self, position: int) -> bool:
+        """Whether a tensor of the sample is one to differentiate by: numbers, which the call does not overwrite."""
+        tensor = self.sample.tensors[position]
+        return (tensor.is_floating_point() or tensor.is_complex()) and position not in self.written
+
+    def copies(self, gradients: bool = False) -> tuple[Any, Any, list[Tensor]]:
+        """Plain copies of the arguments, and of each tensor among them."""
+        made: list[Tensor] = []
+
+        def copy(tensor: Tensor) -> Tensor:
+            wanted = gradients and self.may_have_gradient(len(made))
+            made.append(tensor.detach().clone().requires_grad_(wanted))
+            return made[-1]
+
+        args, kwargs = self.sample.with_tensors(copy)
+        return args, kwargs, made
+
+    @functools.cached_property
+    def written(self) -> list[int]:
+        """Which tensors of the sample plain torch writes to, and does not give back."""
+        args, kwargs, copies = self.copies()
+        versions = [t._version for t in copies]
+        torch.manual_seed(self.seed)
+        try:
+            given = {id(leaf) for leaf in tree_leaves(self.sample.fn(*args, **kwargs))}
+        except Exception:
+            return []
+        return [
+            n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v and id(t) not in given
+        ]
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The subject's own result, random numbers as they were in every other run."""
@@ -89,11 +124,11 @@ class Trial:
 
     def expected(self) -> list[Any]:
         """What the oracles say: Slots, plain tensors and Python values."""
-        args, kwargs = self.sample.with_tensors(lambda tensor: tensor.detach().clone())
-        copies = Sample(self.sample.fn, args, kwargs, 0, self.sample.dtype).tensors
+        args, kwargs, copies = self.copies()
         masks = {id(t): m for t, m in zip(copies, self.masks(), strict=True) if m is not None}
+        also = [copies[n] for n in self.written]
         torch.manual_seed(self.seed)
-        return tree_leaves(expected(self.sample.fn, args, kwargs, masks))
+        return tree_leaves(expected(self.sample.fn, args, kwargs, masks, also))
 
 
 def observed(subject: Subject, result: Any) -> list[Any]:
@@ -237,12 +272,7 @@ def non_interference(trial: Trial) -> None:
 
 def plain_fails(trial: Trial) -> bool:
     """Whether plain torch cannot run or differentiate the call either (twice, where that is asked)."""
-    args, kwargs = trial.sample.with_tensors(
-        lambda t: (
-            t.detach().clone().requires_grad_(trial.sample.differentiable and (t.is_floating_point() or t.is_complex()))
-        )
-    )
-    tensors = Sample(trial.sample.fn, args, kwargs, 0, trial.sample.dtype).tensors
+    args, kwargs, tensors = trial.copies(gradients=trial.sample.differentiable)
     torch.manual_seed(trial.seed)
     try:
         result = trial.sample.differentiable_part(trial.sample.fn(*args, **kwargs))

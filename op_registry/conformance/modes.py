@@ -56,7 +56,9 @@ def views_alias(trial: Trial) -> None:
             continue
         asked = True
         if leaf.dtype is not tensors[base].dtype:
-            _write_is_refused(trial, position)
+            # Without a stored mask there is none that could go astray.
+            if trial.masking.kind != "unstored":
+                _write_is_refused(trial, position)
             continue
         numbers = _numbered(leaf, tensors[base])
         if numbers is not None:

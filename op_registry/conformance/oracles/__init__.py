@@ -7,7 +7,7 @@ ask, :class:`NoOracle` names the operator, and conformance counts it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,7 +106,11 @@ class OracleInterpreter(Interpreter):
             if op._can_decompose():
                 return self.decompose(op, args, kwargs)
             raise NoOracle(str(op))
-        result = found(Call.of(asked, self.slots_of(args), self.slots_of(kwargs)))
+        call = Call.of(asked, self.slots_of(args), self.slots_of(kwargs))
+        result = found(call)
+        given = Call.of(op, args, kwargs)
+        for name, slot in call.updates.items():
+            self.note(given[name], slot)
         if is_inplace(op):
             # What the target holds from now on is in its note: autograd would miss what it saved of the tensor itself.
             target = self.slots_of(args[0])
@@ -130,10 +134,13 @@ class OracleInterpreter(Interpreter):
         return targets[0] if len(targets) == 1 else tuple(targets)
 
 
-def expected(fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Tensor]) -> Any:
+def expected(
+    fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Tensor], also: Sequence[Tensor] = ()
+) -> Any:
     """What `fn` has to give: a structure of Slots (masked results), plain tensors and Python values.
 
-    `masks` has the bool mask of each tensor that is masked, by its id.
+    `masks` has the bool mask of each tensor that is masked, by its id. With `also`: the result, and what these
+    arguments hold after the call.
     """
     interpreter = OracleInterpreter()
 
@@ -151,4 +158,4 @@ def expected(fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Te
             return leaf
         return note if note.masked else note.data
 
-    return tree_map(leave, result)
+    return tree_map(leave, (result, list(also)) if also else result)

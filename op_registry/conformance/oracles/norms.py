@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,13 @@ def statistics(x: Slot, slices: Iterable[Tensor], eps: float) -> tuple[Slot, Slo
     return tuple(Slot(torch.stack(s) if s else nothing, valid) for s in (means, rstds))  # type: ignore[return-value]
 
 
+def _saved(slots: tuple[Slot, Slot], plain: Sequence[Tensor]) -> Iterable[Slot]:
+    """The statistics in the shapes that plain torch gives them, differentiable where they are there."""
+    for slot, like in zip(slots, plain, strict=True):
+        data = slot.data if like.requires_grad else slot.data.detach()
+        yield Slot(data.reshape(like.shape).to(like.dtype), slot.mask.reshape(like.shape))
+
+
 def affine(
     z: Tensor, mask: Tensor, weight: Slot | None, bias: Slot | None, shape: list[int], dtype: torch.dtype
 ) -> Slot:
@@ -72,9 +79,7 @@ def layer_norm(c: Call) -> Any:
     if c.name != "native_layer_norm":
         return result
     mean, rstd = statistics(x, lines(x.shape, dims), eps)
-    return result, *(
-        Slot(s.data.reshape(p.shape), s.mask.reshape(p.shape)) for s, p in zip((mean, rstd), plain[1:], strict=True)
-    )
+    return result, *_saved((mean, rstd), plain[1:])
 
 
 @oracle("group_norm", "native_group_norm")
@@ -91,9 +96,7 @@ def group_norm(c: Call) -> Any:
     if isinstance(plain, Tensor):
         return result
     mean, rstd = statistics(x, slices, c["eps"])
-    return result, *(
-        Slot(s.data.reshape(p.shape), s.mask.reshape(p.shape)) for s, p in zip((mean, rstd), plain[1:], strict=True)
-    )
+    return result, *_saved((mean, rstd), plain[1:])
 
 
 def _by_channel(c: Call, x: Slot, own: bool, slices: list[Tensor], out: Tensor) -> Slot:
@@ -107,6 +110,33 @@ def _by_channel(c: Call, x: Slot, own: bool, slices: list[Tensor], out: Tensor) 
     return affine(z, mask, c["weight"], c["bias"], channels, out.dtype)
 
 
+def _without_updates(c: Call) -> Any:
+    """What plain torch gives, running statistics copied so that it changes none."""
+    names = ("running_mean", "running_var")
+    return c.plainly({n: s.data.clone() for n in names if isinstance(s := c.get(n), Slot)})
+
+
+def _update_running(c: Call, x: Slot, slices: list[Tensor], copies: int = 1) -> None:
+    """Each channel's running statistics after the call: left alone without a valid element, the variance without two.
+
+    With `copies` (instance norm) a channel has a slice in every row, and what these say is averaged.
+    """
+    momentum = c["momentum"]
+    flat, mask = _wide(x.data.reshape(-1)).detach(), x.mask.reshape(-1)
+    for name, least in (("running_mean", 1), ("running_var", 2)):
+        slot = c.get(name)
+        if not isinstance(slot, Slot):
+            continue
+        new = slot.data.detach().clone()
+        channels = len(slices) // copies
+        for channel in range(channels):
+            rows = [flat[at[mask[at]]] for at in slices[channel::channels]]
+            said = [v.mean() if name == "running_mean" else v.var() for v in rows if len(v) >= least]
+            if said:
+                new[channel] = (1 - momentum) * new[channel] + momentum * torch.stack(said).mean()
+        c.updates[name] = Slot(new.to(slot.data.dtype), slot.mask, slot.masked)
+
+
 @oracle("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 def batch_norm(c: Call) -> Any:
     """Statistics of each channel over its valid elements in training, the running ones otherwise."""
@@ -114,27 +144,25 @@ def batch_norm(c: Call) -> Any:
     if x.ndim < 2:
         raise NoOracle(f"{c.name} of a vector")
     training = c.get("training", True)
-    changed = {
-        name: Slot(s.data.clone(), s.mask)
-        for name in ("running_mean", "running_var")
-        if isinstance(s := c.get(name), Slot)
-    }
-    plain = Call(c.op, {**c.bound, **changed}).plainly()
+    plain = _without_updates(c)
     out = plain if isinstance(plain, Tensor) else plain[0]
-    if not isinstance(plain, Tensor):
-        raise NoOracle(f"{c.name} (its saved statistics)")
     slices = list(lines(x.shape, [d for d in range(x.ndim) if d != 1]))
-    return _by_channel(c, x, training, slices, out)
+    result = _by_channel(c, x, training, slices, out)
+    if training:
+        _update_running(c, x, slices)
+    if isinstance(plain, Tensor):
+        return result
+    if not training or len(plain) > 3:
+        raise NoOracle(f"{c.name} (what it saves for backward)")
+    return result, *_saved(statistics(x, slices, c["eps"]), plain[1:])
 
 
 @oracle("instance_norm")
 def instance_norm(c: Call) -> Slot:
     """Statistics of each channel of each row."""
     x = c["input"]
-    changed = {
-        name: Slot(s.data.clone(), s.mask)
-        for name in ("running_mean", "running_var")
-        if isinstance(s := c.get(name), Slot)
-    }
-    out = Call(c.op, {**c.bound, **changed}).plainly()
-    return _by_channel(c, x, c["use_input_stats"], list(lines(x.shape, range(2, x.ndim))), out)
+    out = _without_updates(c)
+    slices = list(lines(x.shape, range(2, x.ndim)))
+    if c["use_input_stats"]:
+        _update_running(c, x, slices, x.shape[0])
+    return _by_channel(c, x, c["use_input_stats"], slices, out)

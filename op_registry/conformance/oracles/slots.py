@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,6 +65,8 @@ class Call:
 
     op: OpOverload
     bound: dict[str, Any]
+    # What arguments hold after the call, by name, where the operator writes to them beside its result.
+    updates: dict[str, Slot] = field(default_factory=dict)
 
     @classmethod
     def of(cls, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
