@@ -224,7 +224,8 @@ def masked_fill(self: Dense, mask: Dense, value: Number | Dense) -> Dense:
     validity = valid_in_all(self, mask)
     if not isinstance(value, Dense):
         return Dense(aten.masked_fill(self.data, mask.data, value), validity)
-    data = aten.masked_fill(self.data, mask.data, value.data)
+    # The gradient of `value` sums what the mask selects, in an order that must not depend on entries that are invalid.
+    data = aten.masked_fill(self.data, mask.filled(False), value.data)
     if value.validity is not None:
         validity = intersect(validity, unite(value.validity, as_int8(~mask.data)))
     return Dense(data, validity)
