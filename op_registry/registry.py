@@ -2,8 +2,9 @@
 
 ``registry.add(rule)`` refuses a second rule for an overload and says where the first one is; ``replace`` is the
 deliberate form; ``overlay()`` gives rules that hold inside a ``with`` block. ``version`` names the present state: a
-compiled graph is valid for one version only, and leaving an overlay restores the version from before it. Compilers keep
-graphs on disk, so a version also means the same in every process: it is a digest of the files that rules are written in.
+compiled graph is valid for one version only, and leaving an overlay restores the version from before it. Compilers
+keep graphs on disk, so a version also means the same in every process: it is a digest of the files that rules are
+written in.
 """
 
 from __future__ import annotations
