@@ -19,6 +19,7 @@ from masked_dispatch.gradient import fitted
 from masked_dispatch.interception import direct_call, outside_of_transforms
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
+from op_registry.categories import run_elementwise
 from op_registry.records import Dense, being_traced, intersect
 from op_registry.rule import Rule
 
@@ -28,7 +29,12 @@ _grad_enabled = torch.is_grad_enabled
 def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """The quickest kernel that serves the overload."""
     returns = op._schema.returns
-    if len(returns) != 1 or str(returns[0].type) != "Tensor" or not rule.takes_op or "traps" in rule.traits:
+    if (
+        len(returns) != 1
+        or str(returns[0].type) != "Tensor"
+        or rule.run is not run_elementwise
+        or "traps" in rule.traits
+    ):
         return rule_kernel(op, rule)
     operands = [a for a in op._schema.arguments if "Tensor" in str(a.type)]
     if len(operands) == 1 and str(op._schema.arguments[0].type) == "Tensor":

@@ -1,0 +1,94 @@
+"""Differences, distances and what runs on whole input only, against loops over what is valid."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import masked_dispatch as md
+from op_registry.errors import MaskedSemanticsError
+
+NAN = math.nan
+
+
+def masked(shape: tuple[int, ...], seed: int, share: float = 0.6) -> tuple[Tensor, Tensor]:
+    """Random data in double precision, NaN wherever the random mask is False."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(shape, generator=generator) < share
+    data = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.where(mask, data, NAN), mask
+
+
+def wrapped(data: Tensor, mask: Tensor) -> Tensor:
+    return md.masked_tensor(data, mask, requires_grad=True)
+
+
+# ------------------------------------------------------------------------------------------------- whole or refused
+
+
+def test_whole_input_runs_with_gradients_and_partial_input_is_refused() -> None:
+    a = torch.randn(3, 3, dtype=torch.float64) + 3 * torch.eye(3)
+    whole = wrapped(a, torch.ones(3, 3, dtype=torch.bool))
+    torch.linalg.inv(whole).sum().backward()
+    plain = a.clone().requires_grad_()
+    torch.linalg.inv(plain).sum().backward()
+    assert whole.grad is not None and plain.grad is not None
+    torch.testing.assert_close(whole.grad.get_data(), plain.grad)
+    partial = md.masked_tensor(a, ~torch.eye(3, dtype=torch.bool))
+    for call in (torch.linalg.inv, torch.linalg.svd, torch.linalg.eigvalsh, torch.linalg.det, torch.fft.fft2):
+        with pytest.raises(MaskedSemanticsError, match="no meaning on partly valid input"):
+            call(partial)
+
+
+def test_a_short_kernel_does_not_pass_a_rule_by() -> None:
+    """bucketize is elementwise in its values, but boundaries with a gap are refused, of whatever shape."""
+    values, mask = torch.tensor([0.5, 1.5]), torch.tensor([True, False])
+    gap = md.masked_tensor(torch.tensor([1.0, 2.0]), mask)
+    with pytest.raises(MaskedSemanticsError, match="a gap has no place in an order"):
+        torch.bucketize(md.masked_tensor(values, mask), gap)
+
+
+# ------------------------------------------------------------------------------------------------------ differences
+
+
+def test_a_component_of_a_cross_product_reads_the_two_others() -> None:
+    (a, m), (b, n) = masked((5, 3), 0), masked((5, 3), 1)
+    x, y = wrapped(a, m), wrapped(b, n)
+    out = torch.linalg.cross(x, y)
+    both = m & n
+    assert torch.equal(out.get_mask(), both.roll(-1, 1) & both.roll(-2, 1))
+    torch.testing.assert_close(out.get_data()[out.get_mask()], torch.linalg.cross(a, b)[out.get_mask()])
+    out.sum().backward()
+    assert x.grad is not None and bool(x.grad.get_data()[m].isfinite().all())
+
+
+def test_what_a_component_does_not_read_has_no_part_in_its_derivative() -> None:
+    x = wrapped(torch.tensor([[NAN, 2.0, 3.0]]), torch.tensor([[False, True, True]]))
+    torch.linalg.cross(x, torch.tensor([[math.inf, 5.0, 7.0]])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.get_data()[0, 1:].tolist() == [7.0, -5.0]
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_a_trapezoid_sums_the_intervals_whose_ends_are_valid(spaced: bool) -> None:
+    y, m = masked((4, 6), 3)
+    points = torch.arange(6, dtype=torch.float64) ** 2
+    out = torch.trapezoid(wrapped(y, m), points, dim=1) if spaced else torch.trapezoid(wrapped(y, m), dx=2, dim=1)
+    for row in range(4):
+        parts = [
+            (y[row, i] + y[row, i + 1]) / 2 * (points[i + 1] - points[i] if spaced else 2)
+            for i in range(5)
+            if m[row, i] and m[row, i + 1]
+        ]
+        assert bool(out.get_mask()[row]) == bool(parts)
+        if parts:
+            torch.testing.assert_close(out.get_data()[row], sum(parts[1:], parts[0]))
+
+
+def test_a_trace_sums_the_valid_diagonal() -> None:
+    x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, NAN]]), torch.tensor([[True, True], [False, False]]))
+    assert torch.trace(x).item() == 1.0
+    assert not torch.trace(md.masked_tensor(torch.eye(2), ~torch.eye(2, dtype=torch.bool))).get_mask()
