@@ -151,8 +151,8 @@ class MaskedTensor(torch.Tensor):
         wrapper = wrap(inner["_data"], inner.get("_given_validity"))
         if being_traced(wrapper._data):
             prepare_for_tracing()
-            Family(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
             wrapper._graph_writes = None if context[2] is None else context[2].common
+            Family(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
         return wrapper
 
     @classmethod

@@ -31,12 +31,13 @@ class Family:
     lent      whether a result outside the family holds `memory`, so that it must be copied before the next write
     external  whether members' validity is memory of the caller's, who may write to it at any time
     writes    how often the graph under construction, or a functorch transform, has written to the validity
+    graph_writes  who is told that a graph writes to the validity of one of its inputs
 
     Members know their family, not the other way round: they look their validity up (`validity_of`), and cut it anew
     from memory that has been exchanged. (Weak references to tensors would keep nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("data", "external", "lent", "memory", "validity", "writes")
+    __slots__ = ("data", "external", "graph_writes", "lent", "memory", "validity", "writes")
 
     def __init__(self, founder: MaskedTensor, external: bool = False) -> None:
         self.data = founder._data
@@ -45,6 +46,7 @@ class Family:
         self.lent = False
         self.external = external
         self.writes = 0
+        self.graph_writes = founder._graph_writes
         founder._family = self
 
     def own(self) -> None:
@@ -229,8 +231,8 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
             "out of place."
         )
     family.writes += 1
-    if tensor._graph_writes is not None:
-        tensor._graph_writes.seen = True
+    if family.graph_writes is not None:
+        family.graph_writes.seen = True
     if validity is None:
         current.fill_(1)
     else:

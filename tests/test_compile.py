@@ -415,6 +415,15 @@ def test_writes_to_inputs(region: Callable[..., Any], backend: str) -> None:
         same(shares, expected_shares)
 
 
+def test_that_a_graph_writes_to_a_mask_is_known_from_dynamo_alone() -> None:
+    """What AOTAutograd finds in its cache, it does not trace again."""
+    x, y = masked(), masked()
+    torch.compile(lambda x, y: (x[0].fill_(1.0), y.sum())[1], backend="eager", fullgraph=True)(x, y)
+    assert x._graph_writes is not None
+    assert x._graph_writes.seen
+    assert not (y._graph_writes and y._graph_writes.seen)
+
+
 def test_writes_to_inputs_that_share_a_mask() -> None:
     def region(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x[0] = 5.0
