@@ -7,6 +7,7 @@ divisor included, as pandas has it), and valid where there is at least one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -148,8 +149,7 @@ def cov(
             present = valid.to(weights.dtype)
             divisor = (present * (weights * filled[-1])) @ present.mT
             divisor = p.weight - correction * divisor / torch.where(p.number > 0, p.weight, 1)
-        divisor = torch.where(p.number > 0, divisor.clamp(min=0), 1)
-        return entries(p.product / divisor, p.number, dtype)
+        return entries(divided(p.product, divisor.clamp(min=0)), p.number, dtype)
 
 
 @masked_slices(aten.corrcoef, category=REDUCTION)
@@ -160,13 +160,23 @@ def corrcoef(op: OpOverload, x: Dense) -> Dense:
     with torch.autocast(x.device.type, enabled=False):
         valid = complete(rows)
         p = pairs(rows, valid, None)
-        deviation = torch.where(p.number > 0, p.square, 1).sqrt()
-        ratio = p.product / deviation / deviation.mT
+        spread = torch.where(p.square > 0, p.square, 1).sqrt()
+        defined = (p.square > 0) & (p.square.mT > 0)
+        ratio = torch.where(defined, p.product / spread / spread.mT, math.nan)  # so without a derivative elsewhere
         if ratio.is_complex():
             ratio = torch.complex(ratio.real.clamp(-1, 1), ratio.imag.clamp(-1, 1))
         else:
             ratio = ratio.clamp(-1, 1)
         return entries(ratio, p.number, dtype)
+
+
+def divided(values: Tensor, divisor: Tensor) -> Tensor:
+    """Values by a divisor that may be 0, as for a pair with one observation: what torch gives, without a derivative.
+
+    An observation belongs to many pairs, and the NaN of one pair's derivative would be in all of theirs.
+    """
+    zero = divisor == 0
+    return torch.where(zero, values.detach() / 0.0, values / torch.where(zero, 1, divisor))
 
 
 def entries(values: Tensor, number: Tensor, dtype: torch.dtype) -> Dense:
