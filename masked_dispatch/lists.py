@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
@@ -18,14 +19,17 @@ def foreach_kernel(op: OpOverload) -> Kernel:
     assert single is not None
     name = op._schema.name.partition("::_foreach_")[2].removesuffix("_")
     arguments = [a.name for a in op._schema.arguments]
-    listed = {a.name for a in op._schema.arguments if str(a.type).startswith("List[")}
+    listed = {a.name for a in op._schema.arguments if str(a.type).startswith("List[") or a.name == "scalars"}
+    first = next(name for name in arguments if name in listed)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         given = dict(zip(arguments, args, strict=False)) | kwargs
+        if isinstance(given.get("scalars"), Tensor):
+            given["scalars"] = given["scalars"].tolist()  # one number for each element, as torch reads them too
         results = []
-        for i in range(len(args[0])):
+        for i in range(len(given[first])):
             one = {k: v[i] if k in listed else v for k, v in given.items()}
             results.append(_call_single(single, name, one))
         return None if op._schema.is_mutable else results

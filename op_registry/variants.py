@@ -76,24 +76,26 @@ def functional_form(op: OpOverload) -> OpOverload | None:
         packet = _packet(name)
         for overload in packet.overloads() if packet is not None else ():
             candidate: OpOverload = getattr(packet, overload)
-            if not candidate._schema.is_mutable and _signature(candidate) == wanted:
+            if not candidate._schema.is_mutable and sorted(_signature(candidate)) == sorted(wanted):
                 return candidate
     return None
 
 
 def functional_call(op: OpOverload) -> Callable[..., Any]:
-    """The functional form, to be called as `op` is: it has op's defaults too (bernoulli_(p=0.5) is bernoulli(p))."""
+    """The functional form, to be called as `op` is.
+
+    It has op's defaults too (bernoulli_(p=0.5) is bernoulli(p)) and op's order (polygamma_(self, n) is polygamma(n, self)).
+    """
     base = functional_form(op)
     assert base is not None, f"{op} has no functional form"
     required = {a.name for a in base._schema.arguments if not a.has_default_value()}
     names = [a.name for a in op._schema.arguments]
     lost = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value() and a.name in required}
-    if not lost:
+    if not lost and names[0] == base._schema.arguments[0].name:
         return base
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        left_out = {name: value for name, value in lost.items() if name not in names[: len(args)]}
-        return base(*args, **(left_out | kwargs))
+        return base(**(lost | dict(zip(names, args, strict=False)) | kwargs))
 
     return call
 
@@ -106,4 +108,7 @@ def single_form(op: OpOverload) -> OpOverloadPacket | None:
     name = op._schema.name.replace("::_foreach_", "::")
     if name.endswith(("::norm", "::powsum")):
         return torch.ops.aten.linalg_vector_norm if name.endswith("::norm") else None
+    if op._schema.is_mutable or op._overloadname.startswith("Scalar"):
+        # maximum has neither an in-place form nor one for numbers; clamp_min is both.
+        name = name.replace("::maximum", "::clamp_min").replace("::minimum", "::clamp_max")
     return _packet(name)

@@ -16,6 +16,7 @@ from torch import Tensor
 from op_registry import Dense, InvalidValueError, MaskedSemanticsError, registry
 from op_registry.categories import run_elementwise
 from op_registry.records import as_bool, as_int8
+from op_registry.variants import functional_call, functional_form, single_form
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
@@ -475,3 +476,28 @@ def test_foreach_norm_is_over_valid_elements() -> None:
     three, nothing = call(aten._foreach_norm.Scalar, [masked([3.0, NAN], [1, 0]), masked([NAN], [0])], 2)
     assert shown(three) == [3.0]
     assert shown(nothing) == ["--"]
+
+
+def test_foreach_powsum_is_over_valid_elements() -> None:
+    x, nothing = masked([3.0, NAN, -1.0], [1, 0, 1], requires_grad=True), masked([NAN], [0])
+    sums = call(aten._foreach_powsum.Scalar, [x, nothing], 2)
+    assert [shown(s) for s in sums] == [[10.0], ["--"]]
+    assert gradient(x, total(sums[0])) == [6.0, "--", -2.0]
+
+
+def test_maximum_of_lists_is_clamp_min_where_maximum_has_no_such_form() -> None:
+    assert single_form(aten._foreach_maximum.List) is aten.maximum
+    assert single_form(aten._foreach_maximum.Scalar) is aten.clamp_min
+    assert single_form(aten._foreach_maximum_.List) is aten.clamp_min_
+    assert single_form(aten._foreach_minimum_.ScalarList) is aten.clamp_max_
+
+
+def test_functional_forms_are_called_as_what_they_stand_for() -> None:
+    x = torch.rand(3)
+    assert functional_form(aten.polygamma_.default) is aten.polygamma.default
+    assert torch.equal(functional_call(aten.polygamma_.default)(x, 1), torch.polygamma(1, x))
+    assert functional_call(aten.add_.Tensor) is aten.add.Tensor
+    torch.manual_seed(0)
+    drawn = functional_call(aten.bernoulli_.float)(x)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, x.bernoulli_())

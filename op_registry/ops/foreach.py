@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.categories import ASSIGNMENT, REDUCTION, masked_rule
-from op_registry.records import Dense, Number
+from op_registry.records import Dense, Number, accumulation_dtype
 from op_registry.registry import registry
 
 aten = torch.ops.aten
@@ -24,6 +24,19 @@ def _foreach_norm(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None 
     assert rule is not None, "linalg_vector_norm has lost its rule"
     norm = rule.bind(op)
     return [norm(x, ord, dtype=dtype) for x in self]
+
+
+@masked_rule(aten._foreach_powsum.Scalar, category=REDUCTION)
+def _foreach_powsum(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
+    """The sum of each tensor's valid elements, each the absolute value to the power of `ord`."""
+
+    def powsum(x: Dense) -> Dense:
+        if x.validity is None:
+            return Dense(aten._foreach_powsum([x.data], ord, dtype)[0])
+        powers = x.filled(1).to(dtype or accumulation_dtype(x.dtype)).abs().pow(ord)
+        return Dense(x.like(powers).filled(0).sum().to(dtype or x.dtype), x.some())
+
+    return [powsum(x) for x in self]
 
 
 @masked_rule(aten._amp_foreach_non_finite_check_and_unscale_.default, category=ASSIGNMENT)

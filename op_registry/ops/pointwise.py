@@ -211,6 +211,12 @@ def _to_copy(self: Dense, **options: Any) -> Dense:
     return Dense(data, on_device_of(data, self.validity))
 
 
+@masked_rule(aten.conj_physical, category=ELEMENTWISE)
+def conj_physical(self: Dense) -> Dense:
+    """The conjugate in memory of its own; of real numbers the input itself, as in torch."""
+    return self.like(aten._conj_physical(self.data)) if self.dtype.is_complex else self
+
+
 @masked_rule(aten.frexp.Tensor, category=ELEMENTWISE)
 def frexp(self: Dense) -> tuple[Dense, Dense]:
     """Mantissa and exponent, both valid where the input is."""
