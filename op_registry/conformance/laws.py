@@ -89,6 +89,8 @@ class Trial:
     def may_have_gradient(self, position: int) -> bool:
         """Whether a tensor of the sample is one to differentiate by: numbers, which the call does not overwrite."""
         tensor = self.sample.tensors[position]
+        if self.sample.variables is not None and position not in self.sample.variables:
+            return False
         return (tensor.is_floating_point() or tensor.is_complex()) and position not in self.written
 
     def copies(self, gradients: bool = False) -> tuple[Any, Any, list[Tensor]]:

@@ -49,6 +49,8 @@ class Sample:
     twice_differentiable: bool = True
     # Calls that promise nothing about their values (empty_like, …): shape, dtype and mask are compared.
     valueless: bool = False
+    # Which tensors to differentiate by, in the order of `tensors`; None is all that hold real or complex numbers.
+    variables: frozenset[int] | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -140,19 +142,27 @@ class DatabaseOperator(Operator):
         return super().gradient_dtype
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
+        wanted = bool(self.info.supports_autograd) and dtype in self.info.backward_dtypes
+        try:
+            return self._generated(dtype, wanted)
+        except ValueError:
+            # Some generators ask for a derivative by integers; then all that hold numbers have one.
+            return self._generated(dtype, False)
+
+    def _generated(self, dtype: torch.dtype, requires_grad: bool) -> list[Sample]:
         _seed()
         found = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=False)):
-                    found.append(self._sample(given, number, dtype))
+                for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=requires_grad)):
+                    found.append(self._sample(given, number, dtype, requires_grad))
             except (StopIteration, RuntimeError, AssertionError):
                 # Some generators stop in the middle where a device is missing: what they gave is what there is.
                 pass
         return found
 
-    def _sample(self, given: Any, number: int, dtype: torch.dtype) -> Sample:
+    def _sample(self, given: Any, number: int, dtype: torch.dtype, marked: bool = False) -> Sample:
         info = self.info
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,16 +174,23 @@ class DatabaseOperator(Operator):
         wrapped = getattr(info.gradcheck_wrapper, "__name__", "") != "<lambda>"
         call.__name__ = self.name
         fn = functools.wraps(call)(call_checked) if wrapped else info.op
+        args, kwargs = (given.input, *given.args), dict(given.kwargs)
+        tensors = Sample(fn, args, kwargs, number, dtype).tensors
+        differentiable = frozenset(n for n, t in enumerate(tensors) if t.requires_grad)
+        args, kwargs = Sample(fn, args, kwargs, number, dtype).with_tensors(
+            lambda t: t.detach() if t.requires_grad else t
+        )
         return Sample(
             fn,
-            (given.input, *given.args),
-            dict(given.kwargs),
+            args,
+            kwargs,
             number,
             dtype,
             given.output_process_fn_grad,
             bool(info.supports_autograd),
             bool(info.supports_gradgrad),
             "empty" in self.name or bool(getattr(info, "has_nondeterministic_output", False)),
+            differentiable if marked else None,
         )
 
     def error_samples(self) -> list[Sample]:
@@ -372,7 +389,17 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
                 dtype,
                 differentiable=sample.differentiable,
                 valueless=sample.valueless or random_draw,
+                variables=_variables(sample, given, named) if sample.variables is not None else None,
             )
+
+
+def _variables(sample: Sample, args: Any, kwargs: Any) -> frozenset[int]:
+    """Which tensors of a recorded call are not among those of its sample that have no derivative."""
+    constant = {
+        id(t) for n, t in enumerate(sample.tensors) if sample.variables is not None and n not in sample.variables
+    }
+    recorded = Sample(sample.fn, args, kwargs, 0, sample.dtype).tensors
+    return frozenset(n for n, t in enumerate(recorded) if id(t) not in constant)
 
 
 def calls_made(sample: Sample) -> list[OpOverload]:

@@ -157,6 +157,21 @@ def batch_norm(c: Call) -> Any:
     return result, *_saved(statistics(x, slices, c["eps"]), plain[1:])
 
 
+@oracle("renorm")
+def renorm(c: Call) -> Slot:
+    """Each slice scaled down to the greatest norm that is allowed, if its valid elements exceed it."""
+    x, dim, most = c["self"], c["dim"] % c["self"].ndim, c["maxnorm"]
+    flat, mask = x.data.reshape(-1), x.mask.reshape(-1)
+    where_to, pieces = [], []
+    for at in lines(x.shape, [d for d in range(x.ndim) if d != dim]):
+        kept = at[mask[at]]
+        if len(kept):
+            norm = torch.linalg.vector_norm(flat[kept], c["p"])
+            where_to.append(kept)
+            pieces.append(flat[kept] * (most / (norm + 1e-7)) if bool(norm > most) else flat[kept])
+    return Slot(scatter_back(x.data, where_to, pieces), x.mask)
+
+
 @oracle("instance_norm")
 def instance_norm(c: Call) -> Slot:
     """Statistics of each channel of each row."""

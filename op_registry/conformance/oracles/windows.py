@@ -156,6 +156,28 @@ def adaptive_max_pool(c: Call) -> Any:
     return _maxima(c, plain, per_dim)
 
 
+@oracle("max_unpool2d", "max_unpool3d")
+def max_unpool(c: Call) -> Slot:
+    """Each element put where its index says, into zeros that are valid; an invalid index puts nothing."""
+    x, indices = c["self"], c["indices"]
+    n = int(c.name[-2])
+    out = c.plainly()
+    data, mask = _planes(x, n)
+    where_to, known = _planes(indices, n)
+    size = math.prod(out.shape[-n:])
+    planes, masks = [], []
+    for plane, plane_mask, to, to_known in zip(data, mask, where_to, known, strict=True):
+        values, valid = torch.zeros(size, dtype=plane.dtype), torch.ones(size, dtype=torch.bool)
+        for k in to_known.nonzero()[:, 0].tolist():
+            values = values.index_put((to[k],), plane[k])
+            valid[to[k]] = plane_mask[k]
+        planes.append(values)
+        masks.append(valid)
+    if not planes:
+        return Slot(out, torch.ones(out.shape, dtype=torch.bool))
+    return Slot(torch.stack(planes).reshape(out.shape), torch.stack(masks).reshape(out.shape))
+
+
 def _weights(c: Call, spatial: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:
     """Row o of the matrix that a linear interpolation is: its weight on each input element."""
     count = math.prod(spatial)
