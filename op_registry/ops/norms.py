@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned, reshaped
-from op_registry.categories import NORMALIZATION
+from op_registry.categories import NORMALIZATION, masked_rule
 from op_registry.ops.reductions import linalg_vector_norm
 from op_registry.records import Dense, accumulation_dtype, as_int8, valid_in_all
-from op_registry.slices import Moments, at_least_one, masked_slices, moments
+from op_registry.slices import Moments, any_masked, at_least_one, masked_slices, moments, plainly
 
 aten = torch.ops.aten
 
@@ -170,9 +170,8 @@ def group_norm(
     return grouped(x, weight, bias, num_groups, eps, dtype)[0]
 
 
-@masked_slices(aten.native_group_norm, category=NORMALIZATION)
+@masked_rule(aten.native_group_norm, category=NORMALIZATION)
 def native_group_norm(
-    op: OpOverload,
     x: Dense,
     weight: Dense | None,
     bias: Dense | None,
@@ -182,7 +181,11 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Dense, Dense, Dense]:
-    """With the statistics of each sample's groups."""
+    """With the statistics of each group, of which torch promises a derivative and gives none: not promised here."""
+    if x.data.numel() == 0 or not any_masked((x, weight, bias)):
+        result, *saved = aten.native_group_norm(x.data, plainly(weight), plainly(bias), N, C, HxW, group, eps)
+        mean, rstd = (Dense(t.detach()) for t in saved)
+        return Dense(result), mean, rstd
     result, m, scale = grouped(x, weight, bias, group, eps, x.dtype)
     return (result, *saved_statistics(x, (weight, bias), m, scale, (N, group)))
 
