@@ -84,7 +84,7 @@ def functional_form(op: OpOverload) -> OpOverload | None:
 def functional_call(op: OpOverload) -> Callable[..., Any]:
     """The functional form, to be called as `op` is.
 
-    It has op's defaults too (bernoulli_(p=0.5) is bernoulli(p)) and op's order (polygamma_(self, n) is polygamma(n, self)).
+    It has op's defaults too (bernoulli_(p=0.5) is bernoulli(p)) and op's order (polygamma_(x, n) is polygamma(n, x)).
     """
     base = functional_form(op)
     assert base is not None, f"{op} has no functional form"
