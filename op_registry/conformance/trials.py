@@ -17,6 +17,7 @@ from op_registry.conformance import gradients, laws, modes
 from op_registry.conformance.gaps import covers, gaps_of
 from op_registry.conformance.laws import Broken, NotAsked, Refusal, Trial
 from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
+from op_registry.conformance.oracles import Refused
 from op_registry.conformance.samples import (
     DatabaseOperator,
     Operator,
@@ -272,6 +273,8 @@ def outcome_of(check: laws.Law, trial: Trial) -> tuple[str, str]:
     except Broken as reason:
         return "broken", str(reason)
     except (Refusal, MaskedSemanticsError) as reason:
+        if _refused_by_the_semantics(trial):
+            return "not asked", f"refused, as it has to be: {_first_line(reason)}"
         return "refused", _first_line(reason)
     except Exception as error:
         if laws.plain_fails(trial):
@@ -280,6 +283,18 @@ def outcome_of(check: laws.Law, trial: Trial) -> tuple[str, str]:
         where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
         return "error", f"{type(error).__name__}: {_first_line(error)}{where}"
     return "pass", ""
+
+
+def _refused_by_the_semantics(trial: Trial) -> bool:
+    """Whether the oracles know no answer to this call, and say that there is none."""
+    try:
+        trial.expected()
+    except Refused:
+        return True
+    except Exception:
+        # No oracle, or the trial cannot be had: nobody says that it has to be refused.
+        return False
+    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -121,6 +121,11 @@ class OracleInterpreter(Interpreter):
             if not target.masked:
                 # On a plain tensor it is an update: where something is missing, the old value stays.
                 result = Slot(torch.where(result.mask, result.data, target.data), target.mask, masked=False)
+            if target.data.requires_grad and not torch.is_grad_enabled():
+                # Written under no_grad: another value, with the derivative that the old one had.
+                with torch.enable_grad():
+                    step = (result.data - target.data).detach()
+                    result = Slot(target.data + step, result.mask, result.masked)
             return self.note(args[0], result)
         return tree_map(lambda value: self.note(value.data, value, op) if isinstance(value, Slot) else value, result)
 
