@@ -31,8 +31,12 @@ def channel_shape(x: Dense) -> tuple[int, ...]:
 
 
 def check(op: OpOverload, x: Dense, parameters: Sequence[Dense | None], arguments: Sequence[Any]) -> None:
-    """Shapes that don't fit raise torch's own error; running statistics are lent as copies: nothing is written."""
-    if x.ndim < 2 or any(p is not None and p.shape != x.shape[1:2] for p in parameters):
+    """Shapes that don't fit, and running statistics that require grad, raise torch's own error.
+
+    The statistics are lent as copies, so that nothing is written.
+    """
+    fits = x.ndim >= 2 and all(p is None or p.shape == x.shape[1:2] for p in parameters)
+    if not fits or any(p is not None and p.data.requires_grad for p in parameters[2:]):
         op(x.data, *(None if p is None else p.data.clone() for p in parameters), *arguments)
 
 
