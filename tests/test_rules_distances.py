@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ def test_whole_input_runs_with_gradients_and_partial_input_is_refused() -> None:
     torch.linalg.inv(whole).sum().backward()
     plain = a.clone().requires_grad_()
     torch.linalg.inv(plain).sum().backward()
-    assert whole.grad is not None and plain.grad is not None
+    assert whole.grad is not None
+    assert plain.grad is not None
     torch.testing.assert_close(whole.grad.get_data(), plain.grad)
     partial = md.masked_tensor(a, ~torch.eye(3, dtype=torch.bool))
     for call in (torch.linalg.inv, torch.linalg.svd, torch.linalg.eigvalsh, torch.linalg.det, torch.fft.fft2):
@@ -62,7 +64,8 @@ def test_a_component_of_a_cross_product_reads_the_two_others() -> None:
     assert torch.equal(out.get_mask(), both.roll(-1, 1) & both.roll(-2, 1))
     torch.testing.assert_close(out.get_data()[out.get_mask()], torch.linalg.cross(a, b)[out.get_mask()])
     out.sum().backward()
-    assert x.grad is not None and bool(x.grad.get_data()[m].isfinite().all())
+    assert x.grad is not None
+    assert bool(x.grad.get_data()[m].isfinite().all())
 
 
 def test_what_a_component_does_not_read_has_no_part_in_its_derivative() -> None:
@@ -92,3 +95,69 @@ def test_a_trace_sums_the_valid_diagonal() -> None:
     x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, NAN]]), torch.tensor([[True, True], [False, False]]))
     assert torch.trace(x).item() == 1.0
     assert not torch.trace(md.masked_tensor(torch.eye(2), ~torch.eye(2, dtype=torch.bool))).get_mask()
+
+
+# -------------------------------------------------------------------------------------------------------- distances
+
+
+def by_pairs(
+    pairs: list[tuple[Tensor, Tensor, Tensor]], one: Callable[[Tensor, Tensor], Tensor]
+) -> list[Tensor | None]:
+    """`one` on each pair of vectors, of which only the coordinates of the third are there; None where none is."""
+    return [one(a[both], b[both]) if bool(both.any()) else None for a, b, both in pairs]
+
+
+def assert_same_with_derivatives(out: Tensor, wanted: list[Tensor | None], mine: Tensor, plain: Tensor) -> None:
+    """Values, masks, first and second derivatives of the sum of squares."""
+    assert out.get_mask().flatten().tolist() == [w is not None for w in wanted]
+    values = torch.stack([w for w in wanted if w is not None])
+    torch.testing.assert_close(out.get_data()[out.get_mask()], values)
+    (first,) = torch.autograd.grad((out * out).sum(), mine, create_graph=True)
+    (wanted_first,) = torch.autograd.grad((values * values).sum(), plain, create_graph=True)
+    mask = mine.get_mask()
+    assert torch.equal(first.get_mask(), mask)
+    torch.testing.assert_close(first.get_data()[mask], wanted_first[mask])
+    (second,) = torch.autograd.grad((first * first * first).sum(), mine)
+    (wanted_second,) = torch.autograd.grad((wanted_first**3).sum(), plain)
+    torch.testing.assert_close(second.get_data()[mask], wanted_second[mask])
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_cdist_is_over_common_coordinates(p: float) -> None:
+    (a, m), (b, n) = masked((5, 4), 5, 0.4), masked((3, 4), 6, 0.4)
+    x, plain = wrapped(a, m), a.clone().requires_grad_()
+    pairs = [(plain[i], b[j], m[i] & n[j]) for i in range(5) for j in range(3)]
+    wanted = by_pairs(pairs, lambda u, v: torch.linalg.vector_norm(u - v, p))
+    assert None in wanted
+    assert_same_with_derivatives(torch.cdist(x, md.masked_tensor(b, n), p), wanted, x, plain)
+
+
+def test_pdist_is_over_common_coordinates() -> None:
+    a, m = masked((6, 3), 7, 0.4)
+    x, plain = wrapped(a, m), a.clone().requires_grad_()
+    pairs = [(plain[i], plain[j], m[i] & m[j]) for i in range(6) for j in range(i + 1, 6)]
+    wanted = by_pairs(pairs, lambda u, v: torch.linalg.vector_norm(u - v))
+    assert None in wanted
+    assert_same_with_derivatives(torch.nn.functional.pdist(x), wanted, x, plain)
+
+
+def test_cosine_similarity_is_over_common_coordinates() -> None:
+    (a, m), (b, n) = masked((6, 4), 9, 0.4), masked((1, 4), 10, 0.8)
+    x, plain = wrapped(a, m), a.clone().requires_grad_()
+    pairs = [(plain[i], b[0], m[i] & n[0]) for i in range(6)]
+    wanted = by_pairs(pairs, lambda u, v: torch.cosine_similarity(u, v, 0))
+    assert_same_with_derivatives(torch.cosine_similarity(x, md.masked_tensor(b, n)), wanted, x, plain)
+
+
+def test_losses_of_vectors_agree_with_their_distances() -> None:
+    (a, m), (b, n), (c, o) = masked((5, 4), 11), masked((5, 4), 12), masked((5, 4), 13)
+    x, y, z = md.masked_tensor(a, m), md.masked_tensor(b, n), md.masked_tensor(c, o)
+    away = torch.full((5,), -1.0)
+    loss = torch.nn.functional.cosine_embedding_loss(x, y, away, reduction="none")
+    close = torch.cosine_similarity(x, y).clamp(min=0)
+    assert torch.equal(loss.get_mask(), close.get_mask())
+    torch.testing.assert_close(loss.to_tensor(0), close.to_tensor(0))
+    triplet = torch.nn.functional.triplet_margin_loss(x, y, z, reduction="none")
+    far = (1 + torch.pairwise_distance(x, y) - torch.pairwise_distance(x, z)).clamp(min=0)
+    assert torch.equal(triplet.get_mask(), far.get_mask())
+    torch.testing.assert_close(triplet.to_tensor(0), far.to_tensor(0))
