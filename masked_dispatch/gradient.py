@@ -38,7 +38,7 @@ class Wrap(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Any, data: Tensor, validity: Tensor | None) -> MaskedTensor:
         keep(ctx, validity)
-        return wrap(data.detach(), validity)
+        return wrap(laid_out(data.detach()), validity)
 
     @staticmethod
     @never_compiled
@@ -59,7 +59,7 @@ class Unwrap(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Any, tensor: MaskedTensor) -> Tensor:
         keep(ctx, lent_validity(tensor))
-        return tensor._data.detach()
+        return laid_out(tensor._data.detach())
 
     @staticmethod
     @never_compiled
@@ -70,6 +70,11 @@ class Unwrap(torch.autograd.Function):
     @never_compiled
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return plain_gradient(tangent, ctx.validity)
+
+
+def laid_out(data: Tensor) -> Tensor:
+    """Forward mode gives a tangent the strides of its primal, and cannot write through those that repeat elements."""
+    return data.contiguous() if in_forward_mode() and 0 in data.stride() else data
 
 
 def keep(ctx: Any, validity: Tensor | None) -> None:

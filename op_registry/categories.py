@@ -98,10 +98,11 @@ def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
 def endangered(records: Sequence[Dense], validity: Tensor) -> bool:
     """Whether a gradient may reach a valid element from a place where the result, which has `validity`, is invalid.
 
-    An operand that is invalid wherever the result is has its gradient masked again there, whatever it is.
+    An operand that is invalid wherever the result is has its gradient masked again there, whatever it is; only
+    detect_anomaly would take offence at what it is.
     """
     return any(
-        record.validity is not validity
+        (record.validity is not validity or torch.is_anomaly_enabled())
         and (record.dtype.is_floating_point or record.dtype.is_complex)
         and gradients_may_flow(record.data)
         for record in records

@@ -1,0 +1,424 @@
+"""Gradients through the tensor (P5): both orders, both modes, different masks on the operands, NaN under them.
+
+Conformance compares each operator with its oracle; here whole functions of several operands go through the public
+surface and are compared with finite differences, which know nothing of rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import masked_dispatch as md
+
+NAN = float("nan")
+SHAPE = (3, 4)
+FIRST = torch.tensor([[True, True, False, True], [False, True, True, False], [False, False, False, False]])
+SECOND = torch.tensor([[True, False, True, True], [True, True, True, False], [True, True, False, True]])
+Function = Callable[[Any, Any, Tensor], Any]
+
+
+def operands(garbage: float = NAN) -> tuple[Tensor, Tensor, Tensor]:
+    """Data of two masked operands, and a plain one of shape (4, 4); away from the kinks and poles of the functions."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(SHAPE, generator=generator, dtype=torch.float64) + 0.3 for _ in range(2))
+    w = torch.rand(4, 4, generator=generator, dtype=torch.float64) + 0.3
+    a, b = torch.where(FIRST, a, garbage), torch.where(SECOND, b, garbage)
+    return a.requires_grad_(), b.requires_grad_(), w.requires_grad_()
+
+
+def each(module: Any, names: str, shift: float = 0.0) -> dict[str, Function]:
+    """Functions of one operand by their names in `module`."""
+    return {name: (lambda a, b, w, name=name: getattr(module, name)(a - shift)) for name in names.split()}
+
+
+UNARY = each(
+    torch,
+    "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 reciprocal abs neg square atan sinh lgamma digamma",
+)
+ACTIVATIONS = each(F, "relu gelu silu softplus elu leaky_relu hardtanh mish logsigmoid selu", shift=0.7)
+BINARY: dict[str, Function] = {
+    "add": lambda a, b, w: a + b,
+    "sub, plain": lambda a, b, w: a - w[0] * 2,
+    "mul": lambda a, b, w: a * b,
+    "mul, plain": lambda a, b, w: a * w[0],
+    "div": lambda a, b, w: a / b,
+    "pow": lambda a, b, w: a**b,
+    "pow, number": lambda a, b, w: b**3 + 2**a,
+    "maximum": lambda a, b, w: torch.maximum(a, b),
+    "fmin": lambda a, b, w: torch.fmin(a, b),
+    "atan2": lambda a, b, w: torch.atan2(a, b),
+    "hypot": lambda a, b, w: torch.hypot(a, b),
+    "logaddexp": lambda a, b, w: torch.logaddexp(a, b),
+    "xlogy": lambda a, b, w: torch.xlogy(a, b),
+    "lerp": lambda a, b, w: torch.lerp(a, b, w[0]),
+    "addcmul": lambda a, b, w: torch.addcmul(w[0], a, b, value=0.5),
+    "addcdiv": lambda a, b, w: torch.addcdiv(a, w[0], b),
+    "clamp": lambda a, b, w: a.clamp(0.5, 1.0) + b.clamp(min=w[0]),
+    "where": lambda a, b, w: torch.where(a > 0.8, a, b * w[0]),
+    "masked_fill": lambda a, b, w: a.masked_fill(torch.eye(3, 4, dtype=torch.bool), 2.0) * b,
+}
+REDUCTIONS: dict[str, Function] = {
+    "sum": lambda a, b, w: (a * b).sum(),
+    "sum over a dimension": lambda a, b, w: a.sum(0) * b.sum(1)[:, None],
+    "mean": lambda a, b, w: (a.exp() * w[0]).mean(-1),
+    "mean of all": lambda a, b, w: (a + b).mean(),
+    "var": lambda a, b, w: (b * w[0]).var(-1),
+    "std": lambda a, b, w: (b * w[0]).std(),
+    "prod": lambda a, b, w: a.prod(-1) + (a * b).prod(),
+    "amax": lambda a, b, w: a.amax(-1) * b.amin(0, keepdim=True).sum(),
+    "max with indices": lambda a, b, w: a.max(-1).values + b.min(-1).values,
+    "logsumexp": lambda a, b, w: a.logsumexp(-1) + b.logsumexp((0, 1)),
+    "norm": lambda a, b, w: a.norm(dim=-1) + b.norm(3),
+    "median": lambda a, b, w: a.median(-1).values + b.median(),
+    "cumsum": lambda a, b, w: a.cumsum(-1) * b,
+    "cumprod": lambda a, b, w: b.cumprod(0),
+    "logcumsumexp": lambda a, b, w: b.logcumsumexp(-1),
+    "sort": lambda a, b, w: b.sort(-1, descending=True).values,
+    "topk": lambda a, b, w: b.topk(2).values,
+    "softmax": lambda a, b, w: a.softmax(-1) * b,
+    "log_softmax": lambda a, b, w: (a * w[0]).log_softmax(0),
+    "normalize": lambda a, b, w: F.normalize(b, dim=-1),
+    "layer_norm": lambda a, b, w: F.layer_norm(b, (4,), w[0], w[1]),
+    "group_norm": lambda a, b, w: F.group_norm(b[None].expand(2, 3, 4), 1, w[0, :3], w[1, :3]),
+    "batch_norm": lambda a, b, w: F.batch_norm(b, None, None, w[0], w[1], training=True),
+}
+PRODUCTS: dict[str, Function] = {
+    "matmul": lambda a, b, w: a @ b.mT,
+    "matmul, plain": lambda a, b, w: a @ w,
+    "linear": lambda a, b, w: F.linear(a, w, w[0]),
+    "addmm": lambda a, b, w: torch.addmm(b, a, w, beta=0.5),
+    "bmm": lambda a, b, w: torch.bmm(a[None], b.mT[None]),
+    "einsum": lambda a, b, w: torch.einsum("ij,kj,jl->ikl", a, b, w),
+    "outer": lambda a, b, w: torch.outer(a[0], b[1]),
+    "conv1d": lambda a, b, w: F.conv1d(a[None], w[None, :3, :2] * 1.0, padding=1),
+    "attention": lambda a, b, w: F.scaled_dot_product_attention(a[None], b[None], (b * a.exp())[None] @ w),
+    "cosine_similarity": lambda a, b, w: F.cosine_similarity(b, w[:3], dim=-1),
+}
+MOVES: dict[str, Function] = {
+    "views": lambda a, b, w: a.t()[1:].reshape(-1) * b.view(4, 3)[:3].flatten(),
+    "expand": lambda a, b, w: a[0].expand(3, 4) * b,
+    "cat and stack": lambda a, b, w: torch.cat([a, b, w]) * torch.stack([a, b]).sum(),
+    "gather": lambda a, b, w: a.gather(1, torch.tensor([[0, 0, 3], [1, 2, 2], [0, 1, 2]])) * b[:, :3],
+    "index": lambda a, b, w: a[torch.tensor([0, 0, 1])] * b[:, [1, 2, 3, 0]],
+    "flip, roll, pad": lambda a, b, w: F.pad(a.flip(0), (1, 0), value=0.5) * F.pad(b.roll(1, 1), (0, 1)),
+    "tril": lambda a, b, w: a.tril() + b.triu(),
+    "index_add": lambda a, b, w: w.index_add(0, torch.tensor([1, 1, 3]), a) * b.sum(),
+    "scatter": lambda a, b, w: b.scatter(1, torch.tensor([[0, 2], [1, 3], [2, 0]]), a[:, :2]),
+    "diff": lambda a, b, w: b.diff(dim=-1) * a[:, 1:],
+    "pooling": lambda a, b, w: F.avg_pool1d(b[None], 2) + F.max_pool1d(b[None], 2),
+    "mask_with": lambda a, b, w: b.mask_like(a) * w[0],
+}
+LOSSES: dict[str, Function] = {
+    "mse_loss": lambda a, b, w: F.mse_loss(a, b),
+    "smooth_l1_loss": lambda a, b, w: F.smooth_l1_loss(a, w[:3], reduction="sum"),
+    "huber_loss": lambda a, b, w: F.huber_loss(a, b, delta=0.3),
+    "kl_div": lambda a, b, w: F.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
+    "binary_cross_entropy": lambda a, b, w: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
+    "bce_with_logits": lambda a, b, w: F.binary_cross_entropy_with_logits(
+        a, b.sigmoid(), weight=torch.arange(1.0, 5.0)
+    ),
+    "cross_entropy": lambda a, b, w: F.cross_entropy(b * w[0], torch.tensor([0, 1, 3])),
+    "gaussian_nll_loss": lambda a, b, w: F.gaussian_nll_loss(a, w[:3], b, full=True),
+}
+INPLACE: dict[str, Function] = {
+    "in place": lambda a, b, w: (a * 1).mul_(b).add_(w[0]),
+    "in place through a view": lambda a, b, w: written(a * 1, lambda y: y[1].mul_(w[0]).exp_()),
+    "assigned": lambda a, b, w: written(a * 1, lambda y: y.__setitem__((slice(None), 1), b[:, 2] * w[0, :3])),
+    "a plain tensor updated": lambda a, b, w: written(w[:3] * 1, lambda y: y.addcmul_(a, b)),
+}
+FUNCTIONS = UNARY | ACTIVATIONS | BINARY | REDUCTIONS | PRODUCTS | MOVES | LOSSES | INPLACE
+
+
+def written(y: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    write(y)
+    return y
+
+
+def of_plain_data(function: Function) -> Callable[..., Tensor]:
+    """The function of data: masked inside, filled outside."""
+
+    def plain(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        result = function(md.as_masked_tensor(a, FIRST), md.as_masked_tensor(b, SECOND), w)
+        return result.to_tensor(0.0) if isinstance(result, md.MaskedTensor) else result
+
+    return plain
+
+
+def test_there_are_many() -> None:
+    assert len(FUNCTIONS) >= 100
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_by_finite_differences(name: str) -> None:
+    function, inputs = of_plain_data(FUNCTIONS[name]), operands()
+    gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
+    gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_zero_where_invalid_and_blind_to_what_is_there(name: str) -> None:
+    gradients = []
+    for garbage in (NAN, float("inf"), -1e300):
+        inputs = operands(garbage)
+        output = of_plain_data(FUNCTIONS[name])(*inputs)
+        found = torch.autograd.grad(output.sum(), inputs, allow_unused=True, materialize_grads=True)
+        assert not found[0][~FIRST].any()
+        assert not found[1][~SECOND].any()
+        gradients.append(found)
+    for other in gradients[1:]:
+        assert all(torch.equal(g, o) for g, o in zip(gradients[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_masked_leaves_get_masked_gradients_and_plain_ones_plain(name: str) -> None:
+    function = FUNCTIONS[name]
+    data = operands()
+    a = md.masked_tensor(data[0].detach(), FIRST, requires_grad=True)
+    b = md.masked_tensor(data[1].detach(), SECOND, requires_grad=True)
+    w = data[2]
+    result = function(a, b, w)
+    result.sum().backward()
+    output = of_plain_data(function)(*(plain := operands()))
+    expected = torch.autograd.grad(output.sum(), plain, allow_unused=True)
+    for leaf, mask, gradient in ((a, FIRST, expected[0]), (b, SECOND, expected[1])):
+        if leaf.grad is None:
+            assert gradient is None or not gradient.any()
+            continue
+        assert isinstance(leaf.grad, md.MaskedTensor)
+        assert torch.equal(leaf.grad.get_mask(), mask)
+        assert_close(leaf.grad.to_tensor(0.0), gradient)
+    assert type(w.grad) in (Tensor, type(None))
+    if w.grad is not None:
+        assert_close(w.grad, expected[2])
+
+
+# ----------------------------------------------------------------------------------------------------- forward mode
+
+
+def test_forward_mode_on_masked_tensors() -> None:
+    a, b, w = (t.detach() for t in operands())
+    x, t = md.masked_tensor(a, FIRST), md.masked_tensor(b, SECOND)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        value, tangent = forward_ad.unpack_dual((dual.exp() * w[0]).sum(-1))
+        plain_value, plain_tangent = forward_ad.unpack_dual((dual @ w).mean().to_tensor(0.0))
+    expected = (x.exp() * w[0] * t.to_tensor(0.0)).sum(-1)
+    assert torch.equal(value.get_mask(), tangent.get_mask())
+    assert_close(tangent.to_tensor(0.0), expected.to_tensor(0.0))
+    assert type(plain_value) is type(plain_tangent) is Tensor
+
+
+def test_forward_over_reverse() -> None:
+    a, _, _ = (t.detach() for t in operands())
+    x = md.masked_tensor(a, FIRST)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.requires_grad_(), md.masked_tensor(torch.ones_like(a), FIRST))
+        (gradient,) = torch.autograd.grad((dual**3).sum(), dual, create_graph=True)
+        tangent = forward_ad.unpack_dual(gradient).tangent
+    assert_close(tangent.to_tensor(0.0), (6 * x.detach()).to_tensor(0.0))
+
+
+# ------------------------------------------------------------------------------------------------ what autograd offers
+
+
+def leaf() -> md.MaskedTensor:
+    return md.masked_tensor(operands()[0].detach(), FIRST, requires_grad=True)
+
+
+def test_a_loss_with_nothing_valid_goes_backward_and_gives_zeros() -> None:
+    x = md.masked_tensor(torch.full((3, 4), NAN), torch.zeros(3, 4, dtype=torch.bool), requires_grad=True)
+    w = torch.ones(4, requires_grad=True)
+    layer = nn.Linear(4, 2)
+    loss = (layer(x * w).relu().softmax(-1)).mean()
+    with pytest.raises(md.InvalidValueError):
+        loss.item()
+    loss.backward()
+    assert not x.grad.get_mask().any()
+    assert torch.equal(x.grad.to_tensor(0.0), torch.zeros(3, 4))
+    for plain in (w, *layer.parameters()):
+        assert type(plain.grad) is Tensor
+        assert torch.equal(plain.grad, torch.zeros_like(plain))
+
+
+def test_gradients_accumulate_over_batches_with_other_masks() -> None:
+    w = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    x = leaf()
+    for mask in (FIRST, SECOND):
+        (md.masked_tensor(torch.ones(SHAPE, dtype=torch.float64), mask) * w * x).sum().backward()
+    assert type(w.grad) is Tensor
+    values = operands()[0].detach().nan_to_num(0.0)
+    assert_close(w.grad, (values * FIRST).sum(0) + (values * (FIRST & SECOND)).sum(0))
+    assert torch.equal(x.grad.get_mask(), FIRST)
+    assert_close(x.grad.to_tensor(0.0), FIRST.double() + (FIRST & SECOND))
+
+
+def test_a_gradient_that_flows_two_ways_is_their_sum() -> None:
+    x = leaf()
+    y = x * 2
+    (y.mask_with(SECOND).sum() + (y * y).sum()).backward()
+    assert torch.equal(x.grad.get_mask(), FIRST)
+    expected = 2.0 * (FIRST & SECOND) + 8 * x.detach().to_tensor(0.0)
+    assert_close(x.grad.to_tensor(0.0), expected)
+
+
+def test_hooks_see_masked_gradients_and_may_change_them() -> None:
+    x, seen = leaf(), []
+    y = x.exp()
+    y.register_hook(lambda g: seen.append(g))
+    x.register_hook(lambda g: g * 2)
+    x.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    y.sum().backward()
+    assert [type(s) for s in seen] == [md.MaskedTensor] * 2
+    assert_close(x.grad.to_tensor(0.0), (2 * x.detach().exp()).to_tensor(0.0))
+
+
+def test_hooks_on_modules_and_nodes() -> None:
+    layer, seen = nn.Linear(4, 2, dtype=torch.float64), []
+    layer.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append((grad_input, grad_output)))
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    x = leaf()
+    y = layer(x * 1)
+    y.grad_fn.register_prehook(lambda grads: seen.append(grads))
+    y.sum().backward()
+    assert len(seen) == 3
+    assert isinstance(seen[0], md.MaskedTensor)
+    assert isinstance(x.grad, md.MaskedTensor)
+
+
+def test_retain_grad_and_gradients_of_intermediates() -> None:
+    x = leaf()
+    y = x.exp()
+    y.retain_grad()
+    (y * 2).sum().backward()
+    z = x.exp()
+    (gradient,) = torch.autograd.grad((z * 2).sum(), z)
+    for found in (y.grad, gradient):
+        assert isinstance(found, md.MaskedTensor)
+        assert torch.equal(found.get_mask(), FIRST)
+        assert_close(found.to_tensor(0.0), 2.0 * FIRST.double())
+
+
+@pytest.mark.parametrize("gradient", ["masked", "plain", "other mask"])
+def test_backward_from_a_masked_result_with_a_given_gradient(gradient: str) -> None:
+    x = leaf()
+    y = x * 3
+    given = {
+        "masked": md.masked_tensor(torch.where(FIRST, 2.0, NAN).double(), FIRST),
+        "plain": torch.full(SHAPE, 2.0, dtype=torch.float64),
+        "other mask": md.masked_tensor(torch.where(SECOND, 2.0, NAN).double(), SECOND),
+    }[gradient]
+    y.backward(given)
+    counted = FIRST & SECOND if gradient == "other mask" else FIRST
+    assert torch.equal(x.grad.get_mask(), FIRST)
+    assert_close(x.grad.to_tensor(0.0), 6.0 * counted.double())
+
+
+def test_second_derivatives_of_masked_leaves() -> None:
+    x = leaf()
+    (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    assert_close(third.to_tensor(0.0), 6.0 * FIRST.double())
+    assert torch.equal(third.get_mask(), FIRST)
+
+
+def test_saved_tensor_hooks_pack_and_unpack_what_is_saved() -> None:
+    packed: list[Any] = []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(type(t))
+        return t.clone()
+
+    def run() -> Tensor:
+        x = leaf()
+        (x.exp() * x).softmax(-1).var().backward()
+        return x.grad.to_tensor(0.0)
+
+    expected = run()
+    with torch.autograd.graph.saved_tensors_hooks(pack, Tensor.clone):
+        assert_close(run(), expected)
+    assert packed
+    with torch.autograd.graph.save_on_cpu():
+        assert_close(run(), expected)
+
+
+def test_what_is_saved_may_not_be_overwritten() -> None:
+    x = leaf()
+    y = x * 1
+    z = y.exp() * y
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_anomaly_mode_finds_no_fault_in_garbage() -> None:
+    for function in FUNCTIONS.values():
+        with torch.autograd.detect_anomaly(check_nan=True):
+            of_plain_data(function)(*operands()).sum().backward()
+    x = leaf()
+    with pytest.raises(RuntimeError, match="returned nan values"), torch.autograd.detect_anomaly(check_nan=True):
+        (x * NAN).sum().backward()
+
+
+def test_no_grad_and_inference_mode() -> None:
+    x = leaf()
+    with torch.no_grad():
+        y = x.exp()
+    assert not y.requires_grad
+    with torch.inference_mode():
+        z = x.exp().mean(-1)
+        z[0] = 1.0
+        assert z.is_inference()
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        (x.sum(-1) * z).sum()
+    assert_close(z.clone().exp().to_tensor(0.0)[0].item(), torch.e)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_it_does_for_plain_tensors(dtype: torch.dtype) -> None:
+    layer = nn.Linear(4, 4)
+    data = operands()[0].detach().float()
+    with torch.autocast("cpu", dtype):
+        x = md.masked_tensor(data, FIRST, requires_grad=True)
+        hidden = layer(x)
+        total = hidden.float().softmax(-1).sum()
+        plain = layer(torch.ones(3, 4))
+        assert hidden.dtype == plain.dtype == dtype
+        assert (hidden @ hidden.mT).dtype == (plain @ plain.mT).dtype
+        assert F.mse_loss(hidden, plain).dtype == F.mse_loss(plain, plain).dtype == torch.float32
+        assert hidden.softmax(-1).dtype == plain.softmax(-1).dtype
+        assert F.layer_norm(hidden, (4,)).dtype == F.layer_norm(plain, (4,)).dtype
+    total.backward()
+    assert x.grad.dtype == layer.weight.grad.dtype == torch.float32
+    assert torch.equal(x.grad.get_mask(), FIRST)
+
+
+def test_gradients_may_be_set_and_cleared() -> None:
+    x = leaf()
+    x.sum().backward()
+    x.grad.zero_()
+    x.sum().backward()
+    assert_close(x.grad.to_tensor(0.0)[FIRST], torch.ones(5, dtype=torch.float64))
+    x.grad = None
+    x.sum().backward()
+    assert torch.equal(x.grad.get_mask(), FIRST)
+    x.grad = x.detach().clone()
+    assert isinstance(x.grad, md.MaskedTensor)
+
+
+def test_a_leaf_is_not_written_in_place() -> None:
+    x = leaf()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="view of a leaf Variable"):
+        x[0].mul_(2)
