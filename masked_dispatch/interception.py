@@ -1,15 +1,25 @@
 """The one module that touches torch's private dispatch surface (checked on torch 2.11–2.13).
 
-What it relies on, each with a test in tests/test_torch_assumptions.py:
+What it relies on, each with a test of the same number in tests/test_torch_assumptions.py:
 
-* a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered there receive the exact overload, above
-  functorch, autocast and autograd, before CompositeImplicit operators decompose;
-* the key falls through for tensors that do not carry it, so plain tensors never meet these kernels outside of tracing;
-* a kernel may hand a call on by removing the key from the keyset that it *received* (rebuilding one drops keys that
-  torch needs, and crashes);
-* functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in
-  the name of torch.func (so a masked tensor that was handed to torch.func directly is noticed);
-* autograd nodes accept hooks that replace the gradients that they hand on.
+ 1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered there receive the exact overload,
+    above functorch, autocast and autograd, before CompositeImplicit operators decompose
+ 2. the key falls through for tensors that do not carry it, so plain tensors never meet these kernels outside of tracing
+ 3. a kernel may hand a call on by removing the key from the keyset that it *received* (rebuilding one drops keys that
+    torch needs, and crashes); autograd then records the call with the wrapper as its output
+ 4. autograd nodes accept hooks that replace the gradients that they hand on
+ 5. below autograd, views and version counters of inner tensors are tracked once ADInplaceOrView is let in again
+ 6. functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in
+    the name of torch.func; a tensor of a level that has ended has another level than any that runs
+ 7. torch makes tensor subclasses by way of detach, which therefore has no kernel at PreDispatch
+ 8. code objects may be marked as none of Dynamo's business
+ 9. Dynamo evaluates ``__metadata_guard__`` on each input before every run of a graph, with a deep copy of the flatten
+    context from when it was compiled
+10. a view's wrapper may be given the storage of its base's, and AOTAutograd refuses overlapping inputs by it
+11. AOTAutograd hands each runtime tangent of a region to one function (`accept_unused_outputs`)
+12. higher-order operators look up kernels by key, and take one for PreDispatch
+13. make_fx is a dispatch mode that knows which tensors it follows
+14. a wrapper's storage can be told to raise where its address is asked for
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

@@ -1,0 +1,336 @@
+"""What masked_dispatch/interception.py assumes of torch, one test for each number in its docstring.
+
+Most use torch alone and a bare subclass: where one fails after torch has been upgraded, that is what has changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+from torch.library import Library
+
+import masked_dispatch as md
+
+KEY = DispatchKeySet(DispatchKey.PreDispatch)
+
+
+@contextmanager
+def assumed(what: str) -> Iterator[None]:
+    """Say which torch it is that no longer does `what`."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"torch {torch.__version__} no longer holds that {what}: {error}") from error
+
+
+class Carrier(Tensor):
+    """A wrapper that carries the key and nothing else."""
+
+    inner: Tensor
+
+    @staticmethod
+    def of(inner: Tensor, requires_grad: bool = False) -> Carrier:
+        wrapper: Carrier = Tensor._make_wrapper_subclass(
+            Carrier, inner.shape, dtype=inner.dtype, requires_grad=requires_grad, _extra_dispatch_keys=KEY
+        )
+        wrapper.inner = inner
+        return wrapper
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        met.append(("below", func))
+        raw = torch.utils._pytree.tree_map_only(Carrier, lambda t: t.inner, (args, kwargs or {}))
+        return torch.utils._pytree.tree_map_only(Tensor, Carrier.of, func(*raw[0], **raw[1]))
+
+
+library = Library("assumptions", "DEF")
+met: list[Any] = []
+
+
+def _composite(x: Tensor) -> Tensor:
+    met.append(("decomposed", type(x)))
+    return torch.sin(x)
+
+
+def _kernel(keyset: DispatchKeySet, x: Tensor) -> Tensor:
+    met.append(("kernel", type(x), torch._C._functorch.maybe_current_level()))
+    if isinstance(x, Carrier):
+        return x.inner.cos()
+    rest = DispatchKeySet.from_raw_repr(keyset.raw_repr() & ~KEY.raw_repr())
+    result: Tensor = torch.ops.assumptions.composite.default.redispatch(rest, x)
+    return result
+
+
+library.define("composite(Tensor x) -> Tensor")
+library.impl("composite", _composite, "CompositeImplicitAutograd")
+library.impl("composite", _kernel, "PreDispatch", with_keyset=True)
+composite = torch.ops.assumptions.composite
+
+
+@pytest.fixture(autouse=True)
+def nothing_met() -> None:
+    met.clear()
+
+
+def test_1_kernels_at_predispatch_come_before_everything_else() -> None:
+    with assumed("a kernel at PreDispatch is called above functorch, autocast, autograd and decompositions"):
+        x = Carrier.of(torch.zeros(2), requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(composite(x), torch.ones(2))
+        torch.func.vmap(lambda r: (composite(x), r)[1])(torch.ones(3))
+        torch.func.grad(lambda r: (composite(x), r.sum())[1])(torch.ones(3))
+        assert met == [("kernel", Carrier, None), ("kernel", Carrier, 1), ("kernel", Carrier, 1)]
+
+
+def test_2_plain_tensors_fall_through() -> None:
+    with assumed("PreDispatch falls through for tensors that do not carry it"):
+        x = torch.ones(2, requires_grad=True)
+        composite(x).sum().backward()
+        torch.func.vmap(composite)(torch.ones(2, 2))
+        assert {entry[0] for entry in met} == {"decomposed"}
+
+
+def test_3_a_kernel_may_hand_on_with_the_key_removed() -> None:
+    def hand_on(keyset: DispatchKeySet, x: Tensor) -> Tensor:
+        met.append(("kernel", type(x)))
+        rest = DispatchKeySet.from_raw_repr(keyset.raw_repr() & ~KEY.raw_repr())
+        result: Tensor = torch.ops.assumptions.mine.default.redispatch(rest, x)
+        return result
+
+    library.define("mine(Tensor x) -> Tensor")
+    library.impl("mine", lambda x: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_autograd("assumptions::mine", lambda ctx, g: g * 2, lib=library)
+    library.impl("mine", hand_on, "PreDispatch", with_keyset=True)
+    with assumed("a call redispatched with the received keyset, PreDispatch removed, goes to autograd"):
+        x = Carrier.of(torch.ones(2), requires_grad=True)
+        y = torch.ops.assumptions.mine(x)
+        assert met[0] == ("kernel", Carrier)
+        assert met[1] == ("below", torch.ops.assumptions.mine.default)
+        assert y.grad_fn is not None
+        assert isinstance(y, Carrier)
+
+
+def test_4_hooks_on_nodes_replace_gradients() -> None:
+    with assumed("a hook on an autograd node replaces what it hands on"):
+        x = torch.ones(3, requires_grad=True)
+        y = x.view(3)
+        y.grad_fn.register_hook(lambda gradients, _: tuple(g * 10 for g in gradients))
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 10.0))
+
+
+def test_5_views_and_versions_are_tracked_again_below_autograd() -> None:
+    from masked_dispatch.interception import tracking_views_and_versions
+
+    found = []
+
+    class Looking(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            plain = torch.ones(3)
+            found.append((plain[0]._is_view(), (plain.add_(1), plain._version)[1]))
+            with tracking_views_and_versions():
+                plain = torch.ones(3)
+                found.append((plain[0]._is_view(), (plain.add_(1), plain._version)[1]))
+            return torch.ones(3)
+
+    with assumed("ADInplaceOrView, let in again in __torch_dispatch__, makes views and bumps versions"):
+        Tensor._make_wrapper_subclass(Looking, (3,)).exp()
+        assert found == [(False, 0), (True, 1)]
+
+
+def test_6_functorch_leaves_traces_by_which_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    front = DispatchKey.FuncTorchDynamicLayerFrontMode
+    hooks = torch._C._autograd
+    found: dict[str, Any] = {}
+
+    def look() -> bool:
+        found["level"] = torch._C._functorch.maybe_current_level()
+        found["front excluded"] = excluded(front)
+        found["hooks"] = hooks._saved_tensors_hooks_is_enabled()
+        found["message"] = hooks._saved_tensors_hooks_get_disabled_error_message()
+        return False
+
+    monkeypatch.setattr("masked_dispatch.gradient.hidden_in_transform", look)
+    handed = md.masked_tensor(torch.ones(2, 3))
+    with assumed("vmap runs what it wraps at its own level, with its front key excluded"):
+        torch.func.vmap(torch.sum)(handed)
+        assert found["level"] == 1
+        assert found["front excluded"]
+    with assumed("grad runs what it wraps outside of its level, with saved-tensor hooks disabled in its name"):
+        torch.func.grad(lambda x: x.sum())(handed)
+        assert found["level"] is None
+        assert not found["hooks"]
+        assert found["message"].startswith("torch.func")
+    monkeypatch.undo()
+    with assumed("neither is so for what a transform meets at its own level"):
+        torch.func.vmap(lambda r: (found.update(front=excluded(front)), r)[1])(torch.ones(2))
+        assert not found["front"]
+        assert hooks._saved_tensors_hooks_is_enabled()
+    with assumed("what has outlived its level has a level above any, or is known as dead"):
+        kept: list[Tensor] = []
+        torch.func.vmap(lambda r: (kept.append(r), r)[1])(torch.ones(2))
+        torch.func.grad(lambda r: (kept.append(r), r.sum())[1])(torch.ones(2))
+        levels = [torch._C._functorch.maybe_get_level(t) for t in kept]
+        assert levels == [1, -2]
+        assert torch._C._functorch.maybe_get_level(torch.ones(2)) == -1
+
+
+def test_7_subclasses_are_made_by_way_of_detach() -> None:
+    class Subclass(Tensor):
+        pass
+
+    aten = torch.ops.aten
+    for op in (aten.detach.default, aten.alias.default):
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "PreDispatch"), op
+    with assumed(
+        "a subclass can be made of a plain tensor while PreDispatch is in force, as it is where export traces"
+    ):
+        x = torch.ones(2)
+        with torch._C._IncludeDispatchKeyGuard(DispatchKey.PreDispatch):
+            assert type(Tensor._make_subclass(Subclass, x)) is Subclass
+            assert type(x.as_subclass(Subclass)) is Subclass
+
+
+def test_8_code_may_be_kept_from_dynamo() -> None:
+    from masked_dispatch.interception import never_compiled
+
+    compiled = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph.code)
+        return graph
+
+    def inner(x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+    @never_compiled
+    def middle(x: Tensor) -> Tensor:
+        return inner(x)
+
+    def outer(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return list(map(middle, [x]))[0]  # noqa: RUF015 - called from C, as a kernel is
+
+    with assumed("a code object that is marked SKIP, and all that it calls, runs uncompiled"):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(middle, backend=backend)(torch.zeros(2)), torch.zeros(2))
+        assert not [code for code in compiled if "sin" in code]
+
+
+def test_9_guards_see_each_input_before_every_run() -> None:
+    seen = []
+
+    class Context:
+        def __deepcopy__(self, memo: Any) -> Context:
+            copy = Context()
+            copy.original = self
+            return copy
+
+    class Guarded(Tensor):
+        inner: Tensor
+
+        @staticmethod
+        def of(inner: Tensor) -> Guarded:
+            wrapper: Guarded = Tensor._make_wrapper_subclass(Guarded, inner.shape, dtype=inner.dtype)
+            wrapper.inner, wrapper.context = inner, Context()
+            return wrapper
+
+        def __tensor_flatten__(self) -> Any:
+            return ["inner"], self.context
+
+        @staticmethod
+        def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Guarded:
+            return Guarded.of(inner["inner"])
+
+        @classmethod
+        def __metadata_guard__(cls, expected: Any, actual: Any) -> bool:
+            seen.append((expected.original, actual))
+            return True
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*[a.inner if isinstance(a, Guarded) else a for a in args], **(kwargs or {}))
+            return Guarded.of(result)
+
+    with assumed("__metadata_guard__ is asked about every input, with a copy of the context that was compiled for"):
+        torch._dynamo.reset()
+        run = torch.compile(lambda x: x.sin(), backend="eager", fullgraph=True)
+        first, second = Guarded.of(torch.ones(2)), Guarded.of(torch.ones(2))
+        run(first)
+        assert (first.context, first.context) in seen  # before its first run, too
+        seen.clear()
+        run(second)
+        assert seen == [(first.context, second.context)]
+
+
+def test_10_aliasing_is_noticed_by_storage() -> None:
+    with assumed("_functionalize_unsafe_set gives a wrapper the storage of another"):
+        a, b = Carrier.of(torch.ones(2)), Carrier.of(torch.ones(2))
+        assert a.untyped_storage()._cdata != b.untyped_storage()._cdata
+        torch._functionalize_unsafe_set(b, a)
+        assert a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    # That AOTAutograd refuses such inputs where a graph writes to them:
+    # test_a_view_and_its_base_as_inputs_of_a_region_that_writes_are_refused in test_compile.py.
+
+
+def test_11_runtime_tangents_go_through_one_function() -> None:
+    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+    from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
+
+    with assumed("AOTDispatchAutograd.process_runtime_tangent(x, meta, …) coerces runtime tangents"):
+        parameters = list(inspect.signature(AOTDispatchAutograd.process_runtime_tangent).parameters)
+        assert parameters[:2] == ["x", "meta"]
+        assert "original_subclass_type" in SubclassCreationMeta.__dataclass_fields__
+
+
+def test_12_higher_order_operators_take_a_kernel_at_predispatch() -> None:
+    from masked_dispatch.interception import open_higher_order_operators
+
+    with assumed("higher-order operators keep kernels by key, and compute theirs from non_fallthrough_keys"):
+        x = Carrier.of(torch.ones(2))
+        open_higher_order_operators()  # those that have come since the import too
+        for operator in torch._ops._higher_order_ops.values():
+            assert isinstance(operator.py_kernels, dict)
+            assert DispatchKey.PreDispatch in operator.py_kernels
+            keys = torch._ops._compute_keyset((x,), {}, operator.non_fallthrough_keys)
+            assert keys.highestPriorityTypeId() == DispatchKey.PreDispatch
+            keys = torch._ops._compute_keyset((x,), {}, operator.non_fallthrough_keys.remove(DispatchKey.PreDispatch))
+            assert keys.highestPriorityTypeId() != DispatchKey.PreDispatch
+
+
+def test_13_make_fx_knows_which_tensors_it_follows() -> None:
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
+
+    constant = torch.ones(2)
+
+    def function(x: Tensor) -> Tensor:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+        assert get_proxy_slot(x, mode.tracer, None) is not None
+        assert get_proxy_slot(constant, mode.tracer, None) is None
+        return x * constant
+
+    with assumed("make_fx is the PROXY mode, and has a slot for each tensor that it follows"):
+        make_fx(function)(torch.ones(2))
+        assert torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+        assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_14_a_storage_can_be_told_to_raise() -> None:
+    with assumed("a wrapper's storage raises once _set_throw_on_mutable_data_ptr has been called"):
+        x = Carrier.of(torch.ones(2))
+        torch._C._set_throw_on_mutable_data_ptr(x)
+        with pytest.raises(RuntimeError):
+            Tensor.data_ptr(x)
