@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C import DispatchKeySet
 from torch._ops import OpOverload
@@ -26,6 +27,8 @@ from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, being_traced
 from op_registry.rule import Rule, Run
 
+aten = torch.ops.aten
+
 
 def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """torch's own view node, so that `_base`, version counters and in-place under autograd are torch's own."""
@@ -46,7 +49,10 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
-            remember_mask(first.grad_fn, lent_validity(base))
+            validity = lent_validity(base)
+            # torch's formula for as_strided gives a plain gradient whatever it is given; other views keep the type.
+            if validity is not None or op is aten.as_strided.default:
+                remember_mask(first.grad_fn, validity)
         return view
 
     return kernel
@@ -54,8 +60,6 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 def remember_mask(node: Any, validity: Tensor | None) -> None:
     """Let the gradient that a view's node hands to its base have the mask of the base."""
-    if validity is None:
-        return
 
     @never_compiled
     def remask(gradients: Any, _: Any) -> Any:
