@@ -81,7 +81,7 @@ class MaskedTensor(torch.Tensor):
         # What a graph is given: an alias that no other tensor holds, so that the graph relies on no two masks being the
         # same object, which would have it compiled again whenever that changes.
         validity = self._validity
-        if validity is None or being_traced(validity):
+        if validity is None or self._carries_transform or being_traced(validity):
             return validity
         if self._alias is None or self._alias[0] is not validity:
             self._alias = (validity, validity.detach())

@@ -666,6 +666,23 @@ def test_export(strict: bool) -> None:
     assert not any(isinstance(node.meta.get("val"), md.MaskedTensor) for node in plain.graph.nodes)
 
 
+class Mapped(nn.Module):
+    """vmap inside: over parts with torch's, over masked tensors with ours."""
+
+    def forward(self, data: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        x = md.as_masked_tensor(data, mask)
+        first = torch.vmap(lambda d, m: md.as_masked_tensor(d, m).exp().mean().to_tensor(0.0))(data, mask)
+        return first, md.functional.vmap(lambda r: (r * r).sum())(x).to_tensor(0.0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_vmap(strict: bool) -> None:
+    program = torch.export.export(Mapped(), data_and_mask(), strict=strict)
+    arguments = data_and_mask()
+    same(program.module()(*arguments), Mapped()(*arguments))
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_export_for_training() -> None:
     net = Classifier()
