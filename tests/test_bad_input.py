@@ -249,9 +249,7 @@ def test_a_users_operator_becomes_masked_in_one_line_and_only_inside_the_overlay
 
 
 def test_a_second_rule_is_refused_with_the_place_of_the_first() -> None:
-    with pytest.raises(
-        ValueError, match=r"already has a rule, elementwise at .*pointwise.py:[0-9]+; the second"
-    ):
+    with pytest.raises(ValueError, match=r"already has a rule, elementwise at .*pointwise.py:[0-9]+; the second"):
         elementwise(torch.ops.aten.exp)
 
 

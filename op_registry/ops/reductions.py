@@ -111,13 +111,19 @@ def variance_and_mean(
     op: OpOverload, x: Dense, dim: Dims, correction: Number | None, keepdim: bool
 ) -> tuple[Dense, Dense]:
     """Variance and mean over `dim`, in the dtypes in which torch returns them."""
-    if not is_inexact(x.dtype):
+    if not is_inexact(x.dtype) or isinstance(correction, complex):
         op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
     dims = reduced_dims(x, dim)
     m = moments(x, dims)
     exists = without(dims, m.exists, keepdim)
-    divisor = (m.count - (1 if correction is None else correction)).to(m.square.dtype)
-    square = without(dims, m.square / torch.where(as_bool(m.exists), divisor.clamp(min=0), 1), keepdim)
+    correction = 1 if correction is None else correction
+    assert not isinstance(correction, complex)  # torch has raised
+    divisor = torch.where(as_bool(m.exists), (m.count - correction).to(m.square.dtype), 1)
+    square = m.square / divisor
+    if correction > 1:
+        # Where less than nothing is to divide by, torch's value is that of dividing by 0, its derivative is not.
+        square = square + torch.where(divisor < 0, m.square.detach() / 0, 0)
+    square = without(dims, square, keepdim)
     return Dense(square.to(x.dtype.to_real()), exists), Dense(without(dims, m.mean, keepdim).to(x.dtype), exists)
 
 
