@@ -158,9 +158,12 @@ def entries() -> Iterator[Entry]:
 
 
 def core_overloads() -> list[OpOverload]:
-    """The aten overloads that torch tags as core and that take a tensor."""
+    """The aten overloads that torch tags as core and that take a tensor.
+
+    Not sym_size and its like: they ask the wrapper for its geometry, and torch lists them only once they were used.
+    """
     found = []
-    for name in sorted(dir(torch.ops.aten)):
+    for name in sorted(n for n in dir(torch.ops.aten) if not n.startswith("sym_")):
         packet = getattr(torch.ops.aten, name, None)
         if not isinstance(packet, torch._ops.OpOverloadPacket):
             continue
