@@ -20,6 +20,8 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
 12. higher-order operators look up kernels by key, and take one for PreDispatch
 13. make_fx is a dispatch mode that knows which tensors it follows
 14. a wrapper's storage can be told to raise where its address is asked for
+15. AOTAutograd's functional tensors hold a value of the graph that no later write changes, and it runs a function once
+    before it records it
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -175,6 +177,17 @@ def recorded_as_constant(data: torch.Tensor, wrapper: torch.Tensor) -> bool:
     from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
     return get_proxy_slot(wrapper, mode.tracer, None) is not None and get_proxy_slot(data, mode.tracer, None) is None
+
+
+def as_value(tensor: torch.Tensor) -> torch.Tensor:
+    """What `tensor` holds now, for a graph to keep: a later write to `tensor` does not reach it, and it costs nothing.
+
+    AOTAutograd's tensors stand for a value until they are written to, then for the next one. (Dynamo's, which only
+    carry shapes, are copied.)
+    """
+    if isinstance(tensor, FunctionalTensor):
+        return FunctionalTensor.to_functional(tensor.from_functional())
+    return tensor.clone()
 
 
 def make_data_pointer_raise(tensor: torch.Tensor) -> None:

@@ -25,8 +25,8 @@ from op_registry import MaskedSemanticsError, registry
 from op_registry.records import being_traced, fill_where_invalid
 from op_registry.registry import digest_of, source_digest
 
-# What a compiled graph relies on: whether there is a validity, the rules, and (equal for all) who may write to it.
-Context = tuple[bool, str, Writable | None]
+# What a compiled graph relies on: whose validity there is, the rules, and (equal for all) who may write to it.
+Context = tuple[str, str, Writable | None]
 
 
 class MaskedTensor(torch.Tensor):
@@ -83,6 +83,8 @@ class MaskedTensor(torch.Tensor):
         validity = self._validity
         if validity is None or self._carries_transform or being_traced(validity):
             return validity
+        if self._family is not None:
+            self._family.lent = True  # results of the graph may hold it
         if self._alias is None or self._alias[0] is not validity:
             self._alias = (validity, validity.detach())
         return self._alias[1]
@@ -138,10 +140,11 @@ class MaskedTensor(torch.Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes here: each would be guarded on. The registry's version is, so that a replaced rule is seen.
         if self._validity is None:
-            return ["_data"], (False, registry.version, None)
+            return ["_data"], ("none", registry.version, None)
         if self._graph_writes is None:
             self._graph_writes = GraphWrites()
-        return ["_data", "_given_validity"], (True, registry.version, self._graph_writes.on(self))
+        whose = "the caller's" if self._family is not None and self._family.external else "its own"
+        return ["_data", "_given_validity"], (whose, registry.version, self._graph_writes.on(self))
 
     @staticmethod
     @never_compiled
@@ -152,7 +155,8 @@ class MaskedTensor(torch.Tensor):
         if being_traced(wrapper._data):
             prepare_for_tracing()
             wrapper._graph_writes = None if context[2] is None else context[2].common
-            Family(wrapper)  # a graph's input: its inner tensors are written into, never exchanged
+            # A graph's input: its inner tensors are written into, never exchanged.
+            Family(wrapper, external=context[0] == "the caller's")
         return wrapper
 
     @classmethod

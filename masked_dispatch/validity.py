@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.interception import as_value
 from op_registry import MaskedSemanticsError
 from op_registry.records import as_int8, being_traced
 
@@ -147,7 +148,10 @@ def lent_validity(tensor: MaskedTensor) -> Tensor | None:
     if validity is None:
         return None
     if tensor._carries_transform or being_traced(tensor._data):
-        # Nothing can be copied afterwards, when a write comes. (Where none comes, compilers drop the copy.)
+        # Nothing can be copied afterwards, when a write comes.
+        keeper = family.graph_writes
+        if keeper is not None and not keeper.seen and not family.external:
+            return as_value(validity)
         return _snapshot(tensor, validity, family.writes)
     if family.memory is not None:
         family.lent = True

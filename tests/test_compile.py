@@ -437,6 +437,40 @@ def test_writes_to_inputs_that_share_a_mask() -> None:
         same((x, y), (a, b))
 
 
+def owned_by_nobody() -> tuple[Tensor, Callable[[Tensor], None]]:
+    x = masked()
+    return x, lambda x: x.__setitem__(0, md.masked_tensor(torch.ones(6), torch.zeros(6, dtype=torch.bool)))
+
+
+def owned_by_its_family() -> tuple[Tensor, Callable[[Tensor], None]]:
+    x, write = owned_by_nobody()
+    write(x[:, 1:2].expand(4, 6).clone())
+    x[1, 2] = 4.0  # the family has memory of its own from now on
+    return x, write
+
+
+def owned_by_the_caller() -> tuple[Tensor, Callable[[Tensor], None]]:
+    data, mask = data_and_mask()
+    return md.as_masked_tensor(data, mask), lambda x: mask.logical_not_()  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize("make", [owned_by_nobody, owned_by_its_family, owned_by_the_caller])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_results_share_the_mask_of_an_input_and_keep_it_when_that_changes(
+    make: Callable[[], tuple[Tensor, Callable[[Tensor], None]]], backend: str
+) -> None:
+    run = torch.compile(lambda x: x.exp(), backend=backend, fullgraph=True)
+    for _ in range(2):
+        x, write = make()
+        mask = x.get_mask()
+        shares = run(x)
+        copied = make is owned_by_the_caller
+        assert (shares._validity.data_ptr() == x._validity.data_ptr()) != copied
+        write(x)
+        assert not torch.equal(x.get_mask(), mask)
+        assert torch.equal(shares.get_mask(), mask)
+
+
 def test_views_as_inputs_and_as_outputs() -> None:
     def region(view: Tensor) -> Tensor:
         view.mul_(2)

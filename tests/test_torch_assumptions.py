@@ -334,3 +334,29 @@ def test_14_a_storage_can_be_told_to_raise() -> None:
         torch._C._set_throw_on_mutable_data_ptr(x)
         with pytest.raises(RuntimeError):
             Tensor.data_ptr(x)
+
+
+def test_15_a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
+    from functorch.compile import aot_function, nop
+
+    from masked_dispatch.interception import as_value
+
+    calls, graphs = [], []
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(type(x).__name__)
+        y = x + 1
+        before = as_value(y)
+        y.mul_(2)
+        return before, y
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    with assumed("a FunctionalTensor's value stays when it is written to, and AOTAutograd runs before it records"):
+        before, after = aot_function(function, fw_compiler=keep, bw_compiler=nop)(torch.ones(2))
+        assert (before.tolist(), after.tolist()) == ([2, 2], [4, 4])
+        assert graphs == [[torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]]
+        assert calls[:2] == ["FunctionalTensor"] * 2
+        assert as_value(before).data_ptr() != before.data_ptr()
