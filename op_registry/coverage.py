@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import (
     NO_TENSOR,
     NOT_ON_THIS_MACHINE,
@@ -103,7 +104,7 @@ def _pieces(sample: Sample) -> dict[OpOverload, str] | None:
     explorer = Explorer()
     for tensor in sample.tensors:
         explorer.note(tensor, True)
-    torch.manual_seed(0)
+    start_random_numbers(0)
     try:
         explorer.run(sample.fn, *sample.args, **sample.kwargs)
     except Exception:

@@ -28,6 +28,7 @@ from op_registry.conformance.laws import (
 )
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
+from op_registry.conformance.randomness import start_random_numbers
 from op_registry.errors import MaskedSemanticsError
 
 ROUNDING = 1e-7
@@ -197,7 +198,7 @@ def _derivatives_of(
     args, kwargs, tensors = trial.copies(gradients=True)
     known = trial.masks()
     masks = {id(t): m for t, m in zip(tensors, known, strict=True) if m is not None}
-    torch.manual_seed(trial.seed)
+    start_random_numbers(trial.seed)
 
     def part(*args: Any, **kwargs: Any) -> Any:
         return trial.sample.differentiable_part(trial.sample.fn(*args, **kwargs))
