@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from op_registry.conformance.oracles import (
     attention,
+    derivatives,
     losses,
     norms,
     pairs,
@@ -39,6 +40,7 @@ __all__ = [
     "Refused",
     "Slot",
     "attention",
+    "derivatives",
     "expected",
     "losses",
     "norms",
