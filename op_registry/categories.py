@@ -337,14 +337,18 @@ opaque = _of_category(OPAQUE)
 refused = _of_category(REFUSED)
 
 
-def masked_rule(*operators: Operator, category: Category, takes_op: bool = False) -> Callable[[Run], Rule]:
+def masked_rule(
+    *operators: Operator, category: Category, takes_op: bool = False, reason: str = ""
+) -> Callable[[Run], Rule]:
     """Decorator: a function with the operator's own signature becomes its rule.
 
-    One function that serves several overloads may ask for the overload as its first argument (`takes_op`).
+    One function that serves several overloads may ask for the overload as its first argument (`takes_op`). One that
+    refuses says for what `reason`.
     """
 
     def register(function: Run) -> Rule:
         ops = tuple(o for operator in operators for o in overloads_of(operator))
-        return registry.add(Rule(ops, category, function, takes_op, where=written_at(2)))
+        traits = {"reason": reason} if reason else {}
+        return registry.add(Rule(ops, category, function, takes_op, where=written_at(2), traits=traits))
 
     return register

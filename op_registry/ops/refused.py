@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._ops import OpOverload
 
 from op_registry.categories import REFUSED, masked_rule, refusal, refused
 from op_registry.errors import MaskedSemanticsError
@@ -20,25 +21,27 @@ aten = torch.ops.aten
 
 UNSAID = "it shows memory of which nothing says whether it is valid"
 NEW_SIZE = (
-    "Write into a tensor of the new size: y = x.new_empty(size), y[...] = x; or use x.reshape(size), which keeps the "
-    "elements, or torch.nn.functional.pad(x, widths), which says what is new"
+    "x.reshape(size) keeps the elements, slicing says which of them go, and torch.nn.functional.pad(x, widths) says "
+    "what is new"
 )
 
 
-@masked_rule(aten.resize_.default, category=REFUSED)
+@masked_rule(aten.resize_.default, category=REFUSED, reason=UNSAID)
 def resize_(self: Dense, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Dense:
-    """To the size that it has: the tensor as it is."""
-    if tuple(size) != tuple(self.shape) or memory_format is not None:
-        raise MaskedSemanticsError(
-            refusal(aten.resize_.default, f"{UNSAID} (from {tuple(self.shape)} to {tuple(size)})", NEW_SIZE)
-        )
-    return self
+    return kept_as_it_is(aten.resize_.default, self, size, memory_format)
 
 
-@masked_rule(aten.resize_as_.default, category=REFUSED)
+@masked_rule(aten.resize_as_.default, category=REFUSED, reason=UNSAID)
 def resize_as_(self: Dense, the_template: Dense, *, memory_format: torch.memory_format | None = None) -> Dense:
-    """To the size that it has: the tensor as it is."""
-    return resize_.run(self, the_template.shape, memory_format=memory_format)
+    return kept_as_it_is(aten.resize_as_.default, self, the_template.shape, memory_format)
+
+
+def kept_as_it_is(op: OpOverload, x: Dense, size: Sequence[int], memory_format: torch.memory_format | None) -> Dense:
+    """The record itself, where it has that size already; where it has not, or its strides would change, an error."""
+    if tuple(size) == tuple(x.shape) and memory_format is None:
+        return x
+    asked = f"from {tuple(x.shape)} to {tuple(size)}" if memory_format is None else f"with {memory_format=}"
+    raise MaskedSemanticsError(refusal(op, f"{UNSAID} ({asked})", NEW_SIZE))
 
 
 resize = refused(aten.resize.default, aten.resize_as.default, reason=UNSAID, instead=NEW_SIZE)
