@@ -161,7 +161,7 @@ def handler_below(op: OpOverload) -> Handler:
                 "for it; under a mask that would be wrong. Please report how it was called."
             )
         if rule is not None and meaning.base is op:
-            return run_rule(run, args, kwargs)
+            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, args, kwargs)
         return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
 
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
