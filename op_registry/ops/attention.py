@@ -19,12 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned
-from op_registry.categories import ATTENTION, QUERY, data_of, masked_rule
+from op_registry.categories import ATTENTION, OPAQUE, QUERY, data_of, known_all_valid, masked_rule
+from op_registry.errors import MaskedSemanticsError
 from op_registry.ops.matmul import product_validity, transposed
-from op_registry.records import Dense, all_valid, as_bool, intersect
+from op_registry.pullback import plainly
+from op_registry.records import Dense, all_valid, as_bool, intersect, records_in
 from op_registry.resolve import by_rule
+from op_registry.rule import packet_name
 
 aten = torch.ops.aten
 
@@ -218,6 +222,35 @@ def _scaled_dot_product_attention_math(
         enable_gqa=enable_gqa,
     )
     return Dense(output, p.output), Dense(weights, p.weights)
+
+
+@masked_rule(
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    aten._efficient_attention_forward,
+    aten._flash_attention_forward,
+    category=OPAQUE,
+    takes_op=True,
+)
+def kernels_of_other_devices(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Chosen by scaled_dot_product_attention, which also gives them the mask that they need, in the form they need."""
+    for record in records_in((*args, *kwargs.values())):
+        if not known_all_valid(record):
+            raise MaskedSemanticsError(
+                f"{packet_name(op)} is one of several kernels, each with ways of its own to leave keys out, and is "
+                f"given a partly valid tensor of shape {tuple(record.shape)}. Call "
+                "torch.nn.functional.scaled_dot_product_attention, which chooses one and tells it what is valid."
+            )
+    return plainly(op, args, kwargs)
+
+
+@masked_rule(aten._fused_sdp_choice.default, category=QUERY)
+def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
+    """Which kernel would be chosen for the data: no value is read."""
+    choice: int = aten._fused_sdp_choice(*data_of(args), **{name: data_of(value) for name, value in kwargs.items()})
+    return choice
 
 
 # ----------------------------------------------------------------------- whole layers, which torch.nn calls in eval()
