@@ -64,6 +64,7 @@ BY_CATEGORY: dict[str, Oracle] = {
     "reduction": slices.reduction,
     "scan": slices.scan,
     "opaque": pointwise.opaque,
+    "refused": pointwise.refused,
     "random": pointwise.as_torch_under_the_input,
 }
 
