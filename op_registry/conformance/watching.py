@@ -22,6 +22,9 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+# Factories that take tensors: what they give reaches Python as a copy.
+FACTORIES = ("_like", "::linspace", "::logspace")
+
 
 class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
     """Runs code with `evaluate` in the place of every operator call, and a note kept on every tensor worth one."""
@@ -30,13 +33,13 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
         TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
         # The tensor is kept with its note: an id alone may be used again.
         self._notes: dict[int, tuple[Tensor, Any]] = {}
-        # What a factory (zeros_like …) gives is copied on its way to Python, and known again by its memory.
+        # What a factory (FACTORIES) gives is copied on its way to Python, and known again by its memory.
         self._factory_notes: dict[int, tuple[Tensor, Any]] = {}
 
     def note(self, tensor: Tensor, note: Any, op: OpOverload | None = None) -> Tensor:
         """Remember `note` about `tensor`, which `op` has made, and which is given back."""
         self._notes[id(tensor)] = (tensor, note)
-        if op is not None and op._schema.name.endswith("_like") and tensor.numel():
+        if op is not None and op._schema.name.endswith(FACTORIES) and tensor.numel():
             self._factory_notes[tensor.data_ptr()] = (tensor, note)
         return tensor
 

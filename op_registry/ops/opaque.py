@@ -2,7 +2,7 @@
 
 Law: they run where every element is valid and are refused elsewhere; while tracing, a mask that is stored is not known
 to be all valid. A matrix with a hole has no inverse, and the transform of a signal with one asks for a model of the
-signal. What torch builds of these operators (inv, solve, eigvalsh, matrix_rank, fft2, stft …) decomposes into them.
+signal. What torch builds of these operators (inv, solve, matrix_rank, fft2 …) decomposes into them.
 """
 
 from __future__ import annotations
@@ -64,5 +64,8 @@ _scaled_grouped_mm = opaque(aten._scaled_grouped_mm.default, aten._scaled_groupe
 _fft_r2c = opaque(aten._fft_r2c)
 _fft_c2r = opaque(aten._fft_c2r)
 _fft_c2c = opaque(aten._fft_c2c)
+# Composites of transforms and of steps that have a meaning: all or nothing, as the transforms are.
+stft = opaque(aten.stft)
+istft = opaque(aten.istft)
 grid_sampler_2d = opaque(aten.grid_sampler_2d, aten._grid_sampler_2d_cpu_fallback)
 grid_sampler_3d = opaque(aten.grid_sampler_3d)
