@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from op_registry import Dense, MaskedSemanticsError, registry
+from op_registry.ops.interpolation import EVERY
 
 aten = torch.ops.aten
 
