@@ -295,6 +295,9 @@ LOSS = Category("loss", "the elementwise part as elementwise, reduced over what 
 ATTENTION = Category(
     "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
 )
+RECURRENT = Category(
+    "recurrent", "a scan over time: an invalid step carries the state unchanged; valid where the step's input is"
+)
 RANDOM = Category("random", "as torch, drawn for every position; valid where the input is")
 POOLING = Category(
     "pooling", "over the valid elements of the window; valid where the window has one, or none to begin with"

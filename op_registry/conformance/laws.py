@@ -152,7 +152,25 @@ def all_valid_identity(trial: Trial) -> None:
         raise Broken(f"{len(got)} results instead of {len(want)}")
     bitwise = trial.masking.kind == "unstored"
     for position, (mine, plain) in enumerate(zip(got, want, strict=True)):
-        _same_as_plain(f"result {position}", mine, plain, bitwise, trial)
+        exactly = bitwise and _gives_the_same_bits(trial, position, mine, plain)
+        _same_as_plain(f"result {position}", mine, plain, exactly, trial)
+
+
+def _gives_the_same_bits(trial: Trial, position: int, mine: Any, plain: Any) -> bool:
+    """Whether plain torch, should `mine` differ from it, does not differ from itself.
+
+    Some routines of LAPACK sum in an order that depends on where in memory their arguments lie.
+    """
+    if not isinstance(plain, Tensor) or not isinstance(mine, tuple) or mine[0].dtype is not plain.dtype:
+        return True
+    if mine[0].shape != plain.shape or not bit_difference(mine[0], plain):
+        return True
+    runs = [plain]
+    for _ in range(16):  # all are kept, so that each lies elsewhere
+        runs.append(tree_leaves(trial.plain())[position].clone())
+        if bit_difference(runs[-1], plain):
+            return False
+    return True
 
 
 def _same_as_plain(name: str, mine: Any, plain: Any, bitwise: bool, trial: Trial) -> None:

@@ -2,7 +2,7 @@
 
 Law: they run where every element is valid and are refused elsewhere; while tracing, a mask that is stored is not known
 to be all valid. A matrix with a hole has no inverse, and the transform of a signal with one asks for a model of the
-signal. What torch builds of these operators (inv, solve, matrix_rank, fft2 …) decomposes into them.
+signal. What torch builds of these operators (inv, solve, fft2 …) decomposes into them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _linalg_eigh = opaque(aten._linalg_eigh)
 linalg_eigvalsh = opaque(aten.linalg_eigvalsh)
 linalg_svdvals = opaque(aten.linalg_svdvals)
 linalg_cond = opaque(aten.linalg_cond)
+# A composite that compares singular values with tolerances, which may be masked where the matrix is not.
+linalg_matrix_rank = opaque(aten.linalg_matrix_rank)
 _linalg_det = opaque(aten._linalg_det)
 _linalg_slogdet = opaque(aten._linalg_slogdet)
 linalg_matrix_exp = opaque(aten.linalg_matrix_exp, aten._compute_linear_combination)

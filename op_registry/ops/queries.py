@@ -256,6 +256,10 @@ def unique_consecutive(
     return distinct(op, self, return_inverse, return_counts, inverse=return_inverse)
 
 
+for rule in (bincount, _unique, _unique2, unique_consecutive):
+    rule.gap("P7", why="how many elements are valid is a size inside the rule, known only when the graph runs")
+
+
 @masked_rule(aten.unique_dim, aten.unique_dim_consecutive, category=QUERY, takes_op=True)
 def unique_dim(op: OpOverload, self: Dense, *args: Any, **options: Any) -> Any:
     """Distinct slices: slices with holes are neither equal nor different."""

@@ -130,7 +130,10 @@ def histogram_with_edges(c: Call) -> Any:
 
 @oracle("segment_reduce")
 def segment_reduce(c: Call) -> Slot:
-    """Each run of rows over its valid elements, column by column; a run of none is torch's own value."""
+    """Each run of rows over its valid elements, column by column; a run of none is torch's own value.
+
+    An initial value is a contribution that nothing masks.
+    """
     x, lengths, offsets = c["data"], c["lengths"], c["offsets"]
     if c["indices"] is not None or c["axis"] not in (0, -1) or (c["axis"] == -1 and x.ndim != 1):
         raise NoOracle("segment_reduce along another dimension")
@@ -146,7 +149,7 @@ def segment_reduce(c: Call) -> Slot:
     for start, end in zip(starts, ends, strict=True):
         for column in range(columns.shape[1]):
             kept = columns[start:end, column][masks[start:end, column]]
-            known.append(bool(len(kept)) or start == end)
+            known.append(bool(len(kept)) or start == end or c["initial"] is not None)
             run = {"data": kept, "lengths": torch.tensor([len(kept)]), "offsets": None}
             values.append(c.plainly(run)[0] if known[-1] else torch.zeros((), dtype=out.dtype))
     if not values:
