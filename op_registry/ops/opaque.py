@@ -55,6 +55,12 @@ _linalg_det = opaque(aten._linalg_det)
 _linalg_slogdet = opaque(aten._linalg_slogdet)
 linalg_matrix_exp = opaque(aten.linalg_matrix_exp, aten._compute_linear_combination)
 
+# -------------------------------------------------------------------- products of numbers that share a scale by blocks
+
+# A block that has a hole has no scale that could be told from those of the others.
+_scaled_mm = opaque(aten._scaled_mm.default, aten._scaled_mm_v2.default)
+_scaled_grouped_mm = opaque(aten._scaled_grouped_mm.default, aten._scaled_grouped_mm_v2.default)
+
 # ------------------------------------------------------------------------------------------- transforms and sampling
 
 _fft_r2c = opaque(aten._fft_r2c)

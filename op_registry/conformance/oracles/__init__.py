@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from op_registry.conformance.oracles import (
     attention,
+    derivatives,
     losses,
     norms,
     pairs,
@@ -40,6 +41,7 @@ __all__ = [
     "Refused",
     "Slot",
     "attention",
+    "derivatives",
     "expected",
     "losses",
     "norms",
@@ -64,6 +66,7 @@ BY_CATEGORY: dict[str, Oracle] = {
     "reduction": slices.reduction,
     "scan": slices.scan,
     "opaque": pointwise.opaque,
+    "refused": pointwise.refused,
     "random": pointwise.as_torch_under_the_input,
 }
 
