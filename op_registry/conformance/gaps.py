@@ -20,6 +20,9 @@ _WRITTEN_AFTERWARDS = (
 _CAST = (
     "an out= of a dtype that torch's kernel refuses, and its meta kernel does not, is cast to, as elementwise out= is"
 )
+_UNKNOWN_START = (
+    "a start that is known only when the graph runs gives data and mask sizes of which nobody knows the same"
+)
 _NO_FREEDOM = (
     "n equals the correction: torch's formula gives ±inf, and the derivative through the moments inf - inf, NaN"
 )
@@ -28,6 +31,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
     "aminmax": (Gap("P1", _CAST, "error 3"),),
     "complex": (Gap("P1", _CAST, "error 2"),),
+    "narrow": (Gap("P7", _UNKNOWN_START, "aten.narrow.Tensor"),),
     "var": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
     "var_mean": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
     "multinomial": (Gap("P1", _CAST, "error 2"),),
