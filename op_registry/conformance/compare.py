@@ -52,8 +52,10 @@ def bit_difference(got: Tensor, want: Tensor, mask: Tensor | None = None) -> str
     )
 
 
-def difference(got: Tensor, want: Tensor, mask: Tensor | None = None, tolerance: float | None = None) -> str | None:
-    """Why `got` is not `want` to rounding (where `mask`), or None."""
+def difference(
+    got: Tensor, want: Tensor, mask: Tensor | None = None, tolerance: float | None = None, magnitude: float = 1.0
+) -> str | None:
+    """Why `got` is not `want` to rounding (where `mask`), or None; `magnitude` is that of what was computed with."""
     got, want = got.detach(), want.detach()
     if got.dtype is not want.dtype:
         return f"dtype {got.dtype} instead of {want.dtype}"
@@ -70,7 +72,7 @@ def difference(got: Tensor, want: Tensor, mask: Tensor | None = None, tolerance:
         wide = torch.complex128 if want.dtype.is_complex else torch.float64
         a, b = got.to(wide), want.to(wide)
         finite = b.abs()[b.isfinite()]
-        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+        scale = max(magnitude, float(finite.max())) if finite.numel() else magnitude
         close = (a - b).abs() <= rounding * scale
         wrong = ~(close | (a == b) | (a.isnan() & b.isnan()))
     if not bool(wrong.any()):

@@ -23,6 +23,9 @@ _CAST = (
 _UNKNOWN_START = (
     "a start that is known only when the graph runs gives data and mask sizes of which nobody knows the same"
 )
+_HALF_SCORES = "scores of half precision are off by more than rounding before their exponential, in plain torch too"
+_LOW_RANK = (("P2", "complex64"), ("P3", "complex64"), ("P3", "complex128"))
+_PHASE = "complex singular vectors are defined up to a phase, on which result and derivative depend"
 _NO_FREEDOM = (
     "n equals the correction: torch's formula gives ±inf, and the derivative through the moments inf - inf, NaN"
 )
@@ -32,6 +35,12 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "aminmax": (Gap("P1", _CAST, "error 3"),),
     "complex": (Gap("P1", _CAST, "error 2"),),
     "narrow": (Gap("P7", _UNKNOWN_START, "aten.narrow.Tensor"),),
+    "nn_functional_scaled_dot_product_attention": (
+        Gap("P2", _HALF_SCORES, "bfloat16"),
+        Gap("P2", _HALF_SCORES, "float16 sample 12"),
+    ),
+    "pca_lowrank": tuple(Gap(law, _PHASE, d) for law, d in _LOW_RANK),
+    "svd_lowrank": tuple(Gap(law, _PHASE, d) for law, d in _LOW_RANK),
     "var": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
     "var_mean": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
     "multinomial": (Gap("P1", _CAST, "error 2"),),

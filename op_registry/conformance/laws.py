@@ -23,6 +23,9 @@ from op_registry.conformance.samples import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
 
+# Floating point with fewer digits than sums and products of what the samples hold need.
+NARROW = (torch.float16, torch.bfloat16)
+
 
 class Broken(AssertionError):
     """The law does not hold; the message says how."""
@@ -105,6 +108,14 @@ class Trial:
 
         args, kwargs = self.sample.with_tensors(copy)
         return args, kwargs, made
+
+    @functools.cached_property
+    def magnitude(self) -> float:
+        """Of what the call computes with, where its dtype holds so few digits that sums of it lose all of their own."""
+        found = [
+            t.abs()[t.isfinite()].max() for t in self.sample.tensors if t.dtype in NARROW and bool(t.isfinite().any())
+        ]
+        return max([1.0, *map(float, found)])
 
     @functools.cached_property
     def written(self) -> list[int]:
@@ -192,7 +203,7 @@ def _same_as_plain(name: str, mine: Any, plain: Any, bitwise: bool, trial: Trial
         if data.shape != plain.shape or data.dtype is not plain.dtype:
             raise Broken(f"{name}: {data.dtype} {tuple(data.shape)} instead of {plain.dtype} {tuple(plain.shape)}")
         return
-    wrong = bit_difference(data, plain) if bitwise else difference(data, plain)
+    wrong = bit_difference(data, plain) if bitwise else difference(data, plain, magnitude=trial.magnitude)
     if wrong:
         raise Broken(f"{name}: {wrong}")
     if plain._is_view() and plain.numel():
@@ -265,7 +276,7 @@ def _same_as_expected(name: str, mine: Any, theirs: Any, trial: Trial) -> None:
     if not wrong and trial.sample.valueless:
         wrong = None if data.dtype is theirs.data.dtype else f"dtype {data.dtype} instead of {theirs.data.dtype}"
     elif not wrong:
-        wrong = difference(data, theirs.data, mask)
+        wrong = difference(data, theirs.data, mask, magnitude=trial.magnitude)
     if wrong:
         raise Broken(f"{name}: {wrong}")
 

@@ -102,11 +102,16 @@ def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | No
     return Masking(kind, tuple(masks))
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
     """A copy of `tensor` with garbage wherever `mask` (of full shape) is False."""
     copy = tensor.detach().clone()
     if mask is None or bool(mask.all()):
         return copy
+    if copy.dtype in _SIGNED:  # torch cannot write single elements of these
+        return refilled(copy.view(_SIGNED[copy.dtype]), mask, fill).view(copy.dtype)
     if copy.dtype is torch.bool:
         garbage = torch.as_tensor(fill in ("nan", "inf", "max")).expand(copy.shape)
     elif copy.dtype.is_floating_point or copy.dtype.is_complex:

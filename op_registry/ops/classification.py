@@ -275,6 +275,5 @@ def _mean_over_classes(x: Dense, each: Tensor, rows: Tensor | None, reduction: i
     """Row losses that torch has divided by the number of all classes, divided by that of the valid ones instead."""
     n = x.count(-1)
     if isinstance(n, Tensor):
-        factor = (x.shape[-1] / n.clamp(min=1)).expand(x.shape[:-1])
-        each = each * factor.reshape(each.shape).to(each.dtype)
+        each = each * x.shape[-1] / n.clamp(min=1).expand(x.shape[:-1]).reshape(each.shape)
     return reduced(Dense(each, None if rows is None else _as_rows(rows, x).reshape(each.shape)), reduction)

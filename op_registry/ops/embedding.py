@@ -66,9 +66,9 @@ def _scaled_by_frequency(data: Tensor, safe: Tensor, indices: Dense, rows: int) 
     """The same rows, whose gradient is divided by the number of valid indices that ask for the row."""
     asked = present(indices).reshape(-1).to(torch.int64)
     counts = asked.new_zeros(rows).index_add(0, safe.reshape(-1), asked)
-    share = 1 / counts.clamp(min=1).index_select(0, safe.reshape(-1)).reshape(safe.shape).unsqueeze(-1)
+    askers = counts.clamp(min=1).index_select(0, safe.reshape(-1)).reshape(safe.shape).unsqueeze(-1)
     value = data.detach()
-    return value + (data - value) * share.to(data.dtype)
+    return value + (data - value) / askers
 
 
 @masked_rule(aten.embedding_renorm.default, category=INDEXING)

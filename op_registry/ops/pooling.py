@@ -193,7 +193,8 @@ def fractional_max_pool(
     """
 
     def pool(x: Tensor) -> Any:
-        return op(x, kernel_size, output_size, random_samples.filled(0.5))
+        # In one dtype, which decides where windows begin.
+        return op(x.to(self.dtype), kernel_size, output_size, random_samples.filled(0.5))
 
     results = greatest(pool, Dense(self.data, self.full_validity), spatial_dims(op))
     validity = random_samples.full_validity

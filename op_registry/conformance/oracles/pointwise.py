@@ -49,7 +49,7 @@ oracle(
     not_equal fix clip arccos arccosh arcsin arcsinh arctan arctanh arctan2 special_expit special_logit
     special_round special_sinc special_erf special_erfc special_erfinv special_exp2 special_expm1 special_gammaln
     special_gammainc special_gammaincc special_digamma special_psi special_i0 special_log1p special_multigammaln
-    special_xlogy _conj_physical celu elu softplus mish hardsigmoid silu heaviside threshold trunc max.other
+    special_xlogy _conj conj _conj_physical celu elu softplus mish hardsigmoid silu heaviside threshold trunc max.other
     min.other resolve_conj resolve_neg ldexp _autocast_to_reduced_precision _autocast_to_full_precision"""
 )(elementwise)
 
@@ -89,7 +89,7 @@ def index_fill(c: Call) -> Slot:
             out[tuple(at)] = number
             mask[tuple(at)] &= value_valid
         elif known:
-            out, mask = torch.as_tensor(number).to(out).expand(()), mask & value_valid
+            out, mask = torch.as_tensor(number, dtype=out.dtype), mask & value_valid
     return Slot(out, mask)
 
 

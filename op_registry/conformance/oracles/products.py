@@ -113,9 +113,12 @@ def vecdot(c: Call) -> Slot:
 def added(c: Call, product: Slot, addend: Slot | None, beta: Any = 1, alpha: Any = 1) -> Slot:
     """beta · addend + alpha · product, elementwise; with beta = 0 the addend and its mask take no part."""
     data, mask = product.data, product.mask
+    takes_part = beta != 0
+    if not (data.is_floating_point() or data.is_complex()):
+        beta, alpha = int(beta), int(alpha)  # as torch's kernels do
     if alpha != 1:
         data = data * alpha
-    if addend is not None and beta != 0:
+    if addend is not None and takes_part:
         data = data + (addend.data * beta if beta != 1 else addend.data)
         mask = broadcast_valid(data.shape, [Slot(data, mask), addend])
     return Slot(data.to(c.plainly().dtype), mask)
@@ -131,8 +134,6 @@ def addmm(c: Call) -> Slot:
         "addmv": ("mat", "vec", "ik,k->i"),
         "addr": ("vec1", "vec2", "i,j->ij"),
     }[c.name]
-    if isinstance(c["beta"], bool) or isinstance(c["alpha"], bool):
-        return added(c, tuples(names[2], c[names[0]], c[names[1]]), c["self"], int(c["beta"]), int(c["alpha"]))
     return added(c, tuples(names[2], c[names[0]], c[names[1]]), c["self"], c["beta"], c["alpha"])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from op_registry.conformance.oracles.slots import (
     Call,
@@ -15,6 +16,7 @@ from op_registry.conformance.oracles.slots import (
     lines,
     oracle,
     scatter_back,
+    valid,
 )
 
 aten = torch.ops.aten
@@ -101,11 +103,16 @@ def with_index(c: Call) -> Any:
 
 @oracle("kthvalue")
 def kthvalue(c: Call) -> Any:
-    """Valid where k elements are."""
+    """Valid where k elements are; torch names any of several that are equal."""
     k = c["k"]
-    return reduce_by_slices(
-        c, lambda values: tuple(c.op(values, k, 0)), dims=c.dims(c["self"].ndim), indices=(1,), least=k
-    )
+
+    def kth(values: Tensor) -> tuple[Tensor, ...]:
+        value, index = c.op(values, k, 0)
+        if int((values == value).sum()) > 1:
+            raise NoOracle("which of equal elements kthvalue names")
+        return value, index
+
+    return reduce_by_slices(c, kth, dims=c.dims(c["self"].ndim), indices=(1,), least=k)
 
 
 @oracle("argmax", "argmin")
@@ -257,14 +264,28 @@ def _front(
 
 @oracle("sort", "argsort", "msort")
 def sort(c: Call) -> Any:
-    """Stable, so that the places of equal elements are those of the compressed line."""
+    """Stable, so that the places of equal elements are those of the compressed line; as torch where all is valid."""
+    if c["self"].all_valid:
+        return as_torch_orders(c)
     descending, dim = c.get("descending", False), c.get("dim", 0)
     outputs = {"sort": (0, 1), "argsort": (1,), "msort": (0,)}[c.name]
     return _front(c, lambda v: torch.sort(v, dim=0, descending=descending, stable=True), dim, None, outputs)
 
 
+def as_torch_orders(c: Call) -> Any:
+    """torch names equal elements in any order."""
+    return tree_map(lambda out: valid(out) if isinstance(out, Tensor) else out, c.plainly())
+
+
 @oracle("topk")
 def topk(c: Call) -> Any:
-    """The largest (or smallest) k of the valid elements, in order."""
+    """The largest (or smallest) k of the valid elements, in the stable order."""
+    if c["self"].all_valid:
+        return as_torch_orders(c)
     k, largest = c["k"], c["largest"]
-    return _front(c, lambda v: torch.topk(v, min(k, len(v)), 0, largest, True), c["dim"], k, (0, 1))
+
+    def first(v: Tensor) -> tuple[Tensor, ...]:
+        values, index = torch.sort(v, dim=0, descending=largest, stable=True)
+        return values[:k], index[:k]
+
+    return _front(c, first, c["dim"], k, (0, 1))
