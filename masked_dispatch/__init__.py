@@ -3,6 +3,7 @@
 from masked_dispatch import dispatch as _dispatch
 from masked_dispatch import functional
 from masked_dispatch import library as _library
+from masked_dispatch import torch_masked as _torch_masked
 from masked_dispatch.accumulation import accumulate
 from masked_dispatch.construct import as_masked_tensor, from_lengths, from_nan, is_masked_tensor, masked_tensor
 from masked_dispatch.reductions import (
@@ -43,6 +44,7 @@ from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 _library.install()
 _dispatch.install()
+_torch_masked.install()
 
 __all__ = [
     "InvalidValueError",

@@ -31,6 +31,7 @@ from op_registry.ops import (
     softmax,
     sorting,
     statistics,
+    torch_masked,
     views,
 )
 
@@ -65,5 +66,6 @@ __all__ = [
     "softmax",
     "sorting",
     "statistics",
+    "torch_masked",
     "views",
 ]

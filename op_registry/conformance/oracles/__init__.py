@@ -26,6 +26,7 @@ from op_registry.conformance.oracles import (
     queries,
     rows,
     slices,
+    torch_masked,
     windows,
 )
 from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
@@ -50,6 +51,7 @@ __all__ = [
     "queries",
     "rows",
     "slices",
+    "torch_masked",
     "valid",
     "windows",
 ]
