@@ -3,7 +3,8 @@
 A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What happens there, first match wins:
 
 1. view             torch's own view node on the wrapper; its data and mask are viewed below autograd
-2. rule             open the arguments, run the rule on plain tensors, close the results
+2. rule             open the arguments, run the rule on plain tensors, close the results; a composite rule is written in
+                    other operators, gets the arguments as they are, and its pieces arrive here again
 3. written back     in-place and out= forms: the functional form, then assigned (masked self) or updated (plain self)
 4. each of a list   _foreach_ forms: the single-tensor form on each element
 5. decomposes       torch's own decomposition, whose pieces arrive here again
@@ -42,9 +43,10 @@ from masked_dispatch.tensor import MaskedTensor
 from masked_dispatch.views import strided_view_below, view_below, view_kernel
 from masked_dispatch.writes import assign_below, change_metadata_below, inplace_kernel, metadata_kernel, out_kernel
 from op_registry import MaskedSemanticsError, registry, resolve
-from op_registry.categories import ELEMENTWISE
+from op_registry.categories import COMPOSITE, ELEMENTWISE, REFUSED
 from op_registry.records import being_traced, set_transform_probe
 from op_registry.resolve import Meaning
+from op_registry.rule import Rule
 from op_registry.variants import (
     changes_metadata,
     functional_call,
@@ -69,6 +71,18 @@ def composite_kernel(op: OpOverload) -> Kernel:
     return kernel
 
 
+def composed_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A rule that is written in other operators, each of which arrives here again."""
+    run = rule.bind(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        return run(*args, **kwargs)
+
+    return kernel
+
+
 def refusing_kernel(op: OpOverload) -> Kernel:
     """For an overload that has lost its rule: the refusal that it would meet below autograd."""
 
@@ -83,6 +97,10 @@ def refusing_kernel(op: OpOverload) -> Kernel:
 def kernel_of(meaning: Meaning) -> Kernel:
     """The kernel that carries out what an overload means: the ladder of the module's docstring."""
     op, rule, base = meaning.op, meaning.rule, meaning.base
+    if rule is not None and rule.category is REFUSED:
+        return rule_kernel(op, rule)
+    if rule is not None and rule.category is COMPOSITE:
+        return composed_kernel(op, rule)
     if changes_metadata(op):
         return metadata_kernel(op)
     if rule is not None and base is op:
@@ -143,7 +161,7 @@ def handler_below(op: OpOverload) -> Handler:
                 "for it; under a mask that would be wrong. Please report how it was called."
             )
         if rule is not None and meaning.base is op:
-            return run_rule(run, args, kwargs)
+            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, args, kwargs)
         return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
 
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run

@@ -125,7 +125,7 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         results = compute(*args, **kwargs)
         for target, result in zip(targets, results if len(names) > 1 else [results], strict=True):
             if target.shape != result.shape and target.numel() == 0:
-                target.resize_(result.shape)
+                make_room(target, result.shape)
             if target.dtype is not result.dtype or shares_memory(target, args):
                 rehearse(op, args, kwargs, dict(zip(names, targets, strict=True)))
             check_fits(op, target, result)
@@ -133,6 +133,14 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         return targets[0] if len(names) == 1 else tuple(targets)
 
     return kernel
+
+
+def make_room(target: Tensor, shape: torch.Size) -> None:
+    """Resize an empty tensor that all of a result is about to be written to, which people may not do by themselves."""
+    if isinstance(target, MaskedTensor):
+        change_metadata_below(aten.resize_.default, (target, shape), {})
+    else:
+        target.resize_(shape)
 
 
 def rehearse(op: OpOverload, args: Any, kwargs: dict[str, Any], targets: dict[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from op_registry.categories import (
     movement,
     opaque,
     reduction,
+    refused,
     scan,
 )
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
@@ -39,6 +40,7 @@ __all__ = [
     "opaque",
     "ops",
     "reduction",
+    "refused",
     "registry",
     "resolve",
     "scan",

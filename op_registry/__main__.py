@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--by-family", type=Path, metavar="FILE", help="write failures and refusals by family (Markdown)"
     )
+    check.add_argument(
+        "--table", type=Path, metavar="FILE", help="write which entries are right, by family and dtype (Markdown)"
+    )
     check.add_argument("--variants", action="store_true", help="in-place and out= forms of the entries as well")
     check.add_argument("--slice", metavar="K/N", help="the K-th of N equal parts of the operators, for rotation")
     return parser
@@ -72,7 +75,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from op_registry.conformance import runner
+    from op_registry.conformance import reporting, runner
     from op_registry.conformance.checking import Verdict
     from op_registry.conformance.samples import database, operator_named, operators_of, variants
     from op_registry.conformance.trials import run_operator
@@ -92,9 +95,11 @@ def _check(given: argparse.Namespace) -> int:
     reports = runner.run(
         names, settings, workers=given.workers, timeout=given.timeout, results=given.results, progress=True
     )
-    print(runner.summary(reports))
+    print(reporting.summary(reports))
     if given.by_family is not None:
-        given.by_family.write_text(runner.summary(reports) + "\n" + runner.by_family(reports) + "\n")
+        given.by_family.write_text(reporting.summary(reports) + "\n" + reporting.by_family(reports) + "\n")
+    if given.table is not None:
+        given.table.write_text(reporting.table(reports) + "\n")
     return 1 if any(r.failures for r in reports) else 0
 
 

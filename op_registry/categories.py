@@ -258,6 +258,22 @@ def known_all_valid(record: Dense) -> bool:
 
 OPAQUE = Category("opaque", "mixes everything; runs where every element is valid, refused otherwise", run_opaque)
 
+# --------------------------------------------------------------------------------------------------------- refused
+
+
+def run_refused(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """No result: why there is none, and what to do instead. `reason` and `instead` are the rule's traits."""
+    traits = _traits or {}
+    raise MaskedSemanticsError(refusal(op, traits["reason"], traits["instead"]))
+
+
+def refusal(op: OpOverload, reason: str, instead: str) -> str:
+    """The text of a refusal."""
+    return f"{packet_name(op)} is refused on masked tensors: {reason}. {instead}."
+
+
+REFUSED = Category("refused", "has no meaning on masked tensors, for the reason that it gives", run_refused)
+
 # ------------------------------------------------------------- laws whose operators bring a run of their own
 
 NORMALIZATION = Category(
@@ -279,12 +295,20 @@ LOSS = Category("loss", "the elementwise part as elementwise, reduced over what 
 ATTENTION = Category(
     "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
 )
+RECURRENT = Category(
+    "recurrent", "a scan over time: an invalid step carries the state unchanged; valid where the step's input is"
+)
 RANDOM = Category("random", "as torch, drawn for every position; valid where the input is")
 POOLING = Category(
     "pooling", "over the valid elements of the window; valid where the window has one, or none to begin with"
 )
 CHOICE = Category("choice", "the chosen branch; valid where the condition and the chosen branch are")
-COMPOSITE = Category("composite", "torch's own decomposition, each piece under its own law")
+DERIVATIVE = Category(
+    "derivative", "what autograd gives for the masked operator that it is the derivative of; masked as its variable is"
+)
+# A rule of this category is written in other operators. Its run is given the call's own tensors, masked and plain, in
+# place of records: for operators that write to several tensors, of which some may be masked and others not.
+COMPOSITE = Category("composite", "other operators, each piece under its own law")
 PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike")
 
 
@@ -312,16 +336,22 @@ reduction = _of_category(REDUCTION)
 scan = _of_category(SCAN)
 contraction = _of_category(CONTRACTION)
 opaque = _of_category(OPAQUE)
+# refused(op, reason="…", instead="…"): both are clauses of the error's text.
+refused = _of_category(REFUSED)
 
 
-def masked_rule(*operators: Operator, category: Category, takes_op: bool = False) -> Callable[[Run], Rule]:
+def masked_rule(
+    *operators: Operator, category: Category, takes_op: bool = False, reason: str = ""
+) -> Callable[[Run], Rule]:
     """Decorator: a function with the operator's own signature becomes its rule.
 
-    One function that serves several overloads may ask for the overload as its first argument (`takes_op`).
+    One function that serves several overloads may ask for the overload as its first argument (`takes_op`). One that
+    refuses says for what `reason`.
     """
 
     def register(function: Run) -> Rule:
         ops = tuple(o for operator in operators for o in overloads_of(operator))
-        return registry.add(Rule(ops, category, function, takes_op, where=written_at(2)))
+        traits = {"reason": reason} if reason else {}
+        return registry.add(Rule(ops, category, function, takes_op, where=written_at(2), traits=traits))
 
     return register

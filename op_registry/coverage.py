@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import (
     NO_TENSOR,
     NOT_ON_THIS_MACHINE,
@@ -48,7 +49,7 @@ class Entry:
 
     name: str
     state: str
-    # The piece that is missing, the reason of a refusal, the categories of its rules.
+    # The piece that is missing, opaque or refused, and for what reason.
     note: str
     family: str
 
@@ -92,6 +93,15 @@ def state_of(op: OpOverload) -> str:
     return "decomposes" if meaning.kind == "decomposes" else "missing"
 
 
+def reasons(ops: Iterable[OpOverload]) -> str:
+    """Overloads that are not served, and why, where a rule says so: each reason once, behind those that give it."""
+    named: dict[str, list[str]] = {}
+    for op in sorted(ops, key=str):
+        rule = resolve(op).rule
+        named.setdefault(rule.traits.get("reason", "") if rule is not None else "", []).append(str(op))
+    return "; ".join(", ".join(names) + (f": {reason}" if reason else "") for reason, names in named.items())
+
+
 def family_of(op: OpOverload) -> str:
     """The file of the rule book that an overload's rule stands in."""
     rule = resolve(op).rule
@@ -103,7 +113,7 @@ def _pieces(sample: Sample) -> dict[OpOverload, str] | None:
     explorer = Explorer()
     for tensor in sample.tensors:
         explorer.note(tensor, True)
-    torch.manual_seed(0)
+    start_random_numbers(0)
     try:
         explorer.run(sample.fn, *sample.args, **sample.kwargs)
     except Exception:
@@ -138,9 +148,9 @@ def _entry(name: str, pieces: dict[OpOverload, str], composed: bool) -> Entry:
     families = Counter(f for op in pieces if (f := family_of(op)))
     family = families.most_common(1)[0][0] if families else ""
     for state in ("missing", "refused", "opaque"):
-        having = sorted(str(op) for op, s in pieces.items() if s == state)
+        having = [op for op, s in pieces.items() if s == state]
         if having:
-            return Entry(name, state, ", ".join(having), family)
+            return Entry(name, state, reasons(having), family)
     served = [s for s in pieces.values() if s in SERVED]
     if not served:
         return Entry(name, "not applicable", "calls no operator on a tensor", family)
@@ -178,7 +188,7 @@ def core_entries() -> Iterator[Entry]:
     """Every core aten overload."""
     for op in core_overloads():
         state = state_of(op)
-        yield Entry(str(op), state, "" if state in SERVED else f"{op}", family_of(op))
+        yield Entry(str(op), state, "" if state in SERVED else reasons([op]), family_of(op))
 
 
 def table(found: Sequence[Entry], title: str) -> str:

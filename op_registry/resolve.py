@@ -11,7 +11,7 @@ The ladder, first match wins:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch._ops import OpOverload
 
@@ -59,3 +59,10 @@ def resolve(op: OpOverload) -> Meaning:
 def decomposes(op: OpOverload) -> bool:
     """Whether torch itself defines the operator by others (CompositeImplicit)."""
     return bool(op._can_decompose())
+
+
+def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Another operator, as its own rule has it: for rules that are composed of others."""
+    rule = resolve(op).rule
+    assert rule is not None, f"{op} has lost its rule"
+    return rule.bind(op)(*args, **kwargs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from masked_dispatch import as_masked_tensor, is_masked_tensor
+from masked_dispatch import MaskedSemanticsError, as_masked_tensor, is_masked_tensor, masked_tensor
 
 LENGTHS = (6, 4, 1)
 BATCH, TIME, WIDTH = 3, 6, 8
@@ -114,3 +114,18 @@ def test_a_decoder_trains_and_its_parameters_get_plain_gradients(tokens):
     for parameter in model.parameters():
         assert not is_masked_tensor(parameter.grad)
         assert parameter.grad.isfinite().all()
+
+
+def test_kernels_called_by_name_say_whom_to_call_instead(tokens):
+    x = padded(tokens)[:, None]
+    assert torch._fused_sdp_choice(x, x, x) == torch._fused_sdp_choice(*[tokens[:, None]] * 3)
+    for call in (
+        lambda: torch.ops.aten._scaled_dot_product_efficient_attention(x, x, x, None, False),
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention(x, x, x),
+    ):
+        with pytest.raises(MaskedSemanticsError, match=r"partly valid tensor of shape \(3, 1, 6, 8\). Call torch.nn.f"):
+            call()
+    whole = masked_tensor(tokens[:, None].to("meta"))
+    outcome = torch.ops.aten._scaled_dot_product_efficient_attention(whole, whole, whole, None, True)[0]
+    assert is_masked_tensor(outcome)
+    assert outcome.shape == x.shape

@@ -294,3 +294,35 @@ def test_gradient_inside_a_transform_does_not_pass_under_the_mask() -> None:
     by_data, by_weight = torch.func.grad(loss, (0, 1))(data, torch.zeros(2))
     assert by_data.tolist() == pytest.approx([math.e, 0.0])
     assert by_weight.tolist() == pytest.approx([math.e, 0.0])
+
+
+def test_trapz_looks_at_intervals_not_at_the_sum_of_all() -> None:
+    y = md.masked_tensor(torch.tensor([1.0, 2.0, 4.0, NAN]), torch.tensor([True, True, True, False]))
+    assert torch.trapz(y).item() == torch.trapezoid(y).item() == 4.5
+
+
+def test_dist_between_tensors_of_different_dimensions() -> None:
+    y = md.masked_tensor(torch.tensor([3.0, NAN]), torch.tensor([True, False]))
+    assert torch.dist(torch.zeros(2, 2), y).item() == pytest.approx(math.sqrt(18))
+
+
+def test_quantile_of_a_plain_tensor_at_levels_of_which_one_is_invalid() -> None:
+    levels = md.masked_tensor(torch.tensor([0.5, NAN]), torch.tensor([True, False]))
+    result = torch.quantile(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), levels, dim=1)
+    assert result.get_mask().tolist() == [[True, True], [False, False]]
+    assert result[0].tolist() == [2.0, 4.0]
+
+
+def test_fractional_pooling_by_windows_of_which_nobody_knows_where_they_are() -> None:
+    samples = md.masked_tensor(torch.full((1, 2, 2), 0.3), torch.tensor([[[True, True], [True, False]]]))
+    x = torch.arange(32.0).reshape(1, 2, 4, 4)
+    pooled = F.fractional_max_pool2d(x, 2, output_size=2, _random_samples=samples)
+    assert pooled.get_mask().flatten(2).all(-1).tolist() == [[True, False]]
+    assert torch.equal(pooled.get_mask().flatten(2).any(-1), pooled.get_mask().flatten(2).all(-1))
+
+
+def test_a_window_with_holes_makes_no_half_known_signal() -> None:
+    spectrum = torch.fft.rfft(torch.ones(1, 4, 8)).transpose(1, 2)
+    window = md.masked_tensor(torch.ones(8), torch.arange(8) > 0)
+    with pytest.raises(md.MaskedSemanticsError, match="istft has no meaning on partly valid input"):
+        torch.istft(spectrum, 8, window=window)

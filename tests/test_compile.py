@@ -744,6 +744,15 @@ def test_make_fx(mode: str, pre_dispatch: bool) -> None:
         same(graph(*arguments), function(*arguments))
 
 
+def test_a_value_read_in_a_graph_has_to_be_valid() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = torch.compile(lambda x, s: x * s.item(), backend="aot_eager", fullgraph=True)
+        x, factor = torch.arange(3.0), torch.tensor(2.0)
+        assert run(x, md.masked_tensor(factor, torch.tensor(True))).tolist() == [0, 2, 4]
+        with pytest.raises(RuntimeError, match=r"asked for as a Python value, and it is invalid"):
+            run(x, md.masked_tensor(factor, torch.tensor(False)))
+
+
 def test_make_fx_of_a_gradient() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

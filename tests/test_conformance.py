@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from op_registry import MaskedSemanticsError, check, elementwise, registry
 from op_registry.__main__ import main
-from op_registry.conformance import find_subject, runner
+from op_registry.conformance import find_subject, reporting, runner
 from op_registry.conformance.masks import FILLS, KINDS, PLAIN, masking, refilled
 from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.trials import Report, Settings, run_operator
@@ -164,7 +164,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_summary_counts_what_no_oracle_speaks_for() -> None:
     report = run_operator("multinomial", Settings(subject=EAGER, laws=("P2",), most=1, masks=("half",)))
-    text = runner.summary([report])
+    text = reporting.summary([report])
     assert "P2 had no oracle in 1 trials, for 1 reasons:\n        1  aten.multinomial.default" in text
 
 

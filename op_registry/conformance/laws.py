@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.masks import FILLS, PLAIN, Masking, refilled
 from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
+from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
@@ -76,7 +77,7 @@ class Trial:
         """What plain torch gives."""
         written = self.written
         args, kwargs, copies = self.copies()
-        torch.manual_seed(self.seed)
+        start_random_numbers(self.seed)
         result = self.sample.fn(*args, **kwargs)
         return result, [copies[n] for n in written]
 
@@ -110,7 +111,7 @@ class Trial:
         """Which tensors of the sample plain torch writes to, and does not give back."""
         args, kwargs, copies = self.copies()
         versions = [t._version for t in copies]
-        torch.manual_seed(self.seed)
+        start_random_numbers(self.seed)
         try:
             given = {id(leaf) for leaf in tree_leaves(self.sample.fn(*args, **kwargs))}
         except Exception:
@@ -121,7 +122,7 @@ class Trial:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The subject's own result, random numbers as they were in every other run."""
-        torch.manual_seed(self.seed)
+        start_random_numbers(self.seed)
         return self.subject.call(self.sample.fn, *args, **kwargs)
 
     def expected(self) -> list[Any]:
@@ -129,7 +130,7 @@ class Trial:
         args, kwargs, copies = self.copies()
         masks = {id(t): m for t, m in zip(copies, self.masks(), strict=True) if m is not None}
         also = [copies[n] for n in self.written]
-        torch.manual_seed(self.seed)
+        start_random_numbers(self.seed)
         return tree_leaves(expected(self.sample.fn, args, kwargs, masks, also))
 
 
@@ -152,7 +153,25 @@ def all_valid_identity(trial: Trial) -> None:
         raise Broken(f"{len(got)} results instead of {len(want)}")
     bitwise = trial.masking.kind == "unstored"
     for position, (mine, plain) in enumerate(zip(got, want, strict=True)):
-        _same_as_plain(f"result {position}", mine, plain, bitwise, trial)
+        exactly = bitwise and _gives_the_same_bits(trial, position, mine, plain)
+        _same_as_plain(f"result {position}", mine, plain, exactly, trial)
+
+
+def _gives_the_same_bits(trial: Trial, position: int, mine: Any, plain: Any) -> bool:
+    """Whether plain torch, should `mine` differ from it, does not differ from itself.
+
+    Some routines of LAPACK sum in an order that depends on where in memory their arguments lie.
+    """
+    if not isinstance(plain, Tensor) or not isinstance(mine, tuple) or mine[0].dtype is not plain.dtype:
+        return True
+    if mine[0].shape != plain.shape or not bit_difference(mine[0], plain):
+        return True
+    runs = [plain]
+    for _ in range(16):  # all are kept, so that each lies elsewhere
+        runs.append(tree_leaves(trial.plain())[position].clone())
+        if bit_difference(runs[-1], plain):
+            return False
+    return True
 
 
 def _same_as_plain(name: str, mine: Any, plain: Any, bitwise: bool, trial: Trial) -> None:
@@ -275,7 +294,7 @@ def non_interference(trial: Trial) -> None:
 def plain_fails(trial: Trial) -> bool:
     """Whether plain torch cannot run or differentiate the call either (twice, where that is asked)."""
     args, kwargs, tensors = trial.copies(gradients=trial.sample.differentiable)
-    torch.manual_seed(trial.seed)
+    start_random_numbers(trial.seed)
     try:
         result = trial.sample.differentiable_part(trial.sample.fn(*args, **kwargs))
         scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
+from op_registry.categories import COMPOSITE
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.watching import Interpreter
 from op_registry.errors import MaskedSemanticsError
@@ -42,6 +43,8 @@ class RuleInterpreter(Interpreter):
             if meaning.kind == "decomposes":
                 return self.decompose(op, args, kwargs)
             raise MaskedSemanticsError(f"{op} has no rule ({meaning.kind})")
+        if meaning.rule.category is COMPOSITE:
+            return self.run(meaning.rule.bind(meaning.base), *args, **kwargs)
         # A record is no pytree node, so that rules get lists of records where they had lists of tensors.
         result = meaning.rule.bind(meaning.base)(*tree_map(self._record, args), **tree_map(self._record, kwargs))
         if is_inplace(op):

@@ -14,7 +14,6 @@ import multiprocessing.connection
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 
-from op_registry.conformance.samples import overloads_by_entry
 from op_registry.conformance.subject import find_subject
 from op_registry.conformance.trials import Outcome, Report, Settings, run_operator
 
@@ -243,68 +241,3 @@ class _Bar:
 
 def _progress(total: int, done: int) -> _Bar:
     return _Bar(total, done)
-
-
-def summary(reports: Sequence[Report]) -> str:
-    """Counts by law, and by operator; what no oracle speaks for; every failure with the line that repeats it."""
-    totals: dict[str, Counter[str]] = {}
-    for report in reports:
-        for law, counts in report.counts.items():
-            totals.setdefault(law, Counter()).update(counts)
-    lines = ["law   passed   failed  refused     gaps  not asked"]
-    for law in sorted(totals):
-        c = totals[law]
-        lines.append(
-            f"{law}  {c['pass']:8d} {c['broken'] + c['error']:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}"
-        )
-    failing = [r for r in reports if r.failures]
-    refusing = [r for r in reports if not r.failures and r.count("refused")]
-    right = [r for r in reports if not r.failures and not r.count("refused") and r.count("pass")]
-    lines.append(
-        f"{len(reports)} operators: {len(right)} right in every trial, {len(refusing)} refuse some, "
-        f"{len(failing)} fail some, {len(reports) - len(right) - len(refusing) - len(failing)} had nothing to try"
-    )
-    silent: Counter[str] = Counter()
-    for report in reports:
-        silent.update(report.reasons)
-    if silent:
-        lines.append(f"P2 had no oracle in {sum(silent.values())} trials, for {len(silent)} reasons:")
-        lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in silent.most_common()]
-    for report in failing:
-        shown: dict[str, Outcome] = {}
-        for outcome in report.failures:
-            shown.setdefault(outcome.law, outcome)
-        for law, outcome in shown.items():
-            number = sum(o.law == law for o in report.failures)
-            more = f" (and {number - 1} more)" if number > 1 else ""
-            lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
-    return "\n".join(lines)
-
-
-def by_family(reports: Sequence[Report]) -> str:
-    """Failures and refusals as Markdown: a section for each file of the rule book, a line for each operator and law."""
-    from op_registry.coverage import family_of
-
-    sections: dict[str, list[str]] = {}
-    for report in reports:
-        shown: dict[tuple[str, str], list[Outcome]] = {}
-        for outcome in report.outcomes:
-            if outcome.status != "gap":
-                shown.setdefault((outcome.law, "refused" if outcome.status == "refused" else "FAILS"), []).append(
-                    outcome
-                )
-        overloads = overloads_by_entry().get(report.operator, ())
-        family = next((f for op in overloads if (f := family_of(op))), "no rule")
-        for (law, status), outcomes in shown.items():
-            first = outcomes[0]
-            kinds = sorted({o.description.rpartition(" ")[2] for o in outcomes})
-            sections.setdefault(family, []).append(
-                f"- **{report.operator}** {law} {status} in {len(outcomes)} ({', '.join(kinds)}): "
-                f"{first.message[:240]}  `{first.repro.removeprefix('python -m op_registry check ')}`"
-            )
-    lines = []
-    for family in sorted(sections):
-        failing = [line for line in sections[family] if " FAILS in " in line]
-        refused = [line for line in sections[family] if " FAILS in " not in line]
-        lines += [f"\n## {family}: {len(failing)} fail, {len(refused)} refused\n", *failing, *refused]
-    return "\n".join(lines)

@@ -83,6 +83,8 @@ class Report:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
+    # How many trials in each dtype came out how.
+    dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -202,6 +204,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
     report.counts = {law: dict(counts) for law, counts in report.counts.items()}
+    report.dtypes = {dtype: dict(counts) for dtype, counts in report.dtypes.items()}
     return report
 
 
@@ -257,6 +260,7 @@ def _none(sample: Sample) -> Any:
 
 def _keep(report: Report, law: str, description: str, status: str, message: str, line: str) -> None:
     report.counts.setdefault(law, Counter())[status] += 1
+    report.dtypes.setdefault(description.partition(" ")[0], Counter())[status] += 1
     if status == "not asked":
         if message.startswith("no oracle"):
             report.reasons[message] = report.reasons.get(message, 0) + 1

@@ -26,6 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from op_registry.ops.torch_masked import OPERATORS
 
+# Factories that take tensors: what they give reaches Python as a copy.
+FACTORIES = ("_like", "::linspace", "::logspace")
+
 
 @contextlib.contextmanager
 def torch_masked_as_operators() -> Iterator[None]:
@@ -51,13 +54,13 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
         TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
         # The tensor is kept with its note: an id alone may be used again.
         self._notes: dict[int, tuple[Tensor, Any]] = {}
-        # What a factory (zeros_like …) gives is copied on its way to Python, and known again by its memory.
+        # What a factory (FACTORIES) gives is copied on its way to Python, and known again by its memory.
         self._factory_notes: dict[int, tuple[Tensor, Any]] = {}
 
     def note(self, tensor: Tensor, note: Any, op: OpOverload | None = None) -> Tensor:
         """Remember `note` about `tensor`, which `op` has made, and which is given back."""
         self._notes[id(tensor)] = (tensor, note)
-        if op is not None and op._schema.name.endswith("_like") and tensor.numel():
+        if op is not None and op._schema.name.endswith(FACTORIES) and tensor.numel():
             self._factory_notes[tensor.data_ptr()] = (tensor, note)
         return tensor
 

@@ -22,10 +22,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned
-from op_registry.categories import ATTENTION, QUERY, data_of, masked_rule
+from op_registry.categories import ATTENTION, OPAQUE, QUERY, data_of, known_all_valid, masked_rule
+from op_registry.errors import MaskedSemanticsError
 from op_registry.ops.matmul import product_validity, transposed
-from op_registry.records import Dense, all_valid, as_bool, intersect
-from op_registry.resolve import resolve
+from op_registry.pullback import plainly
+from op_registry.records import Dense, all_valid, as_bool, intersect, records_in
+from op_registry.resolve import by_rule
+from op_registry.rule import packet_name
 
 aten = torch.ops.aten
 
@@ -221,26 +224,48 @@ def _scaled_dot_product_attention_math(
     return Dense(output, p.output), Dense(weights, p.weights)
 
 
+@masked_rule(
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    aten._efficient_attention_forward,
+    aten._flash_attention_forward,
+    category=OPAQUE,
+    takes_op=True,
+)
+def kernels_of_other_devices(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Chosen by scaled_dot_product_attention, which also gives them the mask that they need, in the form they need."""
+    for record in records_in((*args, *kwargs.values())):
+        if not known_all_valid(record):
+            raise MaskedSemanticsError(
+                f"{packet_name(op)} is one of several kernels, each with ways of its own to leave keys out, and is "
+                f"given a partly valid tensor of shape {tuple(record.shape)}. Call "
+                "torch.nn.functional.scaled_dot_product_attention, which chooses one and tells it what is valid."
+            )
+    return plainly(op, args, kwargs)
+
+
+@masked_rule(aten._fused_sdp_choice.default, category=QUERY)
+def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
+    """Which kernel would be chosen for the data: no value is read."""
+    choice: int = aten._fused_sdp_choice(*data_of(args), **{name: data_of(value) for name, value in kwargs.items()})
+    return choice
+
+
 # ----------------------------------------------------------------------- whole layers, which torch.nn calls in eval()
-
-
-def _run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Another operator, as its own rule has it."""
-    rule = resolve(op).rule
-    assert rule is not None
-    return rule.bind(op)(*args, **kwargs)
 
 
 def _in_heads(x: Dense, heads: int) -> Dense:
     """(B, T, D) as (B, heads, T, D / heads)."""
-    parts = _run(aten.view.default, x, [*x.shape[:2], heads, x.shape[2] // heads])
-    split: Dense = _run(aten.transpose.int, parts, 1, 2)
+    parts = by_rule(aten.view.default, x, [*x.shape[:2], heads, x.shape[2] // heads])
+    split: Dense = by_rule(aten.transpose.int, parts, 1, 2)
     return split
 
 
 def _part(packed: Dense, i: int, size: int) -> Dense:
     """The rows of the weight or bias of queries (0), keys (1) or values (2)."""
-    part: Dense = _run(aten.slice.Tensor, packed, 0, i * size, (i + 1) * size)
+    part: Dense = by_rule(aten.slice.Tensor, packed, 0, i * size, (i + 1) * size)
     return part
 
 
@@ -270,7 +295,7 @@ def _native_multi_head_attention(
         return Dense(result[0]), Dense(result[1])
     linear, sdpa, math = aten.linear.default, aten.scaled_dot_product_attention, aten._scaled_dot_product_attention_math
     q, k, v = (
-        _in_heads(_run(linear, x, _part(qkv_weight, i, embed_dim), _part(qkv_bias, i, embed_dim)), num_head)
+        _in_heads(by_rule(linear, x, _part(qkv_weight, i, embed_dim), _part(qkv_bias, i, embed_dim)), num_head)
         for i, x in enumerate((query, key, value))
     )
     allowed = None
@@ -281,15 +306,17 @@ def _native_multi_head_attention(
             validity = None if validity is None else validity[:, None, None]
         allowed = Dense(torch.zeros_like(excluded, dtype=query.dtype).masked_fill(excluded, -torch.inf), validity)
     if need_weights:
-        mixed, weights = _run(math.default, q, k, v, allowed)
+        mixed, weights = by_rule(math.default, q, k, v, allowed)
         if average_attn_weights:
-            weights = _run(aten.mean.dim, weights, [1])
+            weights = by_rule(aten.mean.dim, weights, [1])
     else:
-        mixed = _run(sdpa.default, q, k, v, allowed)
+        mixed = by_rule(sdpa.default, q, k, v, allowed)
         weights = Dense(query.data.new_empty(0))
-    merged = _run(aten.clone.default, _run(aten.transpose.int, mixed, 1, 2), memory_format=torch.contiguous_format)
-    merged = _run(aten.view.default, merged, [*query.shape[:2], embed_dim])
-    return _run(linear, merged, proj_weight, proj_bias), weights
+    merged = by_rule(
+        aten.clone.default, by_rule(aten.transpose.int, mixed, 1, 2), memory_format=torch.contiguous_format
+    )
+    merged = by_rule(aten.view.default, merged, [*query.shape[:2], embed_dim])
+    return by_rule(linear, merged, proj_weight, proj_bias), weights
 
 
 @masked_rule(aten._transformer_encoder_layer_fwd.default, category=ATTENTION)
@@ -328,22 +355,22 @@ def _transformer_encoder_layer_fwd(
 
     def attend(x: Dense) -> Dense:
         sizes = (embed_dim, num_heads)
-        mixed, _ = _run(
+        mixed, _ = by_rule(
             aten._native_multi_head_attention.default, x, x, x, *sizes, *attention, mask, False, True, mask_type
         )
         out: Dense = mixed
         return out
 
     def feed_forward(x: Dense) -> Any:
-        hidden = _run(aten.linear.default, x, ffn_weight_1, ffn_bias_1)
-        hidden = _run(aten.gelu.default if use_gelu else aten.relu.default, hidden)
-        return _run(aten.linear.default, hidden, ffn_weight_2, ffn_bias_2)
+        hidden = by_rule(aten.linear.default, x, ffn_weight_1, ffn_bias_1)
+        hidden = by_rule(aten.gelu.default if use_gelu else aten.relu.default, hidden)
+        return by_rule(aten.linear.default, hidden, ffn_weight_2, ffn_bias_2)
 
     def norm(x: Dense, weight: Dense, bias: Dense) -> Any:
-        return _run(aten.layer_norm.default, x, [embed_dim], weight, bias, eps)
+        return by_rule(aten.layer_norm.default, x, [embed_dim], weight, bias, eps)
 
     def add(x: Dense, y: Dense) -> Dense:
-        total: Dense = _run(aten.add.Tensor, x, y)
+        total: Dense = by_rule(aten.add.Tensor, x, y)
         return total
 
     if norm_first:

@@ -41,7 +41,7 @@ def trace(op: OpOverload, x: Dense) -> Dense:
 # ------------------------------------------------------------------------------------------------------- trapezoids
 
 
-@masked_rule(aten.trapezoid.x, category=REDUCTION)
+@masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION)
 def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
     result = aten.trapezoid.x(y.data, x.data, dim=dim)
     if all_valid(y, x) or y.shape[dim] < 2:
@@ -50,7 +50,7 @@ def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
     return Dense((heights.data * width).sum(dim) / 2, heights.some(dim))
 
 
-@masked_rule(aten.trapezoid.dx, category=REDUCTION)
+@masked_rule(aten.trapezoid.dx, aten.trapz.dx, category=REDUCTION)
 def trapezoid_dx(y: Dense, *, dx: Number = 1, dim: int = -1) -> Dense:
     result = aten.trapezoid.dx(y.data, dx=dx, dim=dim)
     if all_valid(y) or y.shape[dim] < 2:

@@ -7,11 +7,10 @@ need no rule.
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
 
 from op_registry.categories import ASSIGNMENT, REDUCTION, masked_rule
 from op_registry.records import Dense, Number, accumulation_dtype
-from op_registry.registry import registry
+from op_registry.resolve import by_rule
 
 aten = torch.ops.aten
 
@@ -19,11 +18,7 @@ aten = torch.ops.aten
 @masked_rule(aten._foreach_norm.Scalar, category=REDUCTION)
 def _foreach_norm(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
     """The vector norm of each tensor over its valid elements."""
-    op: OpOverload = aten.linalg_vector_norm.default
-    rule = registry.get(op)
-    assert rule is not None, "linalg_vector_norm has lost its rule"
-    norm = rule.bind(op)
-    return [norm(x, ord, dtype=dtype) for x in self]
+    return [by_rule(aten.linalg_vector_norm.default, x, ord, dtype=dtype) for x in self]
 
 
 @masked_rule(aten._foreach_powsum.Scalar, category=REDUCTION)

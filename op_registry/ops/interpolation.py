@@ -31,7 +31,12 @@ NEAREST = (
     aten._upsample_nearest_exact3d,
 )
 LINEAR = (aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d)
-EVERY = (aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa)
+# Not every torch that we support has the last one.
+EVERY = tuple(
+    getattr(aten, name)
+    for name in ("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa")
+    if hasattr(aten, name)
+)
 
 
 def defaults(packets: Sequence[Any]) -> list[OpOverload]:

@@ -30,7 +30,7 @@ def cat(tensors: Sequence[Dense], dim: int = 0) -> Dense:
     first = aligned(joined[0])
     if first is not None and first.shape[dim] == 1 and all(x.validity is joined[0].validity for x in joined):
         return Dense(data, first)
-    return Dense(data, aten.cat(_alike(joined, along=dim % data.ndim), dim))
+    return Dense(data, aten.cat(alike(joined, along=dim % data.ndim), dim))
 
 
 @masked_rule(aten.stack.default, aten._stack.default, category=JOIN, takes_op=True)
@@ -40,10 +40,10 @@ def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
     if all(x.validity is first for x in tensors):
         v = aligned(tensors[0])
         return Dense(data, None if v is None else v.unsqueeze(dim))
-    return Dense(data, aten.stack(_alike(tensors), dim))
+    return Dense(data, aten.stack(alike(tensors), dim))
 
 
-def _alike(records: Sequence[Dense], along: int | None = None) -> list[Tensor]:
+def alike(records: Sequence[Dense], along: int | None = None) -> list[Tensor]:
     """Validities that can be joined: of the data's size `along` a dimension, of one size in each of the others.
 
     A dimension in which all of them are broadcast stays so.

@@ -32,7 +32,7 @@ def with_validity(x: Dense) -> Dense:
     return x if x.validity is not None else Dense(x.data, x.data.new_ones((1,) * x.ndim, dtype=torch.int8))
 
 
-def standardised(x: Dense, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Moments, Tensor]:
+def standardised(x: Dense, dims: tuple[int, ...], eps: float | Tensor) -> tuple[Tensor, Moments, Tensor]:
     """Each valid element less its slice's mean by its deviation, 0 where invalid; the moments; one by the deviation."""
     x = with_validity(x)
     m = moments(x, dims)
@@ -191,7 +191,7 @@ def native_group_norm(
 
 
 def grouped(
-    x: Dense, weight: Dense | None, bias: Dense | None, groups: int, eps: float, dtype: torch.dtype
+    x: Dense, weight: Dense | None, bias: Dense | None, groups: int, eps: float | Tensor, dtype: torch.dtype
 ) -> tuple[Dense, Moments, Tensor]:
     """group_norm's result, and the moments and scale of each group, shaped (N, groups, 1, …)."""
     shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])

@@ -2,7 +2,7 @@
 
 Law: they run where every element is valid and are refused elsewhere; while tracing, a mask that is stored is not known
 to be all valid. A matrix with a hole has no inverse, and the transform of a signal with one asks for a model of the
-signal. What torch builds of these operators (inv, solve, eigvalsh, matrix_rank, fft2, stft …) decomposes into them.
+signal. What torch builds of these operators (inv, solve, fft2 …) decomposes into them.
 """
 
 from __future__ import annotations
@@ -49,14 +49,25 @@ _linalg_eigh = opaque(aten._linalg_eigh)
 linalg_eigvalsh = opaque(aten.linalg_eigvalsh)
 linalg_svdvals = opaque(aten.linalg_svdvals)
 linalg_cond = opaque(aten.linalg_cond)
+# A composite that compares singular values with tolerances, which may be masked where the matrix is not.
+linalg_matrix_rank = opaque(aten.linalg_matrix_rank)
 _linalg_det = opaque(aten._linalg_det)
 _linalg_slogdet = opaque(aten._linalg_slogdet)
 linalg_matrix_exp = opaque(aten.linalg_matrix_exp, aten._compute_linear_combination)
+
+# -------------------------------------------------------------------- products of numbers that share a scale by blocks
+
+# A block that has a hole has no scale that could be told from those of the others.
+_scaled_mm = opaque(aten._scaled_mm.default, aten._scaled_mm_v2.default)
+_scaled_grouped_mm = opaque(aten._scaled_grouped_mm.default, aten._scaled_grouped_mm_v2.default)
 
 # ------------------------------------------------------------------------------------------- transforms and sampling
 
 _fft_r2c = opaque(aten._fft_r2c)
 _fft_c2r = opaque(aten._fft_c2r)
 _fft_c2c = opaque(aten._fft_c2c)
+# Composites of transforms and of steps that have a meaning: all or nothing, as the transforms are.
+stft = opaque(aten.stft)
+istft = opaque(aten.istft)
 grid_sampler_2d = opaque(aten.grid_sampler_2d, aten._grid_sampler_2d_cpu_fallback)
 grid_sampler_3d = opaque(aten.grid_sampler_3d)

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned
 from op_registry.categories import POOLING, masked_rule
-from op_registry.records import Dense, as_int8, lowest
+from op_registry.records import Dense, as_bool, as_int8, lowest
 
 aten = torch.ops.aten
 
@@ -188,9 +188,17 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Any:
 def fractional_max_pool(
     op: OpOverload, self: Dense, kernel_size: Sizes, output_size: Sizes, random_samples: Dense
 ) -> Any:
-    """Every channel of every sample has windows of its own, so that the mask is needed in full size."""
+    """Every channel of every sample has windows of its own: the mask is needed in full size, and where the random
+    numbers that place the windows are invalid, what is in them is.
+    """
 
     def pool(x: Tensor) -> Any:
         return op(x, kernel_size, output_size, random_samples.filled(0.5))
 
-    return greatest(pool, Dense(self.data, self.full_validity), spatial_dims(op))
+    results = greatest(pool, Dense(self.data, self.full_validity), spatial_dims(op))
+    validity = random_samples.full_validity
+    if validity is None:
+        return results
+    placed = as_bool(validity).all(-1)
+    placed = placed.reshape(self.shape[: -spatial_dims(op)] + (1,) * spatial_dims(op))
+    return tuple(result.keep(placed) for result in results)

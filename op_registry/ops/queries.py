@@ -21,6 +21,7 @@ from op_registry.records import (
     Dense,
     Number,
     as_bool,
+    being_traced,
     highest,
     intersect,
     lowest,
@@ -51,13 +52,17 @@ def is_pinned(self: Dense, device: torch.device | None = None) -> bool:
 @masked_rule(aten._local_scalar_dense, category=QUERY)
 def _local_scalar_dense(self: Dense) -> Any:
     """The one value, if it is valid."""
-    if self.validity is not None and self.data.numel() == 1 and not bool(as_bool(self.validity)):
+    if self.validity is not None and self.data.numel() == 1:
         value = "False" if self.dtype is torch.bool else "0"
-        raise InvalidValueError(
+        invalid = (
             f"the value of a masked tensor of shape {tuple(self.shape)} and dtype {self.dtype} was asked for as a "
             f"Python value, and it is invalid. Say what an invalid element counts as, x.to_tensor({value}), or ask "
             "x.get_mask() first."
         )
+        if being_traced(self.validity):
+            torch._assert_async(as_bool(self.validity).reshape(()), invalid)  # when the graph runs
+        elif not bool(as_bool(self.validity)):
+            raise InvalidValueError(invalid)
     return aten._local_scalar_dense(self.data)
 
 
@@ -254,6 +259,10 @@ def unique_consecutive(
     if dim is not None:
         return data_of(run_opaque(op, self, return_inverse, return_counts, dim))
     return distinct(op, self, return_inverse, return_counts, inverse=return_inverse)
+
+
+for rule in (bincount, _unique, _unique2, unique_consecutive):
+    rule.gap("P7", why="how many elements are valid is a size inside the rule, known only when the graph runs")
 
 
 @masked_rule(aten.unique_dim, aten.unique_dim_consecutive, category=QUERY, takes_op=True)

@@ -262,9 +262,13 @@ def norm(
 def dist(x: Dense, y: Dense, p: float = 2) -> Dense:
     """The norm of the differences of what is valid in both."""
     validity = valid_in_all(x, y)
-    left, right = fill_where_invalid(x.data, validity, 0), fill_where_invalid(y.data, validity, 0)
-    if validity is None or p >= 0:
-        return Dense(aten.dist(left, right, p), Dense(torch.broadcast_tensors(left, right)[0], validity).some())
+    if validity is None:
+        return Dense(aten.dist(x.data, y.data, p))
+    left, right = torch.broadcast_tensors(x.data, y.data)
+    validity = validity.expand(left.shape)
+    left, right = fill_where_invalid(left, validity, 0), fill_where_invalid(right, validity, 0)
+    if p >= 0:
+        return Dense(aten.dist(left, right, p), Dense(left, validity).some())
     return normed(Dense(left - right, validity), p, None, False, lambda d: aten.dist(d, torch.zeros_like(d), p))
 
 

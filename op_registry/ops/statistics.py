@@ -40,6 +40,12 @@ def quantile(
 ) -> Dense:
     """At rank q · (n - 1) of the order of the valid elements; with NaN among them NaN, or passing over it."""
     levels = q if isinstance(q, Dense) else Dense(torch.tensor(q, dtype=x.dtype, device=x.device))
+    if x.validity is None:
+        result = op(x.data, levels.filled(0), dim, keepdim, interpolation=interpolation)
+        of_each_level = levels.validity
+        if of_each_level is not None and levels.ndim:
+            of_each_level = of_each_level.reshape([-1] + [1] * (result.ndim - 1))
+        return Dense(result, of_each_level)
     dtype = x.dtype
     if not being_traced(x.data):
         given = levels.filled(0) if isinstance(q, Dense) else q

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from op_registry.conformance.oracles import (
     attention,
+    derivatives,
     losses,
     norms,
     pairs,
@@ -24,6 +25,7 @@ from op_registry.conformance.oracles import (
     positions,
     products,
     queries,
+    recurrent,
     rows,
     slices,
     torch_masked,
@@ -40,6 +42,7 @@ __all__ = [
     "Refused",
     "Slot",
     "attention",
+    "derivatives",
     "expected",
     "losses",
     "norms",
@@ -49,6 +52,7 @@ __all__ = [
     "positions",
     "products",
     "queries",
+    "recurrent",
     "rows",
     "slices",
     "torch_masked",
@@ -64,6 +68,7 @@ BY_CATEGORY: dict[str, Oracle] = {
     "reduction": slices.reduction,
     "scan": slices.scan,
     "opaque": pointwise.opaque,
+    "refused": pointwise.refused,
     "random": pointwise.as_torch_under_the_input,
 }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.slots import Call, NoOracle, Slot, broadcast_valid, oracle
+from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Slot, broadcast_valid, oracle
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -126,3 +128,19 @@ def cross_entropy(c: Call) -> Slot:
     if c["reduction"] == NONE:
         return Slot(each.reshape(out.shape), known.reshape(out.shape))
     return _over(each, known, c["reduction"])
+
+
+@oracle("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+def linear_cross_entropy(c: Call) -> Any:
+    """What the oracle of cross entropy says of what the oracle of linear gives; no gradients ahead of time."""
+
+    def wide(x: Slot | None) -> Slot | None:
+        return None if x is None else Slot(x.data.to(c["acc_dtype"]), x.mask)
+
+    operands = (wide(c["input"]), wide(c["linear_weight"]), wide(c["linear_bias"]))
+    logits = TABLE["linear"](Call.of(torch.ops.aten.linear.default, operands, {}))
+    reduction = {"none": NONE, "mean": MEAN, "sum": SUM}[c.get("reduction", "none")]
+    given = (logits, c["target"], wide(c["weight"]), reduction, c["ignore_index"])
+    loss = TABLE["cross_entropy_loss"](Call.of(torch.ops.aten.cross_entropy_loss.default, given, {}))
+    result = Slot(loss.data.to(c["input"].data.dtype), loss.mask)
+    return result if reduction == NONE else (result, *(torch.empty(size) for size in ((0, 0), (0, 0), (0,))))

@@ -193,3 +193,19 @@ def opaque(c: Call) -> Any:
     if not all(slot.all_valid for slot in c.slots()):
         raise Refused(c.name)
     return tree_map(lambda out: valid(out) if isinstance(out, Tensor) else out, c.plainly())
+
+
+@oracle("resize_ resize_as_")
+def resize(c: Call) -> Slot:
+    """Nothing happens where the size is the same already; what another would show is for nobody to say."""
+    x = c["self"]
+    size = c["the_template"].shape if "the_template" in c else c["size"]
+    if tuple(size) != tuple(x.shape):
+        raise Refused(c.name)
+    slot: Slot = x
+    return slot
+
+
+def refused(c: Call) -> Any:
+    """Registered as refused: whatever the mask."""
+    raise Refused(c.name)

@@ -31,12 +31,14 @@ def nonzero_static(c: Call) -> Tensor:
     return torch.nonzero_static(x.mask & (x.data != 0), size=c["size"], fill_value=c["fill_value"])
 
 
-@oracle("unique_consecutive", "_unique2", "_unique")
+@oracle("unique_consecutive", "unique_dim", "unique_dim_consecutive", "_unique2", "_unique")
 def unique(c: Call) -> Any:
     """Plain answers about the valid elements; the inverse is masked like the input."""
     x = c["self"]
     if c.get("dim") is not None:
-        raise NoOracle("unique with dim")
+        if not x.all_valid:
+            raise Refused("distinct slices of which parts are invalid")
+        return c.plainly()
     changed = {"self": x.data.reshape(-1)[x.mask.reshape(-1)]}
     values, inverse, counts = c.run({**c.bound, **changed}, lambda slot: slot.data)
     if not c["return_inverse"]:
@@ -110,7 +112,7 @@ def searchsorted(c: Call) -> Slot:
     values = c["self"]
     sorter = c.get("sorter")
     if not boundaries.all_valid or (sorter is not None and not sorter.all_valid):
-        raise NoOracle("searchsorted with invalid boundaries")
+        raise Refused("searchsorted with invalid boundaries")
     out = c.plainly()
     return Slot(out, values.mask.expand(out.shape) if isinstance(values, Slot) else all_true(out))
 
@@ -120,7 +122,7 @@ def histogram_with_edges(c: Call) -> Any:
     """Plain counts of the valid elements, and the edges, which are the valid elements' where none are given."""
     x, weight, bins = c["self"], c["weight"], c["bins"]
     if isinstance(bins, Slot) and not bins.all_valid:
-        raise NoOracle("histogram with invalid edges")
+        raise Refused("histogram with invalid edges")
     keep = x.mask if weight is None else x.mask & weight.mask
     changed = {"self": x.data[keep], "weight": None if weight is None else weight.data[keep]}
     return c.plainly(changed)
@@ -128,7 +130,10 @@ def histogram_with_edges(c: Call) -> Any:
 
 @oracle("segment_reduce")
 def segment_reduce(c: Call) -> Slot:
-    """Each run of rows over its valid elements, column by column; a run of none is torch's own value."""
+    """Each run of rows over its valid elements, column by column; a run of none is torch's own value.
+
+    An initial value is a contribution that nothing masks.
+    """
     x, lengths, offsets = c["data"], c["lengths"], c["offsets"]
     if c["indices"] is not None or c["axis"] not in (0, -1) or (c["axis"] == -1 and x.ndim != 1):
         raise NoOracle("segment_reduce along another dimension")
@@ -144,7 +149,7 @@ def segment_reduce(c: Call) -> Slot:
     for start, end in zip(starts, ends, strict=True):
         for column in range(columns.shape[1]):
             kept = columns[start:end, column][masks[start:end, column]]
-            known.append(bool(len(kept)) or start == end)
+            known.append(bool(len(kept)) or start == end or c["initial"] is not None)
             run = {"data": kept, "lengths": torch.tensor([len(kept)]), "offsets": None}
             values.append(c.plainly(run)[0] if known[-1] else torch.zeros((), dtype=out.dtype))
     if not values:

@@ -148,6 +148,7 @@ def fractional_max_pool(c: Call) -> Any:
     flat, mask = x.data.flatten(-spatial).flatten(0, -2), x.mask.flatten(-spatial).flatten(0, -2)
     sizes = x.shape[-spatial:]
     found, at, known = [], [], []
+    mask = mask & samples.mask.reshape(len(mask), -1).all(1, keepdim=True)  # a window that nobody knows has nothing
     for plane, plane_mask, ends in zip(flat, mask, last.flatten(-spatial).flatten(0, -2).tolist(), strict=True):
         for end in ends:
             corner = [int(i) for i in torch.unravel_index(torch.tensor(end), sizes)]

@@ -1,0 +1,120 @@
+"""The gradient formulas of the norms, called by hand.
+
+Law: as in backward.py. Statistics are those of the valid elements, found again in the input; of what the forward
+operator saved only the deviation is read, for the `eps` that is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.categories import DERIVATIVE, masked_rule
+from op_registry.ops.backward import wanted
+from op_registry.ops.norms import affine, grouped, last_dims, standardised, with_validity
+from op_registry.pullback import derivative, named, plainly, pullback
+from op_registry.records import Dense, all_valid, valid_in_all
+from op_registry.resolve import by_rule
+from op_registry.slices import at_least_one, moments
+
+aten = torch.ops.aten
+
+
+def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
+    """What was added to the variance of each slice before its root was taken, going by the deviation that was saved."""
+    m = moments(with_validity(x.like(x.data.detach())), dims)
+    variance = m.square / at_least_one(m.count)
+    eps: Tensor = rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
+    return eps
+
+
+@masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE)
+def native_layer_norm_backward(
+    grad_out: Dense,
+    input: Dense,
+    normalized_shape: Sequence[int],
+    mean: Dense,
+    rstd: Dense,
+    weight: Dense | None,
+    bias: Dense | None,
+    output_mask: Sequence[bool],
+) -> tuple[Dense | None, ...]:
+    """Where the statistics that were saved are invalid, nothing is known of the slice."""
+    if all_valid(grad_out, input, mean, rstd, weight, bias):
+        arguments = (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+        return plainly(aten.native_layer_norm_backward.default, arguments, {})
+    dims = last_dims(aten.native_layer_norm.default, input, normalized_shape, weight, bias)
+    x = input.keep(valid_in_all(mean, rstd))
+    eps = saved_eps(x, dims, rstd)
+
+    def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
+        values, _, _ = standardised(x, dims, eps)
+        return Dense(affine(values, weight, bias), valid_in_all(x, weight, bias))
+
+    return wanted(pullback(normalised, (x, weight, bias), grad_out), output_mask)
+
+
+@masked_rule(aten.native_group_norm_backward.default, category=DERIVATIVE)
+def native_group_norm_backward(
+    grad_out: Dense,
+    input: Dense,
+    mean: Dense,
+    rstd: Dense,
+    weight: Dense | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Dense | None, ...]:
+    """As native_layer_norm_backward, by groups of channels. A bias is not given, and all of it is valid."""
+    if all_valid(grad_out, input, mean, rstd, weight):
+        arguments = (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
+        return plainly(aten.native_group_norm_backward.default, arguments, {})
+    known = valid_in_all(mean, rstd)
+    if known is not None:
+        of_channels = known.expand(N, group).repeat_interleave(C // group, 1)
+        known = of_channels.reshape(N, C, *[1] * (input.ndim - 2))
+    x = input.keep(known)
+    groups = x.moved(lambda t: t.reshape(N, group, C // group, *input.shape[2:]))
+    eps = saved_eps(groups, tuple(range(2, groups.ndim)), rstd)
+    bias = Dense(x.data.new_zeros(C))
+
+    def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
+        return grouped(x, weight, bias, group, eps, x.dtype)[0]
+
+    return wanted(pullback(normalised, (x, weight, bias), grad_out), output_mask)
+
+
+@masked_rule(
+    aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, category=DERIVATIVE, takes_op=True
+)
+def native_batch_norm_backward(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Dense | None, ...]:
+    """By channel: through the batch's statistics in training, by the running ones otherwise."""
+    if all_valid(*args, *kwargs.values()):
+        return plainly(op, args, kwargs)
+    given = named(op, args, kwargs)
+    x, weight, training = given["input"], given["weight"], given["train" if "train" in given else "update"]
+    if weight is None:
+        weight = Dense(x.data.new_ones(x.shape[1]))
+    bias = Dense(x.data.new_zeros(x.shape[1]))
+    statistics = (None, None) if training else (given["running_mean"], given["running_var"])
+
+    def normalised(x: Dense, weight: Dense, bias: Dense) -> Any:
+        op: OpOverload = aten.native_batch_norm.default
+        return by_rule(op, x, weight, bias, *statistics, training, 0.0, given["eps"])[0]
+
+    return wanted(pullback(normalised, (x, weight, bias), given["grad_out"]), given["output_mask"])
+
+
+_weight_norm_interface_backward = derivative(
+    aten._weight_norm_interface_backward.default,
+    of=aten._weight_norm_interface.default,
+    by=("v", "g"),
+    v=lambda given: given["saved_v"],
+    g=lambda given: given["saved_g"],
+)

@@ -1,0 +1,129 @@
+"""Operators that are refused whatever the mask: the reason, and the way out, which has to work."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from masked_dispatch import MaskedSemanticsError, as_masked_tensor, masked_tensor
+from op_registry import coverage, refused, registry
+from op_registry.conformance.samples import database
+
+aten = torch.ops.aten
+MASK = torch.tensor([[True, False, True], [True, True, False]])
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture
+def x():
+    return masked_tensor(X, MASK)
+
+
+def test_another_size_is_refused_and_the_same_is_nothing_to_do(x):
+    assert x.resize_(2, 3) is x
+    assert x.resize_as_(torch.empty(2, 3)) is x
+    assert x.get_mask().equal(MASK)
+    for resize in (lambda: x.resize_(3, 3), lambda: x.resize_as_(torch.empty(3, 3)), lambda: x.resize_(3, 2)):
+        with pytest.raises(MaskedSemanticsError) as refusal:
+            resize()
+        assert "refused on masked tensors: it shows memory of which nothing says whether it is valid" in str(
+            refusal.value
+        )
+        assert "(from (2, 3) to (3, " in str(refusal.value)
+        assert "x.reshape(size) keeps the elements, slicing says which of them go" in str(refusal.value)
+    with pytest.raises(MaskedSemanticsError, match=r"\(with memory_format=torch.channels_last\)"):
+        x[None, None].resize_((1, 1, 2, 3), memory_format=torch.channels_last)
+    assert F.pad(x, (0, 0, 0, 1)).get_mask().tolist() == [*MASK.tolist(), [True] * 3]
+
+
+def test_a_plain_tensor_is_resized_by_a_masked_one_only_in_name(x):
+    with pytest.raises(MaskedSemanticsError, match="resize_as_ is refused"):
+        torch.empty(4).resize_as_(x)
+    assert torch.empty(4).resize_(x.shape).shape == (2, 3)
+
+
+def test_memory_is_not_exchanged(x):
+    for exchange in (
+        lambda: x.set_(torch.zeros(3)),
+        lambda: torch.zeros(3).set_(x),
+        lambda: x.set_(),
+        lambda: x.set_(torch.zeros(3).untyped_storage()),
+    ):
+        with pytest.raises(
+            MaskedSemanticsError, match=r"set_ is refused on masked tensors: it would exchange the memory"
+        ):
+            exchange()
+    x.copy_(masked_tensor(X + 1, ~MASK))
+    assert x.get_mask().equal(~MASK)
+
+
+def test_an_empty_masked_tensor_still_takes_a_result(x):
+    out = masked_tensor(torch.empty(0))
+    assert torch.add(x, x, out=out) is out
+    assert out.get_mask().equal(MASK)
+    torch.testing.assert_close(out.to_tensor(0), torch.where(MASK, 2 * X, 0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*quantized tensor creation:UserWarning")
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse(1),
+        lambda x: x.to_sparse_csr(),
+        lambda x: x.to_sparse_csc(),
+        lambda x: x.to_sparse_bsr((1, 1)),
+        lambda x: x.to_sparse_bsc((1, 1)),
+        lambda x: x.to_mkldnn(),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    ],
+)
+def test_there_is_no_other_storage_yet(x, convert):
+    reason = "a masked tensor is stored densely, and has no other storage yet. Fill it first, x.to_tensor(0)"
+    with pytest.raises(MaskedSemanticsError, match=re.escape(reason)):
+        convert(x)
+    convert(x.to_tensor(0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_operators_on_sparse_tensors_take_no_masked_ones(x):
+    sparse = torch.eye(2).to_sparse_csr()
+    for call in (
+        lambda x: torch.sparse.sampled_addmm(sparse, x, x.mT),
+        lambda x: torch.sparse.mm(sparse, x, "mean"),
+    ):
+        with pytest.raises(MaskedSemanticsError, match=r"it works on a sparse tensor.* Fill the masked operands first"):
+            call(x)
+        call(x.to_tensor(0))
+
+
+def test_what_is_refused_is_so_in_the_coverage_table_with_its_reason():
+    def entry(name):
+        return str(coverage.entry_of(database()[name]))
+
+    assert entry("resize_") == (
+        "resize_: refused (aten.resize_.default: it shows memory of which nothing says whether it is valid)"
+    )
+    assert entry("to_sparse") == (
+        "to_sparse: refused (aten._to_sparse.default, aten._to_sparse.sparse_dim: a masked tensor is stored densely, "
+        "and has no other storage yet)"
+    )
+
+
+def test_a_refusal_of_ones_own():
+    with torch.library._scoped_library("masked_tests", "FRAGMENT") as library:
+        library.define("launder(Tensor x) -> Tensor")
+        library.impl("launder", lambda x: x.clone(), "CompositeExplicitAutograd")
+        op = torch.ops.masked_tests.launder.default
+        with registry.overlay():
+            refused(op, reason="it forgets where things came from", instead="Use x.clone()")
+            assert coverage.state_of(op) == "refused"
+            with pytest.raises(
+                MaskedSemanticsError,
+                match=r"^masked_tests::launder is refused on masked tensors: it forgets where things came from. Use x",
+            ):
+                op(as_masked_tensor(X, MASK))
+            assert op(X).equal(X)
