@@ -3,22 +3,90 @@
 from masked_dispatch import dispatch as _dispatch
 from masked_dispatch import functional
 from masked_dispatch import library as _library
+from masked_dispatch import torch_masked as _torch_masked
+from masked_dispatch.accumulation import accumulate
 from masked_dispatch.construct import as_masked_tensor, from_lengths, from_nan, is_masked_tensor, masked_tensor
+from masked_dispatch.reductions import (
+    all,
+    amax,
+    amin,
+    aminmax,
+    any,
+    argmax,
+    argmin,
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    kthvalue,
+    logcumsumexp,
+    logsumexp,
+    max,
+    mean,
+    median,
+    min,
+    mode,
+    nanmean,
+    nanmedian,
+    nanquantile,
+    nansum,
+    prod,
+    quantile,
+    std,
+    std_mean,
+    sum,
+    var,
+    var_mean,
+    vector_norm,
+)
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 _library.install()
 _dispatch.install()
+_torch_masked.install()
 
 __all__ = [
     "InvalidValueError",
     "MaskedSemanticsError",
     "MaskedTensor",
+    "accumulate",
+    "all",
+    "amax",
+    "amin",
+    "aminmax",
+    "any",
+    "argmax",
+    "argmin",
     "as_masked_tensor",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
     "from_lengths",
     "from_nan",
     "functional",
     "is_masked_tensor",
+    "kthvalue",
+    "logcumsumexp",
+    "logsumexp",
     "masked_tensor",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "mode",
+    "nanmean",
+    "nanmedian",
+    "nanquantile",
+    "nansum",
+    "prod",
+    "quantile",
     "registry",
+    "std",
+    "std_mean",
+    "sum",
+    "var",
+    "var_mean",
+    "vector_norm",
 ]

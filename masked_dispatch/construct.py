@@ -26,13 +26,18 @@ def masked_tensor(data: Any, mask: Any = None, *, requires_grad: bool = False) -
     data  a plain tensor of any shape and dtype (or what torch.as_tensor takes)
     mask  bool, or integers 0 and 1, True where valid; of data's shape or broadcastable to it; None: all valid
 
-    Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit.
+    Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit, and
+    RuntimeError, as torch.tensor does, where data of this dtype cannot require grad.
     """
     data = as_data(data)
     if mask is not None:
         mask = check_mask(data, mask)
     copy = torch.ops.masked_dispatch.masked_tensor(data.detach(), mask, book())
     if requires_grad:
+        if not (copy.is_floating_point() or copy.is_complex()):
+            raise RuntimeError(
+                f"Only Tensors of floating point and complex dtype can require gradients; the data is {data.dtype}"
+            )
         copy.requires_grad_(True)
     return copy
 

@@ -14,11 +14,12 @@ from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
-from masked_dispatch.calls import Kernel, rule_kernel
-from masked_dispatch.gradient import fitted
-from masked_dispatch.interception import direct_call, outside_of_transforms
+from masked_dispatch.calls import Kernel, open_argument, rule_kernel
+from masked_dispatch.gradient import closed, fitted
+from masked_dispatch.interception import called_by_engine, direct_call, engine_run, outside_of_transforms
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
+from op_registry.accumulate import accumulate
 from op_registry.categories import run_elementwise
 from op_registry.records import Dense, being_traced, intersect
 from op_registry.rule import Rule
@@ -65,8 +66,11 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
 def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """Two tensor operands, or one and a number."""
     general, call = rule_kernel(op, rule), direct_call(op)
+    adds = op is torch.ops.aten.add.Tensor
 
     def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
+        if adds and engine_run() >= 0 and called_by_engine(1):
+            return sum_of_gradients(x, y)
         if kwargs or type(x) is not MaskedTensor or forward_ad._current_level >= 0 or not outside_of_transforms():
             return general(keyset, x, y, **kwargs)
         validity = x._stored if x._family is None else lent_validity(x)
@@ -87,3 +91,12 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         return wrap(data, validity)
 
     return kernel
+
+
+def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
+    """The autograd engine's sum of two gradients of one tensor, of which what one lacks the other may have.
+
+    It is plain where one of them is: that one is valid everywhere, as a plain tensor's gradient has to be.
+    """
+    total = accumulate([open_argument(x), open_argument(y)])
+    return closed(total) if isinstance(x, MaskedTensor) and isinstance(y, MaskedTensor) else total.data

@@ -22,6 +22,8 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
 14. a wrapper's storage can be told to raise where its address is asked for
 15. AOTAutograd's functional tensors hold a value of the graph that no later write changes, and it runs a function once
     before it records it
+16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
+    frame stands between that and the function that calls the engine
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -64,6 +66,10 @@ _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _DEAD = -2  # what functorch says of a tensor whose level has ended
 _AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 
+# Which run of the autograd engine this is in, -1 for none; and the function that calls the engine.
+engine_run: Callable[[], int] = torch._C._current_graph_task_id
+_ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
+
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
 
@@ -104,6 +110,11 @@ def called_by_functorch(depth: int) -> bool:
     """Whether the frame `depth` above the caller's is in torch's own implementation of its transforms."""
     name = sys._getframe(depth + 1).f_globals.get("__name__", "")
     return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
+
+
+def called_by_engine(depth: int) -> bool:
+    """Whether the frame `depth` above the caller's has called the autograd engine: no backward, hook or formula did."""
+    return sys._getframe(depth + 1).f_code is _ENGINE_CALL
 
 
 def in_forward_mode() -> bool:

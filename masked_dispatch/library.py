@@ -16,6 +16,7 @@ from masked_dispatch.construct import mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, masked_gradient, opened, plain_gradient
 from masked_dispatch.interception import never_compiled
 from masked_dispatch.tensor import MaskedTensor
+from op_registry.accumulate import accumulate
 from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid, intersect
 
 _library = Library("masked_dispatch", "DEF")
@@ -87,6 +88,11 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     return closed(Dense(record.data, intersect(record.validity, validity)))
 
 
+def _accumulate(tensors: list[Tensor]) -> Tensor:
+    total = accumulate([_record(tensor) for tensor in tensors])
+    return closed(total) if any(isinstance(tensor, MaskedTensor) for tensor in tensors) else total.data
+
+
 def _data_of(tensor: Tensor) -> Tensor:
     return _record(tensor).data
 
@@ -148,3 +154,4 @@ def install() -> None:
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
+    _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

@@ -124,6 +124,14 @@ def test_masked_tensor_is_made_by_functions() -> None:
         md.MaskedTensor(DATA, MASK)
 
 
+def test_integers_cannot_require_grad() -> None:
+    text = "Only Tensors of floating point and complex dtype can require gradients"
+    with pytest.raises(RuntimeError, match=text):
+        torch.tensor([1], requires_grad=True)
+    with pytest.raises(RuntimeError, match=rf"{text}; the data is torch.int64"):
+        md.masked_tensor(torch.tensor([1]), requires_grad=True)
+
+
 def test_from_nan_needs_dtypes_with_nan() -> None:
     with pytest.raises(TypeError, match=r"from_nan needs floating point or complex data, .*; got torch.int64"):
         md.from_nan(torch.tensor([1]))

@@ -360,3 +360,36 @@ def test_15_a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
         assert graphs == [[torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]]
         assert calls[:2] == ["FunctionalTensor"] * 2
         assert as_value(before).data_ptr() != before.data_ptr()
+
+
+def test_16_the_engine_adds_by_itself() -> None:
+    frames = []
+
+    class Watched(Carrier):
+        @staticmethod
+        def wrap(inner: Tensor, requires_grad: bool = False) -> Watched:
+            wrapper = Tensor._make_wrapper_subclass(Watched, inner.shape, requires_grad=requires_grad)
+            wrapper.inner = inner
+            return wrapper
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch._C._current_graph_task_id() != -1 and "add" in str(func):
+                caller = inspect.currentframe().f_back
+                frames.append((func, caller.f_code is torch.autograd.graph._engine_run_backward.__code__))
+            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
+            return torch.utils._pytree.tree_map_only(Tensor, Watched.wrap, func(*raw[0], **raw[1]))
+
+    add = torch.ops.aten.add.Tensor
+    with assumed("the engine calls add itself, in _engine_run_backward's frame, and hooks in their own"):
+        for create_graph in (False, True):
+            x = Watched.wrap(torch.ones(2), True)
+            y = x * 2
+            torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=create_graph)
+            assert frames == [(add, True)]
+            frames.clear()
+        y = Watched.wrap(torch.ones(2), True) * 2
+        y.register_hook(lambda gradient: gradient + gradient)
+        y.sum().backward()
+        assert frames == [(add, False)]
+        assert torch._C._current_graph_task_id() == -1

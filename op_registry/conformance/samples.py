@@ -162,18 +162,32 @@ class DatabaseOperator(Operator):
                 pass
         return found
 
+    @property
+    def _function(self) -> Callable[..., Any]:
+        """The entry's function; of torch.masked whatever has its name when it is called, for a subject to replace."""
+        module, _, name = self.info.name.partition(".")
+        if module != "masked":
+            function: Callable[..., Any] = self.info.op
+            return function
+
+        @functools.wraps(self.info.op)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            return getattr(torch.masked, name)(*args, **kwargs)
+
+        return named
+
     def _sample(self, given: Any, number: int, dtype: torch.dtype, marked: bool = False) -> Sample:
-        info = self.info
+        info, function = self.info, self._function
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return info.op(*args, **kwargs)
+            return function(*args, **kwargs)
 
         def call_checked(*args: Any, **kwargs: Any) -> Any:
-            return info.gradcheck_wrapper(info.op, *args, **kwargs)
+            return info.gradcheck_wrapper(function, *args, **kwargs)
 
         wrapped = getattr(info.gradcheck_wrapper, "__name__", "") != "<lambda>"
         call.__name__ = self.name
-        fn = functools.wraps(call)(call_checked) if wrapped else info.op
+        fn = functools.wraps(call)(call_checked) if wrapped else function
         args, kwargs = (given.input, *given.args), dict(given.kwargs)
         tensors = Sample(fn, args, kwargs, number, dtype).tensors
         differentiable = frozenset(n for n, t in enumerate(tensors) if t.requires_grad)
@@ -387,7 +401,8 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
                 kwargs,
                 sample.number,
                 dtype,
-                differentiable=sample.differentiable,
+                # Compiled, detach_ leaves requires_grad as it was, for plain tensors too.
+                differentiable=sample.differentiable and op is not torch.ops.aten.detach_.default,
                 valueless=sample.valueless or random_draw,
                 variables=_variables(sample, given, named) if sample.variables is not None else None,
             )

@@ -11,8 +11,10 @@ has the test of the assumption.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,8 +24,27 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from op_registry.ops.torch_masked import OPERATORS
+
 # Factories that take tensors: what they give reaches Python as a copy.
 FACTORIES = ("_like", "::linspace", "::logspace")
+
+
+@contextlib.contextmanager
+def torch_masked_as_operators() -> Iterator[None]:
+    """Let each reduction of torch.masked be called as the operator that stands for it."""
+    with contextlib.ExitStack() as stack:
+        for name, operator in OPERATORS.items():
+            stack.enter_context(mock.patch.object(torch.masked, name, _named(operator, name)))
+        yield
+
+
+def _named(operator: OpOverload, name: str) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    function.__name__ = name
+    return function
 
 
 class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
@@ -58,7 +79,7 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn` with every operator call in it evaluated by this interpreter."""
-        with enable_python_dispatcher(), self:
+        with torch_masked_as_operators(), enable_python_dispatcher(), self:
             return fn(*args, **kwargs)
 
     def decompose(self, op: OpOverload, args: Any, kwargs: Any) -> Any:

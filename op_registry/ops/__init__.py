@@ -39,6 +39,7 @@ from op_registry.ops import (
     softmax,
     sorting,
     statistics,
+    torch_masked,
     views,
 )
 
@@ -81,5 +82,6 @@ __all__ = [
     "softmax",
     "sorting",
     "statistics",
+    "torch_masked",
     "views",
 ]

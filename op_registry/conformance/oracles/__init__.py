@@ -28,6 +28,7 @@ from op_registry.conformance.oracles import (
     recurrent,
     rows,
     slices,
+    torch_masked,
     windows,
 )
 from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
@@ -54,6 +55,7 @@ __all__ = [
     "recurrent",
     "rows",
     "slices",
+    "torch_masked",
     "valid",
     "windows",
 ]

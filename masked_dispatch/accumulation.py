@@ -1,0 +1,28 @@
+"""Combining partial information: the sum of what is there, where elementwise arithmetic would need everything."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accumulate(*tensors: Tensor) -> Tensor:
+    """The sum of the valid contributions, valid where there is at least one; differentiable.
+
+    tensors  one or more, masked or plain (a plain one contributes everywhere), of shapes that broadcast together
+
+    Returns a masked tensor of the shape and dtype that adding them with torch.add gives (bool: "or"); a plain one if
+    all are plain. Half-precision contributions are summed in float32 and rounded once.
+
+    Raises TypeError for what is no tensor, RuntimeError for shapes that do not broadcast.
+    """
+    if not tensors:
+        raise TypeError("accumulate takes at least one tensor; nothing says what shape a sum of none would have")
+    for position, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"accumulate takes tensors; argument {position} is {tensor!r}, a {type(tensor).__name__}. "
+                "Spread a list with accumulate(*tensors), and make a number a tensor with torch.tensor(number)"
+            )
+    total: Tensor = torch.ops.masked_dispatch.accumulate(tensors)
+    return total

@@ -1,0 +1,140 @@
+"""The reductions of torch.masked, given masked tensors: sum, mean, var, argmax … with their `mask=`.
+
+Law: the elements that count are valid and let in by `mask=`; over them, the operator that torch.masked's function is
+named after. Valid where there is such an element, or where `mask=` lets nothing in to begin with: that is torch's own
+value. An invalid element of `mask=` makes its element invalid.
+
+torch.masked's are Python functions. Taken apart into operators they would count with tensors of ones that they make
+themselves, and find the argmax among the fills; so each is one operator here, `torch.ops.torch_masked`, whose plain
+kernel is torch's function. The others (cumsum, cumprod, softmax, log_softmax, softmin, normalize, logaddexp) are right
+as the operators that they are made of: what `mask=` leaves out takes part as the identity, and is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.library import Library
+
+from op_registry.categories import REDUCTION, masked_rule
+from op_registry.records import Dense, all_dims, as_int8, intersect
+from op_registry.registry import registry
+
+aten = torch.ops.aten
+
+_OPTIONS = "bool? keepdim=False, ScalarType? dtype=None, Tensor? mask=None) -> Tensor"
+_OVER_DIMS = f"(Tensor input, int[1]? dim=None, *, {_OPTIONS}"
+_SPREAD = f"(Tensor input, int[1]? dim=None, bool? unbiased=None, *, Scalar? correction=None, {_OPTIONS}"
+_SCHEMAS = {
+    **dict.fromkeys(("sum", "prod", "mean", "amax", "amin", "logsumexp"), _OVER_DIMS),
+    **dict.fromkeys(("argmax", "argmin"), f"(Tensor input, int? dim=None, *, {_OPTIONS}"),
+    **dict.fromkeys(("var", "std"), _SPREAD),
+    "median": f"(Tensor input, int dim=-1, *, {_OPTIONS}",
+    "norm": f"(Tensor input, Scalar? ord=2.0, int[1]? dim=None, *, {_OPTIONS}",
+}
+_library = Library("torch_masked", "DEF")
+
+
+def _plain_kernel(name: str) -> Callable[..., Tensor]:
+    function = getattr(torch.masked, name)
+
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        # What dispatch has made a list is a tuple for torch's function, which takes an empty one for all dimensions.
+        return function(*(tuple(a) if isinstance(a, list) else a for a in args), **kwargs)
+
+    return kernel
+
+
+def _operator(name: str) -> OpOverload:
+    _library.define(name + _SCHEMAS[name])
+    _library.impl(name, TORCHS[name], "CompositeImplicitAutograd")
+    op: OpOverload = getattr(torch.ops.torch_masked, name).default
+    return op
+
+
+# By the name in torch.masked: torch's function, and the operator that stands for it.
+TORCHS = {name: _plain_kernel(name) for name in _SCHEMAS}
+OPERATORS = {name: _operator(name) for name in _SCHEMAS}
+
+
+@masked_rule(*OPERATORS.values(), category=REDUCTION, takes_op=True)
+def reductions(op: OpOverload, input: Dense, *args: Any, mask: Dense | None = None, **kwargs: Any) -> Dense:
+    """The function's operator over what is let in and valid."""
+    name = op._schema.name.partition("::")[2]
+    if input.data.numel() == 0 or (input.validity is None and (mask is None or mask.validity is None)):
+        return Dense(TORCHS[name](input.data, *args, mask=None if mask is None else mask.data, **kwargs))
+    let_in = None if mask is None else mask.filled(False).to(torch.bool)
+    # Its shape and dtype, torch's errors, and the value of nothing: whatever the data.
+    own = TORCHS[name](torch.zeros_like(input.data), *args, mask=let_in, **kwargs)
+
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names[1:], args, strict=False)) | kwargs
+    given = {a.name: given.get(a.name, a.default_value) for a in op._schema.arguments if a.name not in _COMMON}
+    dims = all_dims(given.pop("dim"), input.ndim)
+
+    outside = None
+    if mask is not None and let_in is not None:
+        input = input.keep(intersect(as_int8(let_in), mask.validity))
+        left_out = Dense(~let_in, mask.validity).filled(False).expand(input.shape)
+        outside = dims_last(left_out, dims).all(-1).reshape(own.shape)
+    result = OVER_LAST[name](input.moved(lambda t: dims_last(t, dims)), own.dtype, **given)
+    values, validity = result.data.reshape(own.shape).to(own.dtype), result.full_validity
+    assert validity is not None
+    validity = validity.reshape(own.shape)
+    if outside is None:
+        return Dense(values, validity)
+    return Dense(torch.where(outside, own, values), as_int8(validity) | as_int8(outside))
+
+
+_COMMON = ("input", "keepdim", "dtype", "mask")
+
+
+def dims_last(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """`tensor` with `dims` as one dimension, the last."""
+    rest = [d for d in range(tensor.ndim) if d not in dims]
+    return tensor.permute([*rest, *dims]).reshape([tensor.shape[d] for d in rest] + [-1])
+
+
+# --------------------------------------------------------- over the last dimension, in the dtype that is wanted or near
+
+
+def call(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Dense:
+    """An operator by its rule; of several results the first."""
+    rule = registry.get(op)
+    assert rule is not None
+    result = rule.bind(op)(x, *args, **kwargs)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def inexact(x: Dense, dtype: torch.dtype) -> Dense:
+    """`x` in `dtype`, or in float32 where that cannot hold a fraction; complex numbers stay such."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        dtype = torch.float32
+    return x.like(x.data.to(dtype.to_complex() if x.dtype.is_complex else dtype))
+
+
+def spread(op: OpOverload, x: Dense, dtype: torch.dtype, unbiased: bool | None, correction: Any) -> Dense:
+    """var or std; `correction` has precedence over `unbiased`, and is 1 without either."""
+    if correction is None:
+        correction = float(unbiased is None or unbiased)
+    return call(op, inexact(x, dtype), [-1], correction=correction)
+
+
+OVER_LAST: dict[str, Callable[..., Dense]] = {
+    "sum": lambda x, dtype: call(aten.sum.dim_IntList, x, [-1], dtype=dtype),
+    "prod": lambda x, dtype: call(aten.prod.dim_int, x, -1, dtype=dtype),
+    "mean": lambda x, dtype: call(aten.mean.dim, x, [-1], dtype=dtype),
+    "amax": lambda x, dtype: call(aten.amax.default, x, [-1]),
+    "amin": lambda x, dtype: call(aten.amin.default, x, [-1]),
+    "logsumexp": lambda x, dtype: call(aten.logsumexp.default, x, [-1]),
+    "argmax": lambda x, dtype: call(aten.argmax.default, x, -1),
+    "argmin": lambda x, dtype: call(aten.argmin.default, x, -1),
+    "var": lambda x, dtype, **options: spread(aten.var.correction, x, dtype, **options),
+    "std": lambda x, dtype, **options: spread(aten.std.correction, x, dtype, **options),
+    "median": lambda x, dtype: call(aten.nanmedian.dim, inexact(x, x.dtype), -1),
+    "norm": lambda x, dtype, ord: call(aten.linalg_vector_norm.default, inexact(x, dtype), ord, [-1]),
+}

@@ -1,0 +1,562 @@
+"""numpy.ma, pandas and pyarrow as oracles: where their semantics coincide with ours, and a test for each difference.
+
+A column is a list of numbers, some missing. Every library gets it in its own form, with garbage where something is
+missing: a masked array, a Series of nullable Float64, an arrow array with nulls. The list is in
+docs/other_libraries.md.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import masked_dispatch as md
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "other_libraries.md"
+GARBAGE = 1e30
+Column = list[float | None]
+
+
+# --------------------------------------------------------------------------------------------- a column in each library
+
+
+def ours(column: Column) -> md.MaskedTensor:
+    data = torch.tensor([GARBAGE if v is None else v for v in column], dtype=torch.float64)
+    return md.masked_tensor(data, torch.tensor([v is not None for v in column], dtype=torch.bool))
+
+
+def in_numpy(column: Column) -> Any:
+    return np.ma.array([GARBAGE if v is None else v for v in column], mask=[v is None for v in column], dtype=float)
+
+
+def in_pandas(column: Column) -> Any:
+    data = np.array([GARBAGE if v is None else v for v in column], dtype=float)
+    return pd.Series(pd.arrays.FloatingArray(data, np.array([v is None for v in column], dtype=bool)))
+
+
+def in_arrow(column: Column) -> Any:
+    data = np.array([GARBAGE if v is None else v for v in column], dtype=float)
+    return pa.array(data, mask=np.array([v is None for v in column], dtype=bool))
+
+
+LIBRARIES: dict[str, Callable[[Column], Any]] = {"numpy": in_numpy, "pandas": in_pandas, "arrow": in_arrow}
+
+
+def answer(value: Any) -> Any:
+    """A result of any library as a Python number or a list of them; None is missing."""
+    if isinstance(value, torch.Tensor):
+        if not md.is_masked_tensor(value):
+            return value.tolist()
+        values, valid = value.get_data().tolist(), value.get_mask().tolist()
+        return (
+            [v if k else None for v, k in zip(values, valid, strict=True)] if value.ndim else values if valid else None
+        )
+    if value is np.ma.masked or value is pd.NA:
+        return None
+    if isinstance(value, (pa.Scalar, pa.Array, pa.ChunkedArray)):
+        return value.to_pylist() if not isinstance(value, pa.Scalar) else value.as_py()
+    if isinstance(value, np.ma.MaskedArray):
+        return value.tolist()
+    if isinstance(value, (pd.Series, pd.api.extensions.ExtensionArray)):
+        return [None if missing else v for v, missing in zip(value.tolist(), pd.isna(value), strict=True)]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def agree(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, list):
+        return len(mine) == len(theirs) and all(map(agree, mine, theirs))
+    if mine is None or theirs is None:
+        return mine is theirs
+    return (
+        mine == theirs or math.isclose(mine, theirs, rel_tol=1e-9, abs_tol=1e-9) or (mine != mine and theirs != theirs)
+    )
+
+
+# Small halves, so that ties are frequent and sums are exact.
+NUMBERS = st.integers(-8, 8).map(lambda n: n / 2)
+COLUMNS = st.lists(st.one_of(NUMBERS, st.none()), min_size=1, max_size=7)
+PAIRS = st.integers(1, 7).flatmap(lambda n: st.tuples(*[st.lists(NUMBERS | st.none(), min_size=n, max_size=n)] * 2))
+
+
+class Same(NamedTuple):
+    """One function in each library that has it; `least`: with how many elements that are there they coincide."""
+
+    ours: Callable[..., Any]
+    numpy: Callable[..., Any] | None = None
+    pandas: Callable[..., Any] | None = None
+    arrow: Callable[..., Any] | None = None
+    least: int = 0
+
+
+def sorted_by(a: Any, order: str, indices: bool = False) -> Any:
+    places = pc.sort_indices(a, sort_keys=[("", order)], null_placement="at_end")
+    return places if indices else a.take(places)
+
+
+def ramp(arange: Callable[[int], Any], column: Any) -> Any:
+    """Something to add so that no column is constant."""
+    return arange(len(column)) / 64
+
+
+def there(a: Any) -> int:
+    return len(a) - a.null_count
+
+
+# ------------------------------------------------------------------------------------------------- where they coincide
+
+OF_ONE: dict[str, Same] = {
+    "count": Same(lambda x: x.count(), lambda a: a.count(), lambda s: s.count(), lambda a: pc.count(a)),
+    "sum": Same(lambda x: x.sum(), lambda a: a.sum(), lambda s: s.sum(min_count=1), lambda a: pc.sum(a)),
+    "sum, min_count=0": Same(
+        lambda x: md.sum(x, min_count=0), None, lambda s: s.sum(), lambda a: pc.sum(a, min_count=0)
+    ),
+    "sum, min_count=3": Same(
+        lambda x: md.sum(x, min_count=3), None, lambda s: s.sum(min_count=3), lambda a: pc.sum(a, min_count=3)
+    ),
+    "sum, skipna=False": Same(
+        lambda x: md.sum(x, skipna=False), None, lambda s: s.sum(skipna=False), lambda a: pc.sum(a, skip_nulls=False)
+    ),
+    "prod": Same(lambda x: x.prod(), lambda a: a.prod(), lambda s: s.prod(min_count=1), lambda a: pc.product(a)),
+    "prod, min_count=0": Same(
+        lambda x: md.prod(x, min_count=0), None, lambda s: s.prod(), lambda a: pc.product(a, min_count=0)
+    ),
+    "mean": Same(lambda x: x.mean(), lambda a: a.mean(), lambda s: s.mean(), lambda a: pc.mean(a)),
+    "mean, skipna=False": Same(
+        lambda x: md.mean(x, skipna=False), None, lambda s: s.mean(skipna=False), lambda a: pc.mean(a, skip_nulls=False)
+    ),
+    "mean, min_count=2": Same(lambda x: md.mean(x, min_count=2), None, None, lambda a: pc.mean(a, min_count=2)),
+    "var, correction=0": Same(
+        lambda x: x.var(correction=0), lambda a: a.var(), lambda s: s.var(ddof=0), lambda a: pc.variance(a, ddof=0)
+    ),
+    "var": Same(lambda x: x.var(), lambda a: a.var(ddof=1), lambda s: s.var(), lambda a: pc.variance(a, ddof=1), 2),
+    "std": Same(lambda x: x.std(), lambda a: a.std(ddof=1), lambda s: s.std(), lambda a: pc.stddev(a, ddof=1), 2),
+    "amin": Same(lambda x: x.amin(), lambda a: a.min(), lambda s: s.min(), lambda a: pc.min(a)),
+    "amax": Same(lambda x: x.amax(), lambda a: a.max(), lambda s: s.max(), lambda a: pc.max(a)),
+    "amin, skipna=False": Same(
+        lambda x: md.amin(x, skipna=False), None, lambda s: s.min(skipna=False), lambda a: pc.min(a, skip_nulls=False)
+    ),
+    "argmin": Same(
+        lambda x: x.argmin(), lambda a: a.argmin(), lambda s: s.argmin(), lambda a: pc.index(a, pc.min(a)), 1
+    ),
+    "argmax": Same(
+        lambda x: x.argmax(), lambda a: a.argmax(), lambda s: s.argmax(), lambda a: pc.index(a, pc.max(a)), 1
+    ),
+    "quantile(0.5)": Same(
+        lambda x: x.quantile(0.5), np.ma.median, lambda s: s.median(), lambda a: pc.quantile(a, 0.5)[0]
+    ),
+    "quantile(0.3)": Same(lambda x: x.quantile(0.3), None, lambda s: s.quantile(0.3), lambda a: pc.quantile(a, 0.3)[0]),
+    "quantile, lower": Same(
+        lambda x: x.quantile(0.3, interpolation="lower"),
+        None,
+        lambda s: s.quantile(0.3, interpolation="lower"),
+        lambda a: pc.quantile(a, 0.3, interpolation="lower")[0],
+    ),
+    "quantile, higher": Same(
+        lambda x: x.quantile(0.3, interpolation="higher"),
+        None,
+        lambda s: s.quantile(0.3, interpolation="higher"),
+        lambda a: pc.quantile(a, 0.3, interpolation="higher")[0],
+    ),
+    "quantile, midpoint": Same(
+        lambda x: x.quantile(0.3, interpolation="midpoint"),
+        None,
+        lambda s: s.quantile(0.3, interpolation="midpoint"),
+        lambda a: pc.quantile(a, 0.3, interpolation="midpoint")[0],
+    ),
+    "quantile, nearest": Same(
+        lambda x: x.quantile(0.3, interpolation="nearest"),
+        None,
+        lambda s: s.quantile(0.3, interpolation="nearest"),
+        lambda a: pc.quantile(a, 0.3, interpolation="nearest")[0],
+    ),
+    "median": Same(lambda x: x.median(), None, None, lambda a: pc.quantile(a, 0.5, interpolation="lower")[0]),
+    "mode": Same(lambda x: x.mode().values, None, lambda s: s.mode()[0], lambda a: pc.mode(a)[0]["mode"], 1),
+    "cumsum": Same(
+        lambda x: x.cumsum(0),
+        lambda a: a.cumsum(),
+        lambda s: s.cumsum(),
+        lambda a: pc.cumulative_sum(a, skip_nulls=True),
+    ),
+    "cumprod": Same(
+        lambda x: x.cumprod(0),
+        lambda a: a.cumprod(),
+        lambda s: s.cumprod(),
+        lambda a: pc.cumulative_prod(a, skip_nulls=True),
+    ),
+    "cummax": Same(
+        lambda x: x.cummax(0).values, None, lambda s: s.cummax(), lambda a: pc.cumulative_max(a, skip_nulls=True)
+    ),
+    "cummin": Same(
+        lambda x: x.cummin(0).values, None, lambda s: s.cummin(), lambda a: pc.cumulative_min(a, skip_nulls=True)
+    ),
+    "cumsum, skipna=False": Same(
+        lambda x: md.cumsum(x, 0, skipna=False), None, lambda s: s.cumsum(skipna=False), pc.cumulative_sum
+    ),
+    "cummax, skipna=False": Same(
+        lambda x: md.cummax(x, 0, skipna=False).values, None, lambda s: s.cummax(skipna=False), pc.cumulative_max
+    ),
+    "sort": Same(lambda x: x.sort().values, np.ma.sort, lambda s: s.sort_values(), lambda a: sorted_by(a, "ascending")),
+    "sort, descending": Same(
+        lambda x: x.sort(descending=True).values,
+        None,
+        lambda s: s.sort_values(ascending=False),
+        lambda a: sorted_by(a, "descending"),
+    ),
+    "argsort": Same(
+        lambda x: x.argsort(stable=True)[: int(x.count())],
+        lambda a: np.ma.argsort(a, kind="stable")[: a.count()],
+        lambda s: s.sort_values(kind="stable").index[: s.count()].to_numpy(),
+        lambda a: sorted_by(a, "ascending", indices=True)[: there(a)],
+    ),
+    "topk": Same(
+        lambda x: x.topk(2).values, None, lambda s: s.nlargest(2), lambda a: a.take(pc.top_k_unstable(a, 2)), 2
+    ),
+    "kthvalue": Same(lambda x: x.kthvalue(2).values, None, lambda s: s.nsmallest(2).iloc[1], None, 2),
+    "unique": Same(
+        lambda x: x.unique(),
+        lambda a: np.unique(a.compressed()),
+        lambda s: s.dropna().sort_values().unique(),
+        lambda a: pc.unique(a.drop_null()).sort(),
+    ),
+    "unique, how many": Same(
+        lambda x: len(x.unique()), None, lambda s: s.nunique(), lambda a: pc.count_distinct(a, mode="only_valid")
+    ),
+    "any": Same(lambda x: (x > 0).any(), lambda a: (a > 0).any(), None, lambda a: pc.any(pc.greater(a, 0))),
+    "any, min_count=0": Same(
+        lambda x: md.any(x > 0, min_count=0),
+        None,
+        lambda s: (s > 0).any(),
+        lambda a: pc.any(pc.greater(a, 0), min_count=0),
+    ),
+    "all": Same(lambda x: (x > 0).all(), lambda a: (a > 0).all(), None, lambda a: pc.all(pc.greater(a, 0))),
+    "all, min_count=0": Same(
+        lambda x: md.all(x > 0, min_count=0),
+        None,
+        lambda s: (s > 0).all(),
+        lambda a: pc.all(pc.greater(a, 0), min_count=0),
+    ),
+    "exp": Same(lambda x: x.exp(), np.ma.exp, np.exp, pc.exp),
+    "abs": Same(lambda x: x.abs(), abs, abs, pc.abs),
+    "to_tensor(fill)": Same(
+        lambda x: x.to_tensor(7.5), lambda a: a.filled(7.5), lambda s: s.fillna(7.5), lambda a: pc.fill_null(a, 7.5)
+    ),
+    "x[mask]": Same(lambda x: x[x.get_mask()], lambda a: a.compressed(), lambda s: s.dropna(), lambda a: a.drop_null()),
+    "x[condition]": Same(lambda x: x[x > 0], None, lambda s: s[s > 0], lambda a: a.filter(pc.greater(a, 0))),
+    "diff": Same(lambda x: x.diff(), np.ma.diff, lambda s: s.diff()[1:], lambda a: pc.pairwise_diff(a)[1:]),
+    "clamp": Same(lambda x: x.clamp(-1, 1), lambda a: a.clip(-1, 1), lambda s: s.clip(-1, 1)),
+    "flip": Same(lambda x: x.flip(0), lambda a: a[::-1], lambda s: s[::-1], lambda a: a[::-1]),
+    "cat": Same(
+        lambda x: torch.cat([x, x]),
+        lambda a: np.ma.concatenate([a, a]),
+        lambda s: pd.concat([s, s]),
+        lambda a: pa.concat_arrays([a, a]),
+    ),
+}
+
+
+def rolling(name: str, least: int) -> Same:
+    """A statistic of windows of three, each from where it is whole."""
+    mine, theirs = getattr(md, name), name.removeprefix("a")
+    return Same(
+        lambda x: mine(x.unfold(0, 3, 1), 1, min_count=least) if len(x) > 2 else x[:0],
+        None,
+        lambda s: getattr(s.rolling(3, min_periods=least), theirs)()[2:],
+    )
+
+
+OF_ONE |= {f"rolling {n}, min_count={k}": rolling(n, k) for n in ("sum", "mean", "amin", "amax") for k in (1, 2, 3)}
+
+OF_TWO: dict[str, Same] = {
+    "add": Same(lambda x, y: x + y, np.ma.add, lambda s, t: s + t, pc.add),
+    "sub": Same(lambda x, y: x - y, np.ma.subtract, lambda s, t: s - t, pc.subtract),
+    "mul": Same(lambda x, y: x * y, np.ma.multiply, lambda s, t: s * t, pc.multiply),
+    "div": Same(  # by what is never 0
+        lambda x, y: x / (y + 0.25),
+        lambda a, b: a / (b + 0.25),
+        lambda s, t: s / (t + 0.25),
+        lambda a, b: pc.divide(a, pc.add(b, 0.25)),
+    ),
+    "eq": Same(lambda x, y: x == y, lambda a, b: a == b, lambda s, t: s == t, pc.equal),
+    "lt": Same(lambda x, y: x < y, lambda a, b: a < b, lambda s, t: s < t, pc.less),
+    "maximum": Same(torch.maximum, np.ma.maximum, None, lambda a, b: pc.max_element_wise(a, b, skip_nulls=False)),
+    "where": Same(
+        lambda x, y: torch.where(x > 0, x, y),
+        lambda a, b: np.ma.where(a > 0, a, b),
+        None,
+        lambda a, b: pc.if_else(pc.greater(a, 0), a, b),
+    ),
+    "logical_or": Same(
+        lambda x, y: (x > 0).logical_or(y > 0),
+        lambda a, b: np.ma.logical_or(a > 0, b > 0),
+        None,
+        lambda a, b: pc.or_(pc.greater(a, 0), pc.greater(b, 0)),
+    ),
+    "logical_and": Same(
+        lambda x, y: (x > 0).logical_and(y > 0),
+        lambda a, b: np.ma.logical_and(a > 0, b > 0),
+        None,
+        lambda a, b: pc.and_(pc.greater(a, 0), pc.greater(b, 0)),
+    ),
+    "accumulate": Same(
+        md.accumulate,
+        None,
+        lambda s, t: s.add(t, fill_value=0),
+        None,
+    ),
+    "cov": Same(
+        lambda x, y: torch.cov(torch.stack([x, y]))[0, 1],
+        lambda a, b: np.ma.cov(a, b)[0, 1],
+        lambda s, t: s.cov(t),
+        None,
+        2,
+    ),
+    "corrcoef": Same(
+        lambda x, y: torch.corrcoef(torch.stack([x, y]) + ramp(torch.arange, x))[0, 1],
+        lambda a, b: np.ma.corrcoef(a + ramp(np.arange, a), b + ramp(np.arange, b))[0, 1],
+        lambda s, t: (s + ramp(np.arange, s)).corr(t + ramp(np.arange, t)),
+        None,
+        2,
+    ),
+    "dot": Same(torch.dot, np.ma.dot, lambda s, t: (s * t).sum(min_count=1), lambda a, b: pc.sum(pc.multiply(a, b))),
+}
+
+
+def compare(name: str, row: Same, library: str, columns: list[Column]) -> None:
+    theirs = getattr(row, library)
+    mine = answer(row.ours(*map(ours, columns)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy.ma's, of divisions by zero under the mask
+        other = answer(theirs(*map(LIBRARIES[library], columns)))
+    assert agree(mine, other), f"{name} of {columns}: {mine}, in {library} {other}"
+
+
+def cases(table: dict[str, Same]) -> list[Any]:
+    return [
+        pytest.param(name, library, id=f"{name}-{library}")
+        for name, row in table.items()
+        for library in LIBRARIES
+        if getattr(row, library) is not None
+    ]
+
+
+@pytest.mark.parametrize("name, library", cases(OF_ONE))
+@given(column=COLUMNS)
+def test_of_one_column(name: str, library: str, column: Column) -> None:
+    row = OF_ONE[name]
+    if sum(v is not None for v in column) >= row.least:
+        compare(name, row, library, [column])
+
+
+@pytest.mark.parametrize("name, library", cases(OF_TWO))
+@given(columns=PAIRS)
+def test_of_two_columns(name: str, library: str, columns: tuple[Column, Column]) -> None:
+    row = OF_TWO[name]
+    pairs = [pair for pair in zip(*columns, strict=True) if None not in pair]
+    if len(pairs) >= row.least:
+        compare(name, row, library, list(columns))
+
+
+# ------------------------------------------------------------------------------------------------- where they differ
+
+NOTHING: Column = [None, None]
+
+
+def test_sum_of_nothing() -> None:
+    assert answer(ours(NOTHING).sum()) is None
+    assert in_numpy(NOTHING).sum() is np.ma.masked
+    assert in_pandas(NOTHING).sum() == 0
+    assert in_pandas(NOTHING).prod() == 1
+    assert answer(pc.sum(in_arrow(NOTHING))) is None
+
+
+def test_any_and_all_of_nothing() -> None:
+    assert answer((ours(NOTHING) > 0).any()) is None
+    assert (in_numpy(NOTHING) > 0).any() is np.ma.masked
+    assert bool((in_pandas(NOTHING) > 0).any()) is False
+    assert bool((in_pandas(NOTHING) > 0).all()) is True
+    assert answer(pc.any(pc.greater(in_arrow(NOTHING), 0))) is None
+
+
+def test_an_empty_column() -> None:
+    assert answer(ours([]).sum()) == 0
+    assert math.isnan(answer(ours([]).mean()))
+    assert in_numpy([]).sum() is np.ma.masked
+    assert in_pandas([]).sum() == 0
+    assert answer(in_pandas([]).mean()) is None
+    assert answer(pc.sum(in_arrow([]))) is None
+
+
+def test_divisor_of_a_variance() -> None:
+    column: Column = [1.0, None, 3.0]
+    assert answer(ours(column).var()) == in_pandas(column).var() == 2
+    assert in_numpy(column).var() == answer(pc.variance(in_arrow(column))) == 1
+
+
+def test_variance_of_one_element() -> None:
+    column: Column = [1.0, None]
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        torch.tensor([1.0]).var()
+    assert math.isnan(answer(ours(column).var()))
+    assert in_numpy(column).var(ddof=1) is np.ma.masked
+    assert answer(in_pandas(column).var()) is None
+    assert answer(pc.variance(in_arrow(column), ddof=1)) is None
+
+
+def test_argmin_of_nothing() -> None:
+    assert answer(ours(NOTHING).argmin()) is None
+    assert in_numpy(NOTHING).argmin() == 0
+    assert answer(pc.index(in_arrow(NOTHING), pc.min(in_arrow(NOTHING)))) == -1
+    if int(pd.__version__.partition(".")[0]) >= 3:
+        with pytest.raises(ValueError, match="all NA"):
+            in_pandas(NOTHING).argmin()
+
+
+def test_median_of_an_even_number() -> None:
+    column: Column = [1.0, None, 2.0]
+    assert answer(ours(column).median()) == 1
+    assert np.ma.median(in_numpy(column)) == in_pandas(column).median() == 1.5
+    assert answer(pc.quantile(in_arrow(column), 0.5)) == [1.5]
+    assert answer(ours(column).quantile(0.5)) == 1.5
+
+
+def test_several_modes() -> None:
+    column: Column = [2.0, 1.0, None, 2.0, 1.0]
+    assert answer(ours(column).mode().values) == 1
+    assert answer(in_pandas(column).mode()) == [1, 2]
+    assert [m["mode"] for m in answer(pc.mode(in_arrow(column), 2))] == [1, 2]
+
+
+def test_missing_among_the_unique() -> None:
+    column: Column = [1.0, None, 1.0]
+    assert answer(ours(column).unique()) == [1]
+    assert answer(np.ma.unique(in_numpy(column))) == [1, None]
+    assert answer(in_pandas(column).unique()) == [1, None]
+    assert answer(pc.unique(in_arrow(column))) == [1, None]
+
+
+def test_scan_at_the_first_missing_element() -> None:
+    column: Column = [1.0, None, 2.0]
+    assert answer(ours(column).cumsum(0)) == answer(in_pandas(column).cumsum()) == [1, None, 3]
+    assert answer(pc.cumulative_sum(in_arrow(column))) == answer(md.cumsum(ours(column), 0, skipna=False))
+    assert answer(md.cumsum(ours(column), 0, skipna=False)) == [1, None, None]
+
+
+def test_nan_is_a_value() -> None:
+    column: Column = [math.nan, None, 1.0]
+    assert math.isnan(answer(ours(column).sum()))
+    assert math.isnan(in_numpy(column).sum())
+    assert pd.Series([math.nan, 1.0]).sum() == 1
+    assert math.isnan(answer(pc.sum(in_arrow(column))))
+    assert math.isnan(answer(ours(column).amin()))
+    assert math.isnan(in_numpy(column).min())
+    assert answer(pc.min(in_arrow(column))) == 1  # arrow's least element passes over NaN
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in log")
+def test_results_out_of_the_domain() -> None:
+    assert math.isnan(answer(ours([-1.0]).log())[0])
+    assert answer(np.ma.log(in_numpy([-1.0]))) == [None]
+    assert pd.isna(np.log(pd.Series([-1.0]))).tolist() == [True]
+    assert math.isnan(answer(pc.ln(in_arrow([-1.0])))[0])
+    assert answer(ours([1.0]) / ours([0.0])) == answer(pc.divide(in_arrow([1.0]), in_arrow([0.0]))) == [math.inf]
+    assert answer(in_numpy([1.0]) / in_numpy([0.0])) == [None]
+
+
+def test_comparison_with_missing() -> None:
+    assert answer(ours([None]) != ours([None])) == [None]
+    assert (pd.Series([math.nan]) != pd.Series([math.nan])).tolist() == [True]  # where NaN stands for missing
+    assert answer(in_pandas([None]) != in_pandas([None])) == [None]
+
+
+def test_three_valued_logic() -> None:
+    true, unknown = [1.0], [None]
+    assert answer((ours(true) > 0) | (ours(unknown) > 0)) == [None]
+    assert answer((in_numpy(true) > 0) | (in_numpy(unknown) > 0)) == [None]
+    assert answer((in_pandas(true) > 0) | (in_pandas(unknown) > 0)) == [True]
+    positive = [pc.greater(in_arrow(column), 0) for column in (true, unknown)]
+    assert answer(pc.or_(*positive)) == [None]
+    assert answer(pc.or_kleene(*positive)) == [True]
+    both = [1.0, None]
+    assert answer(md.any(ours(both) > 0, skipna=False)) is None
+    assert bool((in_pandas(both) > 0).any(skipna=False)) is True
+    assert answer(pc.any(pc.greater(in_arrow(both), 0), skip_nulls=False)) is True
+
+
+def test_where_with_a_missing_condition() -> None:
+    condition: Column = [None, 1.0]
+    assert answer(torch.where(ours(condition) > 0, 1.0, 2.0)) == [None, 1]
+    assert answer(np.ma.where(in_numpy(condition) > 0, 1.0, 2.0)) == [None, 1]
+    assert answer(pc.if_else(pc.greater(in_arrow(condition), 0), 1.0, 2.0)) == [None, 1]
+    assert answer(in_pandas([5.0, 5.0]).where(in_pandas(condition) > 0, 2.0)) == [2, 5]
+
+
+def test_elementwise_maximum() -> None:
+    left, right = [1.0, None], [None, 2.0]
+    assert answer(torch.maximum(ours(left), ours(right))) == [None, None]
+    assert answer(np.ma.maximum(in_numpy(left), in_numpy(right))) == [None, None]
+    assert answer(pc.max_element_wise(in_arrow(left), in_arrow(right))) == [1, 2]
+    assert answer(pd.DataFrame({"a": in_pandas(left), "b": in_pandas(right)}).max(axis=1)) == [1, 2]
+    assert answer(md.amax(torch.stack([ours(left), ours(right)]), 0)) == [1, 2]
+
+
+def test_filter_by_a_missing_condition() -> None:
+    condition: Column = [1.0, None, -1.0]
+    assert answer(ours([5.0, 6.0, 7.0])[ours(condition) > 0]) == [5]
+    assert answer(in_pandas([5.0, 6.0, 7.0])[in_pandas(condition) > 0]) == [5]
+    assert answer(in_arrow([5.0, 6.0, 7.0]).filter(pc.greater(in_arrow(condition), 0))) == [5]
+    hidden = np.ma.array([True, True, False], mask=[False, True, False])
+    assert answer(in_numpy([5.0, 6.0, 7.0])[hidden]) == [5, 6]  # numpy.ma reads what is under the mask
+
+
+def test_a_python_number_of_what_is_missing() -> None:
+    with pytest.raises(md.InvalidValueError):
+        float(ours(NOTHING).sum())
+    with pytest.warns(UserWarning, match="converting a masked element to nan"):
+        assert math.isnan(float(np.ma.masked))
+    with pytest.raises(TypeError):
+        float(pd.NA)
+    assert pc.sum(in_arrow(NOTHING)).as_py() is None
+    with pytest.raises(md.InvalidValueError):
+        bool((ours(NOTHING) > 0).any())
+    assert not (in_numpy(NOTHING) > 0).any()
+    with pytest.raises(TypeError, match="ambiguous"):
+        bool(pd.NA)
+
+
+def test_dtype_of_a_mean_of_integers() -> None:
+    integers = md.masked_tensor(torch.tensor([1, 2]), torch.tensor([True, False]))
+    with pytest.raises(RuntimeError, match="could not infer output dtype"):
+        integers.mean()
+    assert np.ma.array([1, 2], mask=[False, True]).mean() == 1.0
+    assert pd.Series([1, None], dtype="Int64").mean() == 1.0
+    assert answer(pc.mean(pa.array([1, None]))) == 1.0
+
+
+# ------------------------------------------------------------------------------------------------------- the document
+
+
+def test_the_document_has_every_function_and_every_difference() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    names = {name.partition(",")[0].partition("(")[0].strip() for name in (*OF_ONE, *OF_TWO)}
+    differences = [name for name in globals() if name.startswith("test_") and name not in NOT_DIFFERENCES]
+    missing = [name for name in (*sorted(names), *differences) if f"`{name}`" not in text]
+    assert not missing, missing
+
+
+NOT_DIFFERENCES = (
+    "test_of_one_column",
+    "test_of_two_columns",
+    "test_the_document_has_every_function_and_every_difference",
+)

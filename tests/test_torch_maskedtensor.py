@@ -1,0 +1,89 @@
+"""PyTorch's own tests of its masked tensors, run against this library: what passes, and what contradicts the contract.
+
+Set TORCH_SOURCE to a source tree of pytorch: the file is not in its wheels, and none of it is here. The table is in
+docs/torch_masked_tests.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SHIM = Path(__file__).with_name("torch_maskedtensor_shim.py")
+DOCUMENT = Path(__file__).parent.parent / "docs" / "torch_masked_tests.md"
+SOURCE = os.environ.get("TORCH_SOURCE", "")
+FILE = Path(SOURCE) / "test" / "test_maskedtensor.py"
+
+# Tests that hold to what the contract says otherwise, and why; each of them has to fail, for that reason.
+CONTRADICTS = {
+    "test_add": "operands with different masks are refused",
+    "test_masks_match": "operands with different masks are refused",
+    "test_max_not_implemented": "max is refused",
+    "test_mean_grad_case_1e": "a plain tensor gets a masked gradient",
+    "test_grad_warning": "a warning that the data requires grad",
+    "test_mean_grad_case_1a": "a warning that the data requires grad",
+    "test_mean_grad_case_1c": "a warning that the data requires grad",
+    "test_invalid_tensor_inputs": "only tensors are taken as data and mask",
+    "test_diff_dim": "the text of an error, of a mask that has to have the data's very shape",
+    "test_diff_sizes": "the text of an error, of a mask that has to have the data's very shape",
+}
+SPARSE = "sparse layouts"
+SPARSE_ERROR = re.compile(r"layout torch\.sparse|to_sparse|test_to_sparse")
+
+
+def method(name: str) -> str:
+    """The method that a test stands for, without class, device and parameters."""
+    found = name.rpartition(".")[2].removesuffix("_cpu")
+    return max(
+        (known for known in CONTRADICTS if re.fullmatch(rf"{known}(_fn_name_.*)?", found)), key=len, default=found
+    )
+
+
+def reason(name: str, outcome: str) -> str | None:
+    """Why a test that does not pass is right not to; None where nobody knows."""
+    return CONTRADICTS.get(method(name)) or (SPARSE if SPARSE_ERROR.search(outcome) else None)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    if not SOURCE:
+        pytest.skip(
+            "test/test_maskedtensor.py is not in the installed torch; set TORCH_SOURCE to a source tree of pytorch"
+        )
+    if not FILE.is_file():
+        pytest.skip(f"TORCH_SOURCE is {SOURCE}, which has no test/test_maskedtensor.py")
+    ran = subprocess.run([sys.executable, str(SHIM), SOURCE], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(ran.stdout)
+    return found
+
+
+def test_what_fails_contradicts_the_contract(outcomes: dict[str, str]) -> None:
+    failing = {name: outcome for name, outcome in outcomes.items() if outcome not in ("pass", "skip")}
+    unexplained = {name: outcome for name, outcome in failing.items() if reason(name, outcome) is None}
+    assert not unexplained, "\n".join(f"{name}: {outcome}" for name, outcome in unexplained.items())
+
+
+def test_what_contradicts_the_contract_fails(outcomes: dict[str, str]) -> None:
+    passing = [name for name, outcome in outcomes.items() if method(name) in CONTRADICTS and outcome == "pass"]
+    assert not passing, passing
+
+
+def test_most_pass(outcomes: dict[str, str]) -> None:
+    counts = Counter(
+        outcome if outcome in ("pass", "skip") else reason(name, outcome) for name, outcome in outcomes.items()
+    )
+    assert counts["pass"] >= 800, counts
+
+
+def test_the_document_gives_each_reason() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for name, why in CONTRADICTS.items():
+        assert f"`{name}`" in text
+        assert why in text

@@ -1,0 +1,96 @@
+"""Runs PyTorch's own test/test_maskedtensor.py, which its wheels don't contain, against this library.
+
+    python tests/torch_maskedtensor_shim.py CHECKOUT      CHECKOUT is a source tree of pytorch; a table as JSON
+
+The file imports its masked tensors from torch.masked and torch.masked.maskedtensor; the shim puts this library's in
+their place before it is loaded, in this process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import unittest
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.masked import maskedtensor
+from torch.masked.maskedtensor import core, creation
+
+import masked_dispatch as md
+
+FILE = Path("test") / "test_maskedtensor.py"
+
+# Every name by which PyTorch's tests reach a masked tensor; the lists of operators that they try stay PyTorch's own.
+NAMES = {
+    "masked_tensor": md.masked_tensor,
+    "as_masked_tensor": md.as_masked_tensor,
+    "MaskedTensor": md.MaskedTensor,
+    "is_masked_tensor": md.is_masked_tensor,
+}
+
+
+@contextlib.contextmanager
+def in_place_of_torchs() -> Iterator[None]:
+    """torch.masked's masked tensors are this library's."""
+    with contextlib.ExitStack() as stack:
+        for module in (torch.masked, maskedtensor, core, creation):
+            for name, value in NAMES.items():
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def loaded(path: Path) -> ModuleType:
+    """The test file as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Outcomes(unittest.TestResult):
+    """Each test by name: "pass", "skip" or the last line of its error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[str, str] = {}
+
+    def _note(self, test: Any, outcome: str) -> None:
+        self.of[test.id().partition(".")[2]] = outcome
+
+    def addSuccess(self, test: Any) -> None:
+        self._note(test, "pass")
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        self._note(test, "skip")
+
+    def addFailure(self, test: Any, error: Any) -> None:
+        self._note(test, f"{error[0].__name__}: {(str(error[1]).splitlines() or [''])[0]}")
+
+    addError = addFailure
+
+
+def run(checkout: Path) -> dict[str, str]:
+    """Every test of the file, run against this library."""
+    outcomes = Outcomes()
+    with in_place_of_torchs(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        sys.argv = sys.argv[:1]  # PyTorch's test utilities read the command line
+        unittest.defaultTestLoader.loadTestsFromModule(loaded(checkout / FILE)).run(outcomes)
+    return outcomes.of
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Path(sys.argv[1])), indent=1))
