@@ -6,8 +6,6 @@ its round. So a machine that is slow for a while is slow for all of them, and th
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import gc
 import statistics
 import time
@@ -49,23 +47,6 @@ class Goal:
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
 
-@functools.cache
-def keep_freed_memory() -> None:
-    """Let glibc keep what is freed, for the next call of the same size; nothing happens where there is no glibc.
-
-    Otherwise each large result is fetched from the kernel page by page or not, as the heap happens to lie: the same
-    code then takes 1 or 2 times as long, in any candidate.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        largest = 2**31 - 1
-        mallopt(_MMAP_THRESHOLD, largest)
-        mallopt(_TRIM_THRESHOLD, largest)
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the names of glibc's malloc.h
-
-
 def thread_seconds(call: Call, times: int) -> float:
     """Thread CPU seconds of one call, averaged over `times` calls in a row."""
     start = time.thread_time()
@@ -78,7 +59,6 @@ def measure(
     candidates: Mapping[str, Call], *, rounds: int = 41, at_least: float = 2e-3, warm_up: int = 3
 ) -> dict[str, list[float]]:
     """Seconds of one call of each candidate, round by round; a measurement lasts `at_least` seconds."""
-    keep_freed_memory()
     times = {}
     for name, call in candidates.items():
         for _ in range(warm_up):
