@@ -23,6 +23,7 @@ from op_registry.records import (
     all_dims,
     as_bool,
     as_int8,
+    being_traced,
     gradients_may_flow,
 )
 from op_registry.registry import registry
@@ -80,6 +81,16 @@ def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
     if gradients_may_flow(x.data) or x.dtype.is_complex:
         return x.filled(floor)
     return x.filled(-math.inf).clamp_min(floor)  # a fill with a number needs no branches
+
+
+def filled_for_exp_alone(x: Dense, dims: Dims) -> Tensor:
+    """The same for a rule in which nothing else meets the exponentials before the result is closed.
+
+    NaN in a slice of which nothing is valid harms nobody there: this fill, and the one that closes the result, let no
+    gradient pass in either direction. But anomaly detection would object. So only a graph, which is not asked, saves
+    itself another pass over the mask.
+    """
+    return x.filled(-math.inf) if being_traced(x.data) else filled_for_exp(x, dims)
 
 
 def first_valid(x: Dense, dim: int) -> Tensor:

@@ -649,6 +649,20 @@ def test_inductor_generates_what_eager_computes() -> None:
     same(results_and_gradients(run, arguments), results_and_gradients(region, arguments))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_what_a_graph_makes_of_a_row_without_anything_stays_there(backend: str) -> None:
+    def region(x: Tensor, w: Tensor) -> Tensor:
+        return ((x.softmax(-1) * w).sum(-1) + x.log_softmax(-1).sum(-1) * x.logsumexp(-1) * w[0, 0]).sum()
+
+    data = torch.where(torch.arange(4)[:, None] == 1, NAN, torch.randn(4, 6))
+    x, w = md.masked_tensor(data, data == data, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+    run = torch.compile(region, backend=backend, fullgraph=True)
+    compiled_gradients = torch.autograd.grad(run(x, w), (x, w))
+    same(compiled_gradients, torch.autograd.grad(region(x, w), (x, w)))
+    assert compiled_gradients[1].isfinite().all()
+    assert compiled_gradients[0].to_tensor(0.0).isfinite().all()
+
+
 def test_inductor_fuses_a_masked_mean_into_one_kernel() -> None:
     from torch._inductor.utils import run_and_get_code
 

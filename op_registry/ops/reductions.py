@@ -36,7 +36,7 @@ from op_registry.records import (
 )
 from op_registry.slices import (
     at_least_one,
-    filled_for_exp,
+    filled_for_exp_alone,
     first_valid,
     flattened,
     kept_shape,
@@ -218,7 +218,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
 def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
     """Invalid elements weigh exp(-inf); integers are computed in the default dtype, as torch does."""
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
-    return Dense(op(filled_for_exp(x, dim), dim, keepdim), x.some(dim, keepdim))
+    return Dense(op(filled_for_exp_alone(x, dim), dim, keepdim), x.some(dim, keepdim))
 
 
 # ---------------------------------------------------------------------------------------------------------- norms

@@ -1,8 +1,8 @@
 """Softmax and its logarithm.
 
 Law: over the valid elements of the slice; valid where the input is. An invalid element is filled with -inf: it has
-probability 0, and passes no gradient. A slice of which nothing is valid is filled with 0, so that neither its hidden
-values nor their gradients are NaN.
+probability 0, and passes no gradient. A slice of which nothing is valid is filled with 0 in eager, so that neither its
+hidden values nor their gradients are NaN.
 
 torch's own kernel runs on the filled data, with its autocast policy and its derivatives.
 """
@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from op_registry.categories import NORMALIZATION
 from op_registry.records import Dense
-from op_registry.slices import filled_for_exp, masked_slices
+from op_registry.slices import filled_for_exp_alone, masked_slices
 
 aten = torch.ops.aten
 
@@ -35,4 +35,4 @@ def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
 def _over_valid(op: OpOverload, x: Dense, dim: int, kind: torch.dtype | bool | None) -> Dense:
     if not x.dtype.is_floating_point:
         op(x.data, dim, kind)  # raises torch's error
-    return x.like(op(filled_for_exp(x, dim), dim, kind))
+    return x.like(op(filled_for_exp_alone(x, dim), dim, kind))
