@@ -318,9 +318,8 @@ def geometry(tensor: Tensor) -> tuple[str, ...]:
 
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:
     """A masked tensor around `data` and `validity` as they are (nothing is checked, copied or differentiated)."""
-    if not requires_grad and type(data) is Tensor and data.is_contiguous() and not data.storage_offset():
-        # The common case, in fewer words: 0.5 µs of the 2 µs that the other takes. (In a graph, an offset may be a
-        # number that nobody knows yet.)
+    if data.is_contiguous() and not data.storage_offset() and not requires_grad:
+        # The common case, in fewer words: 0.5 µs of the 2 µs that the other takes.
         wrapper: MaskedTensor = make_wrapper_subclass(
             MaskedTensor, data.shape, dtype=data.dtype, device=data.device, _extra_dispatch_keys=PRE_DISPATCH
         )
