@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
 from masked_dispatch.gradient import closed, opened
-from masked_dispatch.interception import redispatch
+from masked_dispatch.interception import DispatchKeySet, redispatch
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.records import Dense
 from op_registry.rule import Rule, Run

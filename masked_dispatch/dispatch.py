@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 from torch.library import Library
 
 from masked_dispatch.calls import Kernel, has_masked, rule_kernel, run_rule
 from masked_dispatch.elementwise import elementwise_kernel
 from masked_dispatch.interception import (
+    DispatchKeySet,
     aten_overloads,
     in_forward_mode,
     never_compiled,

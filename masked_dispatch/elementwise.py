@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from masked_dispatch.calls import Kernel, open_argument, rule_kernel
 from masked_dispatch.gradient import closed, fitted
-from masked_dispatch.interception import called_by_engine, direct_call, engine_run, outside_of_transforms
+from masked_dispatch.interception import (
+    DispatchKeySet,
+    called_by_engine,
+    direct_call,
+    engine_run,
+    outside_of_transforms,
+)
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
 from op_registry.accumulate import accumulate

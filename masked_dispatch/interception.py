@@ -41,7 +41,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey
+from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor

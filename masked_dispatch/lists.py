@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
 from masked_dispatch.calls import Kernel, has_masked
-from masked_dispatch.interception import redispatch
+from masked_dispatch.interception import DispatchKeySet, redispatch
 from op_registry.variants import single_form
 
 

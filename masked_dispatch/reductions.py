@@ -7,12 +7,12 @@ without one (a mean, a maximum) take no min_count=0. What both words mean is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.skipping import reduce, reduction, scan
+from masked_dispatch.skipping import introduced, reduce, reduction, scan
 
 sum = reduction(torch.sum, "dtype", identity=0)
 nansum = reduction(torch.nansum, "dtype", identity=0)
@@ -48,40 +48,31 @@ logcumsumexp = scan(torch.logcumsumexp)
 # ------------------------------------------------- what to take of a slice comes before which slice; otherwise the same
 
 
-def quantile(
-    x: Tensor,
-    q: float | Tensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    interpolation: str = "linear",
-    skipna: bool = True,
-    min_count: int = 1,
-) -> Tensor:
-    """torch.quantile over the valid elements of each slice; skipna and min_count as for `mean`."""
+def at_levels(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch's quantile or nanquantile, whose levels come before the dimension, with skipna and min_count."""
+    name = function.__name__
 
-    def call(t: Tensor) -> Tensor:
-        return torch.quantile(t, q, dim, keepdim, interpolation=interpolation)
+    def quantile(
+        x: Tensor,
+        q: float | Tensor,
+        dim: int | None = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        skipna: bool = True,
+        min_count: int = 1,
+    ) -> Tensor:
+        def call(t: Tensor) -> Tensor:
+            return function(t, q, dim, keepdim, interpolation=interpolation)
 
-    return reduce(call, "quantile", x, dim, keepdim, skipna, min_count)
+        return reduce(call, name, x, dim, keepdim, skipna, min_count)
+
+    text = "torch.{name} over the valid elements of each slice; skipna and min_count as for `mean`."
+    return introduced(quantile, name, (), text)
 
 
-def nanquantile(
-    x: Tensor,
-    q: float | Tensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    interpolation: str = "linear",
-    skipna: bool = True,
-    min_count: int = 1,
-) -> Tensor:
-    """torch.nanquantile over the valid elements of each slice; skipna and min_count as for `mean`."""
-
-    def call(t: Tensor) -> Tensor:
-        return torch.nanquantile(t, q, dim, keepdim, interpolation=interpolation)
-
-    return reduce(call, "nanquantile", x, dim, keepdim, skipna, min_count)
+quantile = at_levels(torch.quantile)
+nanquantile = at_levels(torch.nanquantile)
 
 
 def kthvalue(

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
 from masked_dispatch.calls import Kernel
 from masked_dispatch.gradient import fitted, masked_gradient, opened
 from masked_dispatch.interception import (
+    DispatchKeySet,
     called_by_functorch,
     never_compiled,
     redispatch,

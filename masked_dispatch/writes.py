@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
 from masked_dispatch.calls import Kernel, has_masked
 from masked_dispatch.gradient import opened
 from masked_dispatch.interception import (
+    DispatchKeySet,
     metadata_only,
     redispatch,
     tracking_views_and_versions,
