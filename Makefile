@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-full lint types bench coverage format clean
+.PHONY: help demo test test-full conformance lint types bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -36,6 +36,10 @@ test: $(INSTALLED)
 ## make test-full   every test
 test-full: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
+conformance: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m op_registry check $(if $(SLICE),--tier full --slice $(SLICE) --timeout 480)
 
 ## make lint        ruff: lint and format
 lint: $(INSTALLED)

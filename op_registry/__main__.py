@@ -77,7 +77,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 def _check(given: argparse.Namespace) -> int:
     from op_registry.conformance import reporting, runner
     from op_registry.conformance.checking import Verdict
-    from op_registry.conformance.samples import database, operator_named, operators_of, variants
+    from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
     from op_registry.conformance.trials import run_operator
 
     for module in given.modules:
@@ -89,11 +89,13 @@ def _check(given: argparse.Namespace) -> int:
         return 0 if verdict else 1
     everything = [*database(), *variants()] if given.variants else list(database())
     names = [operator_named(name).name for name in given.op] if given.op else everything
+    if settings.dtypes == "all":
+        names = [piece for name in names for piece in in_each_dtype(name)]
     if given.slice:
         part, _, parts = given.slice.partition("/")
         names = names[int(part) % int(parts) :: int(parts)]
-    reports = runner.run(
-        names, settings, workers=given.workers, timeout=given.timeout, results=given.results, progress=True
+    reports = reporting.by_operator(
+        runner.run(names, settings, workers=given.workers, timeout=given.timeout, results=given.results, progress=True)
     )
     print(reporting.summary(reports))
     if given.by_family is not None:

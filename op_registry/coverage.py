@@ -13,6 +13,7 @@ Each entry of torch's operator database, and each core aten overload, is one of
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import (
@@ -33,6 +33,7 @@ from op_registry.conformance.samples import (
     chosen,
     database,
 )
+from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
 from op_registry.resolve import resolve
@@ -52,6 +53,8 @@ class Entry:
     # The piece that is missing, opaque or refused, and for what reason.
     note: str
     family: str
+    # The dtypes that it takes, as far as torch's database says so.
+    dtypes: frozenset[torch.dtype] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.name}: {self.state}{f' ({self.note})' if self.note else ''}"
@@ -164,7 +167,7 @@ def entries() -> Iterator[Entry]:
         # Samples of deprecated and experimental operators say so.
         warnings.simplefilter("ignore")
         for operator in database().values():
-            yield entry_of(operator)
+            yield dataclasses.replace(entry_of(operator), dtypes=operator.dtypes)
 
 
 def core_overloads() -> list[OpOverload]:
@@ -206,6 +209,29 @@ def table(found: Sequence[Entry], title: str) -> str:
     return "\n".join(lines)
 
 
+# What entries are counted for, dtype by dtype.
+DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "uint8", "bool")
+
+
+def by_dtype(found: Sequence[Entry]) -> str:
+    """For each dtype, how many entries are served of those that take it; by family and in total."""
+    families: dict[str, list[Entry]] = {}
+    for entry in found:
+        families.setdefault(entry.family or "-", []).append(entry)
+
+    def row(name: str, entries: Sequence[Entry]) -> str:
+        cells = []
+        for dtype in DTYPES:
+            taking = [e for e in entries if getattr(torch, dtype) in e.dtypes and e.state != "not applicable"]
+            served = sum(e.state in SERVED for e in taking)
+            cells.append(f"{served} of {len(taking)}" if taking else "")
+        return f"{name:16s}" + "".join(f"{cell:>12s}" for cell in cells)
+
+    lines = [f"{'served, by dtype':16s}" + "".join(f"{dtype:>12s}" for dtype in DTYPES)]
+    lines += [row(family, families[family]) for family in sorted(families)]
+    return "\n".join([*lines, row("total", found)])
+
+
 def listing(found: Sequence[Entry]) -> str:
     """One line an entry, for the file that tests hold the table to."""
     return "\n".join(str(entry) for entry in sorted(found, key=lambda e: e.name))
@@ -222,6 +248,8 @@ def report(verbose: bool = False) -> str:
     served = sum(e.state in SERVED for e in entries_found)
     parts = [
         table(entries_found, "family"),
+        "",
+        by_dtype(entries_found),
         "",
         table(core, "core aten"),
         "",

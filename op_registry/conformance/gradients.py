@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.laws import (
@@ -22,13 +21,13 @@ from op_registry.conformance.laws import (
     Trial,
     observed,
     plain_fails,
-    requires_grad,
     weighted_sum,
     weighting,
 )
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
 from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.trees import tree_leaves
 from op_registry.errors import MaskedSemanticsError
 
 ROUNDING = 1e-7
@@ -57,7 +56,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
     if mine is None:
         raise NotAsked("no result depends differentiably on an argument")
     first = mine[0]
-    for position, (gradient, mask) in enumerate(zip(first, trial.masks(), strict=True)):
+    for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
         _of_its_own_kind(f"gradient {position}", gradient, mask)
     try:
         wanted = _derivatives_of(trial, expected)
@@ -118,7 +117,7 @@ def _same_derivatives(mine: Derivatives, wanted: Derivatives, trial: Trial) -> N
     for order, got, want in (("gradient", mine[0], wanted[0]), ("second-order gradient", mine[1], wanted[1])):
         if got is None or want is None:
             continue
-        for position, (g, w, mask) in enumerate(zip(got, want, trial.masks(), strict=True)):
+        for position, (g, w, mask) in enumerate(zip(got, want, trial.masks, strict=True)):
             _same_gradient(f"{order} {position}", g, w, mask, rounding)
 
 
@@ -162,7 +161,7 @@ def derivatives(trial: Trial) -> tuple[list[Any], list[Any] | None] | None:
     scalar = weighted_sum(observed(trial.subject, result))
     if scalar is None:
         return None
-    wanted = [requires_grad(trial.subject, v) for v in values]
+    wanted = [trial.subject.requires_grad(v) for v in values]
     inputs = [v for v, w in zip(values, wanted, strict=True) if w]
     twice = trial.sample.twice_differentiable
     first = _spread(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
@@ -196,7 +195,7 @@ def _derivatives_of(
 ) -> tuple[list[Tensor | None], list[Tensor | None] | None] | None:
     """The same two of the oracle, or of plain torch."""
     args, kwargs, tensors = trial.copies(gradients=True)
-    known = trial.masks()
+    known = trial.masks
     masks = {id(t): m for t, m in zip(tensors, known, strict=True) if m is not None}
     start_random_numbers(trial.seed)
 
@@ -229,7 +228,7 @@ def _pair(leaf: Any) -> Any:
 
 def _against_differences(trial: Trial, gradients: Sequence[Any]) -> None:
     """The gradient along a random direction over valid elements, against central differences of the subject."""
-    masks = trial.masks()
+    masks = trial.masks
     directions: list[Tensor | None] = []
     for position, (tensor, mask) in enumerate(zip(trial.sample.tensors, masks, strict=True)):
         if not tensor.is_floating_point() or not trial.may_have_gradient(position):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.masks import FILLS, PLAIN, Masking, refilled
@@ -21,6 +20,7 @@ from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import Sample
 from op_registry.conformance.subject import Subject
+from op_registry.conformance.trees import tree_leaves
 from op_registry.errors import MaskedSemanticsError
 
 # Floating point with fewer digits than sums and products of what the samples hold need.
@@ -48,19 +48,20 @@ class Trial:
     masking: Masking
     seed: int = 0
 
+    @functools.cached_property
     def masks(self) -> list[Tensor | None]:
         """The full mask of each tensor of the sample; None for one that stays plain."""
         return self.masking.full(self.sample.tensors)
 
-    @property
+    @functools.cached_property
     def partial(self) -> bool:
         """Whether anything is invalid."""
-        return any(mask is not None and not bool(mask.all()) for mask in self.masks())
+        return any(mask is not None and not bool(mask.all()) for mask in self.masks)
 
     def wrapped(self, fill: str | None = None, gradients: bool = False) -> tuple[Any, Any, list[Any]]:
         """Arguments for the subject, and the value that each tensor became; hidden data overwritten by `fill`."""
         values: list[Any] = []
-        found = dict(zip(map(id, self.sample.tensors), zip(self.masking.masks, self.masks(), strict=True), strict=True))
+        found = dict(zip(map(id, self.sample.tensors), zip(self.masking.masks, self.masks, strict=True), strict=True))
 
         def wrap(tensor: Tensor) -> Any:
             mask, full = found[id(tensor)]
@@ -139,7 +140,7 @@ class Trial:
     def expected(self) -> list[Any]:
         """What the oracles say: Slots, plain tensors and Python values."""
         args, kwargs, copies = self.copies()
-        masks = {id(t): m for t, m in zip(copies, self.masks(), strict=True) if m is not None}
+        masks = {id(t): m for t, m in zip(copies, self.masks, strict=True) if m is not None}
         also = [copies[n] for n in self.written]
         start_random_numbers(self.seed)
         return tree_leaves(expected(self.sample.fn, args, kwargs, masks, also))
@@ -321,9 +322,7 @@ def plain_fails(trial: Trial) -> bool:
 
 def fills_for(trial: Trial) -> Sequence[str]:
     """Every fill where floating-point data is hidden, those that integers tell apart elsewhere."""
-    hidden = [
-        t for t, m in zip(trial.sample.tensors, trial.masks(), strict=True) if m is not None and not bool(m.all())
-    ]
+    hidden = [t for t, m in zip(trial.sample.tensors, trial.masks, strict=True) if m is not None and not bool(m.all())]
     return FILLS if any(t.is_floating_point() or t.is_complex() for t in hidden) else ("nan", "inf", "tiny")
 
 
@@ -353,9 +352,14 @@ def _with_gradients(trial: Trial, fill: str | None) -> Any:
 
 def weighting(data: Tensor, seed: int = 0) -> Tensor:
     """A fixed weight for each element."""
+    return _weights(data.shape, data.dtype, seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 17)
-    dtype = torch.float64 if not data.is_complex() else torch.complex128
-    return torch.randn(data.shape, dtype=dtype, generator=generator).to(data.dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
 
 
 def weighted_sum(outcome: list[Any]) -> Tensor | None:
@@ -378,15 +382,10 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
     scalar = weighted_sum(outcome)
     if scalar is None:
         return []
-    wanted = [v for v in values if requires_grad(subject, v)]
+    wanted = [v for v in values if subject.requires_grad(v)]
     found = iter(subject.gradients(scalar, wanted, create_graph))
-    gradients = [next(found) if requires_grad(subject, v) else None for v in values]
+    gradients = [next(found) if subject.requires_grad(v) else None for v in values]
     return [None if g is None else subject.observe(g) for g in gradients]
-
-
-def requires_grad(subject: Subject, value: Any) -> bool:
-    """Whether a value, wrapped or plain, is one to differentiate by."""
-    return bool(subject.observe(value)[0].requires_grad)
 
 
 def _same_bits(name: str, again: Any, base: Any, trial: Trial) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.laws import (
@@ -20,6 +19,7 @@ from op_registry.conformance.laws import (
 from op_registry.conformance.masks import PLAIN, Masking
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Subject
+from op_registry.conformance.trees import tree_leaves
 from op_registry.errors import MaskedSemanticsError
 
 # Modes compute in another order, and fuse.
@@ -53,7 +53,7 @@ def views_alias(trial: Trial) -> None:
     asked = False
     for position, base in views:
         leaf = tree_leaves(result)[position]
-        if leaf is tensors[base] or trial.masks()[base] is None:
+        if leaf is tensors[base] or trial.masks[base] is None:
             continue
         asked = True
         if leaf.dtype is not tensors[base].dtype:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map
 
 from op_registry.categories import COMPOSITE
 from op_registry.conformance.subject import Subject
+from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, as_int8
@@ -75,6 +75,9 @@ class Records(Subject):
 
     def is_value(self, value: Any) -> bool:
         return isinstance(value, (Dense, Tensor))
+
+    def requires_grad(self, value: Any) -> bool:
+        return bool(value.data.requires_grad if isinstance(value, Dense) else value.requires_grad)
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         interpreter = RuleInterpreter()

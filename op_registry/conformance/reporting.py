@@ -7,6 +7,16 @@ from collections.abc import Sequence
 
 from op_registry.conformance.samples import overloads_by_entry
 from op_registry.conformance.trials import Outcome, Report
+from op_registry.coverage import DTYPES, family_of
+
+
+def by_operator(reports: Sequence[Report]) -> list[Report]:
+    """One report for each operator, from those on its dtypes."""
+    found: dict[str, Report] = {}
+    for report in reports:
+        name = report.operator.partition("@")[0]
+        found.setdefault(name, Report(name)).add(report)
+    return list(found.values())
 
 
 def summary(reports: Sequence[Report]) -> str:
@@ -73,15 +83,9 @@ def by_family(reports: Sequence[Report]) -> str:
 
 def family_of_entry(name: str) -> str:
     """The file of the rule book that most of what an entry calls stands in."""
-    from op_registry.coverage import family_of
-
     overloads = overloads_by_entry().get(name.partition("+")[0], ())
     families = Counter(f for op in overloads if (f := family_of(op)))
     return families.most_common(1)[0][0] if families else "no rule"
-
-
-# The dtypes that have a column of their own in the table.
-COLUMNS = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "uint8", "bool")
 
 
 def table(reports: Sequence[Report]) -> str:
@@ -90,7 +94,7 @@ def table(reports: Sequence[Report]) -> str:
     tried: dict[str, Counter[str]] = {}
     for report in reports:
         family = family_of_entry(report.operator)
-        for dtype in COLUMNS:
+        for dtype in DTYPES:
             counts = report.dtypes.get(dtype, {})
             wrong = counts.get("broken", 0) + counts.get("error", 0) + counts.get("refused", 0) + counts.get("gap", 0)
             if wrong or counts.get("pass"):
@@ -98,9 +102,9 @@ def table(reports: Sequence[Report]) -> str:
                 right.setdefault(family, Counter())[dtype] += not wrong
 
     def row(name: str, of: Counter[str], right: Counter[str]) -> str:
-        return f"| {name} | " + " | ".join(f"{right[d]} of {of[d]}" if of[d] else "" for d in COLUMNS) + " |"
+        return f"| {name} | " + " | ".join(f"{right[d]} of {of[d]}" if of[d] else "" for d in DTYPES) + " |"
 
-    lines = ["| family | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines = ["| family | " + " | ".join(DTYPES) + " |", "|---" * (len(DTYPES) + 1) + "|"]
     lines += [row(family, tried[family], right[family]) for family in sorted(tried)]
     total = (sum(counters.values(), Counter()) for counters in (tried, right))
     return "\n".join([*lines, row("**all**", *total)])

@@ -6,6 +6,8 @@ again by number: the database is asked with the same seed, and gives the same li
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -14,12 +16,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils._pytree import tree_leaves, tree_map
 
+from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder, calls_of
 from op_registry.registry import registry
 from op_registry.rule import packet_name
@@ -52,7 +56,7 @@ class Sample:
     # Which tensors to differentiate by, in the order of `tensors`; None is all that hold real or complex numbers.
     variables: frozenset[int] | None = None
 
-    @property
+    @functools.cached_property
     def tensors(self) -> list[Tensor]:
         """The distinct strided tensors among the arguments, in order."""
         found: dict[int, Tensor] = {}
@@ -91,6 +95,15 @@ class Operator:
 
     name: str
     dtypes: frozenset[torch.dtype]
+    # False where this is the operator in one dtype only, and what is asked once of an operator is asked in another.
+    leading = True
+
+    def in_dtype(self, dtype: torch.dtype) -> Operator:
+        """The same operator in one of its dtypes."""
+        part = copy.copy(self)
+        part.dtypes = frozenset({dtype})
+        part.leading = dtype is self.preferred_dtype
+        return part
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         """Every sample, in an order that does not change."""
@@ -118,13 +131,25 @@ class Operator:
 
 
 def _seed(seed: int = 0) -> None:
-    torch.manual_seed(seed)
+    """All random numbers that the database draws from."""
+    start_random_numbers(seed)
     random.seed(seed)
     try:
         import numpy
     except ImportError:
         return
     numpy.random.seed(seed)
+
+
+@contextlib.contextmanager
+def _database_asked() -> Iterator[None]:
+    """Around the database's generators: no warnings, and their seeding before every sample in its cheap form."""
+    from torch.testing._internal import common_utils
+
+    _seed()
+    with warnings.catch_warnings(), mock.patch.object(common_utils, "set_rng_seed", _seed):
+        warnings.simplefilter("ignore")
+        yield
 
 
 class DatabaseOperator(Operator):
@@ -150,10 +175,8 @@ class DatabaseOperator(Operator):
             return self._generated(dtype, False)
 
     def _generated(self, dtype: torch.dtype, requires_grad: bool) -> list[Sample]:
-        _seed()
         found = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _database_asked():
             try:
                 for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=requires_grad)):
                     found.append(self._sample(given, number, dtype, requires_grad))
@@ -210,10 +233,11 @@ class DatabaseOperator(Operator):
     def error_samples(self) -> list[Sample]:
         if self.info.error_inputs_func is None:
             return []
-        _seed()
-        return [
-            self._sample(e.sample_input, n, self.preferred_dtype) for n, e in enumerate(self.info.error_inputs("cpu"))
-        ]
+        with _database_asked():
+            return [
+                self._sample(e.sample_input, n, self.preferred_dtype)
+                for n, e in enumerate(self.info.error_inputs("cpu"))
+            ]
 
 
 class VariantOperator(DatabaseOperator):
@@ -331,7 +355,13 @@ def variants() -> dict[str, VariantOperator]:
 
 
 def operator_named(name: str) -> Operator:
-    """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by torch.ops' name."""
+    """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by torch.ops' name.
+
+    ``add@int64`` is the entry in that dtype alone.
+    """
+    name, _, dtype = name.partition("@")
+    if dtype:
+        return operator_named(name).in_dtype(getattr(torch, dtype))
     entries = database()
     if "+" in name:
         return variants()[name.replace(".", "_")]
@@ -344,6 +374,11 @@ def operator_named(name: str) -> Operator:
     if found is None:
         raise LookupError(f"no operator is called {name}: neither in torch's operator database nor under torch.ops")
     return RegisteredOperator(getattr(found, overload or "default"))
+
+
+def in_each_dtype(name: str) -> list[str]:
+    """The names of an operator in each of its dtypes alone: short pieces of work, of which a crash costs less."""
+    return [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator_named(name).dtypes, key=str)] or [name]
 
 
 def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:

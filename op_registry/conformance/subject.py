@@ -40,6 +40,10 @@ class Subject:
         """Whether `observe` can look at it."""
         return isinstance(value, Tensor)
 
+    def requires_grad(self, value: Any) -> bool:
+        """Whether a value, wrapped or plain, is one to differentiate by."""
+        return bool(value.requires_grad)
+
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`fn` on wrapped and plain arguments."""
         return fn(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 import warnings
@@ -54,7 +55,8 @@ class Settings:
     # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
     most: int | None = 4
     masks: tuple[str, ...] = KINDS
-    # Names of dtypes, "preferred" for float32 where there is one, "all" for whatever the operator takes.
+    # Names of dtypes, "preferred" for float32 where there is one, "all" for whatever the operator takes (P7, which is
+    # about graphs, stays with the preferred one).
     dtypes: str = "preferred"
     modes: tuple[str, ...] = ("aot_eager",)
     seed: int = 0
@@ -96,6 +98,15 @@ class Report:
         """How many trials of all laws came out so."""
         return sum(c.get(status, 0) for c in self.counts.values())
 
+    def add(self, other: Report) -> None:
+        """Take in what came of other trials of the same operator."""
+        for mine, theirs in ((self.counts, other.counts), (self.dtypes, other.dtypes)):
+            for key, counts in theirs.items():
+                mine[key] = dict(Counter(mine.get(key, {})) + Counter(counts))
+        self.outcomes += other.outcomes
+        self.reasons = dict(Counter(self.reasons) + Counter(other.reasons))
+        self.seconds += other.seconds
+
     def as_dict(self) -> dict[str, Any]:
         """For the results file."""
         return asdict(self)
@@ -111,7 +122,9 @@ def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dt
     """The dtypes in which a law is tried."""
     if law == "P5":
         return [operator.gradient_dtype] if operator.gradient_dtype is not None else []
-    if settings.dtypes == "preferred":
+    if law == "P7" and not operator.leading:
+        return []
+    if settings.dtypes == "preferred" or (settings.dtypes == "all" and law == "P7"):
         return [operator.preferred_dtype] if operator.dtypes else []
     if settings.dtypes == "all":
         return sorted(operator.dtypes, key=str)
@@ -134,10 +147,11 @@ def trials_of(operator: Operator, law: str, subject: Subject, settings: Settings
     """Every trial of a law, with its description."""
     for dtype in dtypes_of(operator, law, settings):
         if law == "P7":
-            samples = list(overload_samples(operator, dtype, _another_entry_asks(operator, settings)))
+            samples = [
+                s for s in overload_samples(operator, dtype, _another_entry_asks(operator, settings)) if s.tensors
+            ]
         else:
-            samples = operator.samples(dtype)
-        samples = [s for s in samples if s.tensors]
+            samples = _samples(operator, dtype)
         if settings.sample is not None:
             samples = [s for s in samples if s.number == settings.sample]
         elif law != "P7":
@@ -147,6 +161,12 @@ def trials_of(operator: Operator, law: str, subject: Subject, settings: Settings
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
+
+
+@functools.lru_cache(maxsize=16)  # the laws ask one after another, each in every dtype
+def _samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
+    """The samples that have something to mask. Trials work on copies of their tensors."""
+    return [s for s in operator.samples(dtype) if s.tensors]
 
 
 def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:
@@ -178,7 +198,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     """Every trial of an operator. `say` is told what is about to run, so that a crash has a name."""
     operator = operator_named(name) if isinstance(name, str) else name
     subject = find_subject(settings.subject)
-    report = Report(operator.name)
+    report = Report(name if isinstance(name, str) else operator.name)
     started = time.monotonic()
     named = _NamedGaps(gaps_of(operator))
     with warnings.catch_warnings():
@@ -239,7 +259,7 @@ def _errors(
     operator: Operator, subject: Subject, named: _NamedGaps, report: Report, say: Callable[[str], None]
 ) -> None:
     """P1 for the calls that torch refuses."""
-    if not isinstance(operator, DatabaseOperator):
+    if not isinstance(operator, DatabaseOperator) or not operator.leading:
         return
     for sample in operator.error_samples():
         if not sample.tensors:

@@ -22,8 +22,8 @@ from torch._dispatch.python import enable_python_dispatcher, no_python_dispatche
 from torch._ops import OpOverload
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from op_registry.conformance.trees import tree_leaves
 from op_registry.ops.torch_masked import OPERATORS
 
 # Factories that take tensors: what they give reaches Python as a copy.

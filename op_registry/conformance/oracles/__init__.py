@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map
 
 from op_registry.conformance.oracles import (
     attention,
@@ -32,6 +31,7 @@ from op_registry.conformance.oracles import (
     windows,
 )
 from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
+from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
 from op_registry.variants import functional_form, is_inplace, is_out, written_arguments

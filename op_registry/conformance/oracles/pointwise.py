@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from op_registry.conformance.oracles.slots import Call, NoOracle, Refused, Slot, broadcast_valid, oracle, valid
+from op_registry.conformance.trees import tree_leaves, tree_map
 
 
 def elementwise(c: Call) -> Any:

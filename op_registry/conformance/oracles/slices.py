@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from op_registry.conformance.oracles.slots import (
     Call,
@@ -18,6 +17,7 @@ from op_registry.conformance.oracles.slots import (
     scatter_back,
     valid,
 )
+from op_registry.conformance.trees import tree_map
 
 aten = torch.ops.aten
 

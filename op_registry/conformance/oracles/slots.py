@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map
+
+from op_registry.conformance.trees import tree_leaves, tree_map
 
 
 class NoOracle(Exception):
