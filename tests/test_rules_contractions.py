@@ -444,3 +444,18 @@ def test_attention_math_gives_weights_over_valid_keys():
     kept = known[:, 0]
     torch.testing.assert_close(values[:, kept], (q @ k[kept].T / math.sqrt(2)).softmax(-1))
     torch.testing.assert_close(seen(output)[1], values[:, kept] @ v[kept])
+
+
+@pytest.mark.parametrize(("rows", "size"), [(2, [2, 1, 3, 4]), (3, [2, 1, 3, 2, 4])])
+def test_affine_grid_is_theta_times_base_points(rows, size):
+    """As the product is written out: of a row of theta, what is valid takes part."""
+    theta, mask = random_factor((2, rows, rows + 1), "full", 5)
+    mask[1, 0] = False
+    steps = [torch.linspace(-1, 1, n, dtype=torch.float64) for n in size[2:]]
+    points = torch.stack([*reversed(torch.meshgrid(*steps, indexing="ij")), torch.ones(size[2:])], -1)
+    want = torch.einsum("...k,nrk->n...r", points, torch.where(mask, theta, 0.0))
+    for garbage in GARBAGE:
+        got = apply(aten.affine_grid_generator.default, Dense(torch.where(mask, theta, garbage), mask), size, True)
+        valid = mask.any(-1)[(slice(None), *[None] * (rows))].expand(want.shape)
+        assert torch.equal(got.valid.expand(want.shape), valid)
+        torch.testing.assert_close(got.data[valid], want[valid])

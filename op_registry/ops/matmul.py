@@ -15,7 +15,7 @@ in steps finds the same tuples as contracting at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -222,3 +222,19 @@ def _as_number(x: Dense) -> Tensor:
     """1 for a valid element and 0 for an invalid one, to be multiplied and summed."""
     v = x.full_validity
     return torch.ones_like(x.data, dtype=torch.float32) if v is None else v.to(torch.float32)
+
+
+@masked_rule(aten.affine_grid_generator.default, category=CONTRACTION)
+def affine_grid_generator(theta: Dense, size: Sequence[int], align_corners: bool) -> Dense:
+    """Each coordinate of the grid is a row of theta times a base point, of which every coordinate is there."""
+    grid = aten.affine_grid_generator(theta.filled(0), size, align_corners)
+    rows = theta.some(-1)
+    return Dense(grid, None if rows is None else rows[(slice(None), *[None] * (grid.ndim - 2))])
+
+
+@affine_grid_generator.samples
+def _affine_grids(make: Callable[[tuple[int, ...]], Tensor]) -> Iterator[tuple[Any, ...]]:
+    """In the plane and in space."""
+    for corners in (False, True):
+        yield (make((2, 2, 3)), [2, 1, 3, 4], corners)
+        yield (make((2, 3, 4)), [2, 1, 3, 2, 4], corners)
