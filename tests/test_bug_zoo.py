@@ -326,3 +326,17 @@ def test_a_window_with_holes_makes_no_half_known_signal() -> None:
     window = md.masked_tensor(torch.ones(8), torch.arange(8) > 0)
     with pytest.raises(md.MaskedSemanticsError, match="istft has no meaning on partly valid input"):
         torch.istft(spectrum, 8, window=window)
+
+
+def test_a_fraction_as_correction_is_not_rounded_to_the_default_dtype() -> None:
+    x = md.masked_tensor(
+        torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64), torch.tensor([True, True, True, False])
+    )
+    want = torch.var(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), 0, correction=1.3)
+    assert torch.var(x, 0, correction=1.3).item() == want.item()
+
+
+def test_covariance_is_of_the_dtype_of_wider_weights() -> None:
+    data, weights = torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.0, 1.0])
+    x = md.masked_tensor(data, torch.tensor([True, True, False]))
+    assert torch.cov(x, aweights=weights).dtype is torch.cov(data, aweights=weights).dtype is torch.float32

@@ -53,9 +53,17 @@ def bit_difference(got: Tensor, want: Tensor, mask: Tensor | None = None) -> str
 
 
 def difference(
-    got: Tensor, want: Tensor, mask: Tensor | None = None, tolerance: float | None = None, magnitude: float = 1.0
+    got: Tensor,
+    want: Tensor,
+    mask: Tensor | None = None,
+    tolerance: float | None = None,
+    magnitude: float = 1.0,
+    coarsest: float = 0.0,
 ) -> str | None:
-    """Why `got` is not `want` to rounding (where `mask`), or None; `magnitude` is that of what was computed with."""
+    """Why `got` is not `want` to rounding (where `mask`), or None.
+
+    `magnitude` is that of what was computed with, `coarsest` the rounding of what went in.
+    """
     got, want = got.detach(), want.detach()
     if got.dtype is not want.dtype:
         return f"dtype {got.dtype} instead of {want.dtype}"
@@ -69,6 +77,7 @@ def difference(
     if rounding is None:
         wrong = got != want
     else:
+        rounding = max(rounding, coarsest)
         wide = torch.complex128 if want.dtype.is_complex else torch.float64
         a, b = got.to(wide), want.to(wide)
         finite = b.abs()[b.isfinite()]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.compare import bit_difference, difference, mask_difference
+from op_registry.conformance.compare import ROUNDING, bit_difference, difference, mask_difference
 from op_registry.conformance.masks import FILLS, PLAIN, Masking, refilled
 from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
 from op_registry.conformance.randomness import start_random_numbers
@@ -119,6 +119,11 @@ class Trial:
         return max([1.0, *map(float, found)])
 
     @functools.cached_property
+    def rounding(self) -> float:
+        """Of the coarsest of the arguments: what torch computes from it alone is no finer."""
+        return max((ROUNDING.get(t.dtype, 0.0) for t in self.sample.tensors), default=0.0)
+
+    @functools.cached_property
     def written(self) -> list[int]:
         """Which tensors of the sample plain torch writes to, and does not give back."""
         args, kwargs, copies = self.copies()
@@ -202,7 +207,7 @@ def _same_as_plain(position: int, mine: Any, plain: Any, bitwise: bool, trial: T
         return
     wrong = bit_difference(data, plain) if bitwise else None
     if not bitwise or (wrong and not _repeats_itself(trial, position, plain)):
-        wrong = difference(data, plain, magnitude=trial.magnitude)
+        wrong = difference(data, plain, magnitude=trial.magnitude, coarsest=trial.rounding)
     if wrong:
         raise Broken(f"{name}: {wrong}")
     if plain._is_view() and plain.numel():
@@ -275,7 +280,7 @@ def _same_as_expected(name: str, mine: Any, theirs: Any, trial: Trial) -> None:
     if not wrong and trial.sample.valueless:
         wrong = None if data.dtype is theirs.data.dtype else f"dtype {data.dtype} instead of {theirs.data.dtype}"
     elif not wrong:
-        wrong = difference(data, theirs.data, mask, magnitude=trial.magnitude)
+        wrong = difference(data, theirs.data, mask, magnitude=trial.magnitude, coarsest=trial.rounding)
     if wrong:
         raise Broken(f"{name}: {wrong}")
 

@@ -118,7 +118,9 @@ def variance_and_mean(
     exists = without(dims, m.exists, keepdim)
     correction = 1 if correction is None else correction
     assert not isinstance(correction, complex)  # torch has raised
-    divisor = torch.where(as_bool(m.exists), (m.count - correction).to(m.square.dtype), 1)
+    # A count less a fraction would be of torch's default dtype.
+    number = m.count if isinstance(correction, int) else m.count.to(m.square.dtype)
+    divisor = torch.where(as_bool(m.exists), (number - correction).to(m.square.dtype), 1)
     square = m.square / divisor
     if correction > 1:
         # Where less than nothing is to divide by, torch's value is that of dividing by 0, its derivative is not.

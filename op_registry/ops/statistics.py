@@ -144,7 +144,8 @@ def cov(
     given = [w for w in (fweights, aweights) if w is not None]
     if any(w.shape != (rows.shape[1],) for w in given):
         op(x.data, correction=correction, fweights=plain(fweights), aweights=plain(aweights))  # raises torch's error
-    dtype = returned_dtype(x, (), lambda: op(x.data.new_ones((2, 3))))
+    even = None if aweights is None else aweights.data.new_ones(3)
+    dtype = returned_dtype(x, (aweights,), lambda: op(x.data.new_ones((2, 3)), aweights=even))
     with torch.autocast(x.device.type, enabled=False):
         valid = complete(rows, *given)
         filled = [w.filled(1).to(rows.dtype.to_real()) for w in given]

@@ -82,7 +82,8 @@ def cov(c: Call) -> Slot:
     if not all(w.all_valid for w in weights.values()):
         raise NoOracle("cov with invalid weights")
     out = c.plainly()
-    data = x.data.reshape(-1, x.shape[-1]) if x.ndim else x.data.reshape(1, 1)
+    data = x.data.to(out.dtype)  # of two rows torch takes no wider weights
+    data = data.reshape(-1, x.shape[-1]) if x.ndim else data.reshape(1, 1)
     mask = x.mask.reshape(data.shape)
     rows: list[Tensor] = []
     known = []
