@@ -39,6 +39,7 @@ from masked_dispatch.reductions import (
     var_mean,
     vector_norm,
 )
+from masked_dispatch.storage.policy import densify
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
@@ -63,6 +64,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "densify",
     "from_lengths",
     "from_nan",
     "functional",

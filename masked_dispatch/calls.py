@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 
 from masked_dispatch.gradient import closed, opened
 from masked_dispatch.interception import DispatchKeySet, redispatch
+from masked_dispatch.storage.lower import lowered
+from masked_dispatch.storage.wrapper import NotDense
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.records import Dense
 from op_registry.rule import Rule, Run
@@ -68,6 +70,10 @@ def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
-        return run_rule(run, args, kwargs)
+        try:
+            return run_rule(run, args, kwargs)
+        except NotDense:
+            pass
+        return lowered(op, args, kwargs)
 
     return kernel

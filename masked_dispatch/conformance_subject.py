@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
+from masked_dispatch.storage.lower import watchers
 from op_registry.conformance.subject import Subject
 
 
@@ -25,14 +26,42 @@ class Eager(Subject):
             return value, None
         return value.get_data(), value.get_mask()
 
+    storages = ("coo", "csr", "csc", "bsr", "bsc", "hybrid")
+
+    def __init__(self) -> None:
+        self._densified: list[str] = []
+        watchers.append(lambda op, why: self._densified.append(f"{op}: {why}"))
+
+    def stored(self, value: Any, storage: str, requires_grad: bool) -> Any:
+        if not is_masked_tensor(value) or value.ndim < (1 if storage == "coo" else 2):
+            return value
+        with torch.no_grad():
+            stored = value.to_layout(**_layout(storage, value.shape))
+        return stored.requires_grad_(requires_grad)
+
+    def densified(self) -> list[str]:
+        found, self._densified = self._densified, []
+        return found
+
     def modes(self) -> dict[str, Subject]:
         return {"aot_eager": Compiled("aot_eager"), "inductor": Compiled("inductor")}
+
+
+def _layout(storage: str, shape: torch.Size) -> dict[str, Any]:
+    """Arguments of to_layout: blocks as small as divide the shape, hybrid with one sparse dimension."""
+    if storage == "hybrid":
+        return {"layout": torch.sparse_coo, "sparse_dim": 1}
+    layout = getattr(torch, f"sparse_{storage}")
+    if not storage.startswith("bs"):
+        return {"layout": layout}
+    return {"layout": layout, "blocksize": tuple(next((d for d in (2, 3, 5) if n % d == 0), 1) for n in shape[-2:])}
 
 
 class Compiled(Eager):
     """The same through torch.compile(fullgraph=True)."""
 
     def __init__(self, backend: str) -> None:
+        super().__init__()
         self.name = backend
         self.backend = backend
 

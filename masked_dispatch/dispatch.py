@@ -39,9 +39,18 @@ from masked_dispatch.interception import (
 )
 from masked_dispatch.lists import foreach_kernel
 from masked_dispatch.messages import handed_to_torch_func, no_rule, returned_to_torch_func
+from masked_dispatch.storage.lower import lowered
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from masked_dispatch.views import strided_view_below, view_below, view_kernel
-from masked_dispatch.writes import assign_below, change_metadata_below, inplace_kernel, metadata_kernel, out_kernel
+from masked_dispatch.writes import (
+    assign_below,
+    change_metadata_below,
+    inplace_kernel,
+    metadata_kernel,
+    out_kernel,
+    update,
+)
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.categories import COMPOSITE, ELEMENTWISE, REFUSED
 from op_registry.records import being_traced, set_transform_probe
@@ -118,10 +127,23 @@ def kernel_of(meaning: Meaning) -> Kernel:
 @never_compiled
 def below_autograd(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """`__torch_dispatch__`: views and writes that came down through autograd, and whatever has no kernel above it."""
+    if SparselyStored in types:
+        return sparse_below(op, args, kwargs or {})
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_below(op)
     return handler(args, kwargs or {})
+
+
+def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The same for sparse storage: a write stores something else, everything else is made anew."""
+    if op is aten.copy_.default:
+        if isinstance(args[0], SparselyStored):
+            assign_below(args[0], args[1])
+        else:
+            update(args[0], args[1])
+        return args[0]
+    return lowered(op, args, kwargs, below=True)
 
 
 # What below_autograd does for each overload that it has met; forgotten when a rule changes.

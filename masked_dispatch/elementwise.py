@@ -22,6 +22,8 @@ from masked_dispatch.interception import (
     engine_run,
     outside_of_transforms,
 )
+from masked_dispatch.storage.lower import accumulated
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
 from op_registry.accumulate import accumulate
@@ -90,6 +92,8 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return general(keyset, x, y)
                 validity = intersect(validity, other)
             y = y._data
+        elif isinstance(y, MaskedTensor):
+            return general(keyset, x, y)
         data = call(x._data, y)
         if validity is not None and validity.ndim != data.ndim:
             validity = fitted(Dense(data, validity))
@@ -103,5 +107,7 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
 
     It is plain where one of them is: that one is valid everywhere, as a plain tensor's gradient has to be.
     """
+    if isinstance(x, SparselyStored) or isinstance(y, SparselyStored):
+        return accumulated([x, y])
     total = accumulate([open_argument(x), open_argument(y)])
     return closed(total) if isinstance(x, MaskedTensor) and isinstance(y, MaskedTensor) else total.data

@@ -15,9 +15,14 @@ from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.construct import mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, masked_gradient, opened, plain_gradient
 from masked_dispatch.interception import never_compiled
+from masked_dispatch.storage.boundary import closed_sparse, open_any
+from masked_dispatch.storage.lower import accumulated
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
-from op_registry.records import Dense, as_bool, being_traced, fill_where_invalid, intersect
+from op_registry.lowering import values_at
+from op_registry.records import Dense, all_dims, as_bool, being_traced, fill_where_invalid, intersect
+from op_registry.sparse import Sparse, from_dense, in_layout, to_dense
 
 _library = Library("masked_dispatch", "DEF")
 
@@ -47,7 +52,8 @@ def _masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTensor
 
 
 def _record(tensor: Tensor) -> Dense:
-    return opened(tensor) if isinstance(tensor, MaskedTensor) else Dense(tensor, None)
+    record = open_any(tensor)
+    return to_dense(record) if isinstance(record, Sparse) else record
 
 
 def _to_tensor(tensor: Tensor, fill: Any) -> Tensor:
@@ -74,6 +80,8 @@ def _get_mask(tensor: Tensor) -> Tensor:
 
 
 def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
+    if isinstance(tensor, SparselyStored):
+        return tensor.record.count(all_dims(dim, tensor.ndim), keepdim)
     record = _record(tensor)
     count = record.count(dim, keepdim)
     if isinstance(count, Tensor):
@@ -83,12 +91,18 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
+    sparse = open_any(tensor)
+    if isinstance(sparse, Sparse):
+        there = values_at(Dense(mask.to(torch.int8)), sparse)
+        return closed_sparse(sparse.like(sparse.values.keep(there.data.expand(sparse.values.shape))))
     record = _record(tensor)
     validity, _ = stored_validity(record.data, mask)
     return closed(Dense(record.data, intersect(record.validity, validity)))
 
 
 def _accumulate(tensors: list[Tensor]) -> Tensor:
+    if any(isinstance(tensor, SparselyStored) for tensor in tensors):
+        return accumulated(tensors)
     total = accumulate([_record(tensor) for tensor in tensors])
     return closed(total) if any(isinstance(tensor, MaskedTensor) for tensor in tensors) else total.data
 
@@ -110,8 +124,20 @@ def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
 def _detach(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, MaskedTensor):
         return tensor.detach()
+    if isinstance(tensor, SparselyStored):
+        return closed_sparse(tensor.record)
     record = opened(tensor)
     return closed(Dense(record.data.detach(), record.validity))
+
+
+def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, block: list[int] | None) -> Tensor:
+    record = open_any(tensor)
+    if layout is torch.strided:
+        return closed(to_dense(record)) if isinstance(record, Sparse) else tensor
+    size = None if block is None else (block[0], block[1])
+    if isinstance(record, Dense):
+        return closed_sparse(from_dense(record, layout, sparse_dim, size))
+    return closed_sparse(in_layout(record, layout, size))
 
 
 def _bytes_of(mask: Tensor) -> Tensor:
@@ -153,5 +179,6 @@ def install() -> None:
     # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
+    _define("to_layout(Tensor x, Layout layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

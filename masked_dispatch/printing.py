@@ -18,6 +18,8 @@ def describe(tensor: MaskedTensor) -> str:
     from op_registry.records import Dense, as_bool, being_traced
 
     facts = []
+    if tensor.storage_layout is not torch.strided:
+        return _described_sparsely(tensor)
     data, validity = tensor._data, Dense(tensor._data, tensor._validity).full_validity
     if data.device.type == "meta" or being_traced(data) or tensor._carries_transform:
         body = f"..., size={tuple(tensor.shape)}"
@@ -35,6 +37,14 @@ def describe(tensor: MaskedTensor) -> str:
     elif tensor.requires_grad:
         facts.append("requires_grad=True")
     return f"masked_tensor({body}, {', '.join(facts)})"
+
+
+def _described_sparsely(tensor: MaskedTensor) -> str:
+    facts = [f"stored as {tensor.storage_layout}, nnz={tensor.nnz}", f"dtype={tensor.dtype}"]
+    if tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold:
+        with torch.no_grad():
+            return f"{describe(tensor.to_layout(torch.strided))[:-1]}, {facts[0]})"
+    return f"masked_tensor(..., size={tuple(tensor.shape)}, {', '.join(facts)}, True=valid)"
 
 
 def _body(data: Tensor, mask: Tensor) -> str:

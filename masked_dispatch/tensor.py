@@ -22,6 +22,7 @@ from masked_dispatch.interception import (
 from masked_dispatch.messages import returned_to_torch_func
 from masked_dispatch.validity import Family, GraphWrites, Writable
 from op_registry import MaskedSemanticsError, registry
+from op_registry.patterns import LAYOUTS, OF_BLOCKS
 from op_registry.records import being_traced, fill_where_invalid
 from op_registry.registry import digest_of, source_digest
 
@@ -52,6 +53,8 @@ class MaskedTensor(torch.Tensor):
     _alias: tuple[Tensor, Tensor] | None = None
     # Whether compiled graphs write into this tensor's validity.
     _graph_writes: GraphWrites | None = None
+    # Whether this stands for a view of a sparsely stored tensor, and has storage of its own.
+    _stands_for_a_view = False
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
 
@@ -123,10 +126,64 @@ class MaskedTensor(torch.Tensor):
         """
         return self.mask_with(other.get_mask())
 
+    # -------------------------------------------------------------------------------------------------- storage
+
     @property
     def storage_layout(self) -> torch.layout:
         """How the data is stored, whatever `layout` says."""
         return torch.strided
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored elements."""
+        return self.numel()
+
+    def to_layout(
+        self, layout: torch.layout, *, sparse_dim: int | None = None, blocksize: tuple[int, int] | None = None
+    ) -> MaskedTensor:
+        """The same tensor stored otherwise; differentiable.
+
+        layout      torch.strided, or one of torch's five sparse layouts
+        sparse_dim  how many of the first dimensions are stored sparsely (all by default); the others stay dense
+        blocksize   rows and columns of a block, for sparse_bsr and sparse_bsc
+
+        Raises ValueError for a layout, a number of dimensions or a block size that do not fit the shape.
+        """
+        check_layout(self, layout, sparse_dim, blocksize)
+        return torch.ops.masked_dispatch.to_layout(self, layout, sparse_dim, blocksize)
+
+    def to_sparse(  # type: ignore[override]
+        self,
+        sparse_dim: int | None = None,
+        *,
+        layout: torch.layout | None = None,
+        blocksize: tuple[int, int] | None = None,
+        dense_dim: int | None = None,
+    ) -> MaskedTensor:
+        """The valid elements in COO storage, or in `layout`; see :meth:`to_layout`."""
+        dims = sparse_dim if dense_dim is None else self.ndim - dense_dim
+        return self.to_layout(layout or torch.sparse_coo, sparse_dim=dims, blocksize=blocksize)
+
+    def to_sparse_csr(self, dense_dim: int | None = None) -> MaskedTensor:
+        """The valid elements by rows; see :meth:`to_layout`."""
+        return self.to_layout(torch.sparse_csr, sparse_dim=self.ndim - (dense_dim or 0))
+
+    def to_sparse_csc(self, dense_dim: int | None = None) -> MaskedTensor:
+        """The valid elements by columns; see :meth:`to_layout`."""
+        return self.to_layout(torch.sparse_csc, sparse_dim=self.ndim - (dense_dim or 0))
+
+    def to_sparse_bsr(self, blocksize: Any, dense_dim: int | None = None) -> MaskedTensor:
+        """Blocks with valid elements, by rows of blocks; see :meth:`to_layout`."""
+        return self.to_layout(torch.sparse_bsr, sparse_dim=self.ndim - (dense_dim or 0), blocksize=blocksize)
+
+    def to_sparse_bsc(self, blocksize: Any, dense_dim: int | None = None) -> MaskedTensor:
+        """Blocks with valid elements, by columns of blocks; see :meth:`to_layout`."""
+        return self.to_layout(torch.sparse_bsc, sparse_dim=self.ndim - (dense_dim or 0), blocksize=blocksize)
+
+    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> MaskedTensor:  # type: ignore[override]
+        """The same tensor with every element stored."""
+        dense = self.to_layout(torch.strided)
+        return dense if dtype is None else dense.to(dtype)  # type: ignore[return-value]
 
     @never_compiled
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -197,12 +254,14 @@ class MaskedTensor(torch.Tensor):
                 "moment; this one is "
                 f"the result of {type(self.grad_fn).__name__}. Copy x.detach() instead."
             )
-        validity = None if self._validity is None else self._validity.clone()
-        copied = rebuild(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
-        memo[id(self)] = copied
+        copied = memo[id(self)] = self._copied()
         if self.grad is not None:
             copied.grad = copy.deepcopy(self.grad, memo)
         return copied
+
+    def _copied(self) -> MaskedTensor:
+        validity = None if self._validity is None else self._validity.clone()
+        return rebuild(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
 
     # ------------------------------------------------------------------------------------- surface that would crash
 
@@ -284,6 +343,34 @@ class InTransform(MaskedTensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         check_alive(self)
         return super().__repr__()
+
+
+def check_layout(
+    tensor: MaskedTensor, layout: torch.layout, sparse_dim: int | None, blocksize: tuple[int, int] | None
+) -> None:
+    """Refuse storage that does not fit the tensor's shape."""
+    shape = tuple(tensor.shape)
+    if layout is torch.strided:
+        return
+    if layout not in LAYOUTS:
+        raise ValueError(f"{layout} is no storage; there are torch.strided, {', '.join(map(str, LAYOUTS))}")
+    if not shape:
+        raise ValueError("a tensor without dimensions has nothing to store sparsely; it stays dense")
+    dims = len(shape) if sparse_dim is None else sparse_dim
+    least = 1 if layout is torch.sparse_coo else 2
+    if not least <= dims <= len(shape):
+        raise ValueError(
+            f"{layout} needs at least {least} sparse dimension{'s' * (least > 1)}, and there are {len(shape)}: shape "
+            f"{shape} cannot be stored with {dims}"
+        )
+    if (blocksize is not None) != (layout in OF_BLOCKS):
+        raise ValueError(
+            f"{layout} needs a blocksize (rows, columns)" if blocksize is None else f"{layout} has no blocks"
+        )
+    if blocksize is not None:
+        rows, columns = blocksize
+        if rows < 1 or columns < 1 or shape[dims - 2] % rows or shape[dims - 1] % columns:
+            raise ValueError(f"blocks of {tuple(blocksize)} do not divide a matrix of {shape[dims - 2 : dims]}")
 
 
 def check_alive(tensor: MaskedTensor) -> None:

@@ -21,6 +21,8 @@ from masked_dispatch.interception import (
     under_transform,
 )
 from masked_dispatch.messages import returned_to_torch_func
+from masked_dispatch.storage.lower import lowered
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import InTransform, MaskedTensor, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity, make_view_family, own_validity_before_views
 from op_registry import MaskedSemanticsError
@@ -38,6 +40,8 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         base = args[0]
         if not isinstance(base, MaskedTensor):
             return redispatch(op, keyset, args, kwargs)
+        if isinstance(base, SparselyStored):
+            return view_of_sparse(op, args, kwargs)
         if under_transform():
             if called_by_functorch(1):
                 raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands what it does not know
@@ -56,6 +60,17 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         return view
 
     return kernel
+
+
+def view_of_sparse(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """What a view would show, as a tensor with storage of its own: a pattern cannot be looked at in parts.
+
+    It says of itself that it cannot be written through.
+    """
+    result = lowered(op, args, kwargs)
+    for tensor in result if isinstance(result, (list, tuple)) else [result]:
+        tensor._stands_for_a_view = True
+    return result
 
 
 def remember_mask(node: Any, validity: Tensor | None) -> None:

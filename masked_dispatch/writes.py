@@ -19,10 +19,13 @@ from masked_dispatch.interception import (
     under_transform,
     without_pre_dispatch,
 )
-from masked_dispatch.tensor import MaskedTensor
+from masked_dispatch.storage.wrapper import SparselyStored
+from masked_dispatch.storage.writes import store, update_places
+from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity, write_validity
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, fill_where_invalid
+from op_registry.sparse import to_dense
 
 aten = torch.ops.aten
 
@@ -83,6 +86,11 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
 
 def check_writable(op: OpOverload, target: MaskedTensor) -> None:
     """A view of another dtype holds a copy of its base's mask, which a write would not reach."""
+    if target._stands_for_a_view:
+        raise MaskedSemanticsError(
+            f"{op} would write through a view (shape {tuple(target.shape)}) of a tensor that was stored sparsely; the "
+            "view has storage of its own, and the write would not show. Write to the tensor itself, or to x.to_dense()."
+        )
     if target._mask_is_a_copy:
         raise MaskedSemanticsError(
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
@@ -92,6 +100,8 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
 
 def update(target: Tensor, result: Tensor) -> Tensor:
     """A plain tensor takes the valid values of `result` and keeps its own elsewhere."""
+    if isinstance(result, SparselyStored):
+        return update_places(target, result)
     if isinstance(result, MaskedTensor):
         record = opened(result)
         result = record.data
@@ -102,6 +112,11 @@ def update(target: Tensor, result: Tensor) -> Tensor:
 
 def assign_below(target: MaskedTensor, source: Tensor) -> None:
     """Write values and validity, below autograd."""
+    if isinstance(target, SparselyStored):
+        store(target, source)
+        return
+    if isinstance(source, SparselyStored):
+        source = wrap(to_dense(source.record).data, to_dense(source.record).validity)
     if isinstance(source, MaskedTensor):
         target._data.copy_(source._data)
         write_validity(target, lent_validity(source))

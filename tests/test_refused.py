@@ -71,21 +71,24 @@ def test_an_empty_masked_tensor_still_takes_a_result(x):
 @pytest.mark.parametrize(
     "convert",
     [
-        lambda x: x.to_sparse(),
-        lambda x: x.to_sparse(1),
-        lambda x: x.to_sparse_csr(),
-        lambda x: x.to_sparse_csc(),
-        lambda x: x.to_sparse_bsr((1, 1)),
-        lambda x: x.to_sparse_bsc((1, 1)),
         lambda x: x.to_mkldnn(),
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
     ],
 )
-def test_there_is_no_other_storage_yet(x, convert):
-    reason = "a masked tensor is stored densely, and has no other storage yet. Fill it first, x.to_tensor(0)"
+def test_there_is_no_other_storage(x, convert):
+    reason = (
+        "a masked tensor is stored in strides or in one of the sparse layouts, and in no other way. Fill it first, "
+        "x.to_tensor(0)"
+    )
     with pytest.raises(MaskedSemanticsError, match=re.escape(reason)):
         convert(x)
     convert(x.to_tensor(0))
+
+
+def test_torch_makes_no_sparse_tensor_of_a_masked_one(x):
+    reason = "it makes one of torch's own sparse tensors, in which what is absent is zero. Call x.to_sparse(), or"
+    with pytest.raises(MaskedSemanticsError, match=re.escape(reason)):
+        torch.ops.aten._to_sparse(x)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
@@ -108,8 +111,8 @@ def test_what_is_refused_is_so_in_the_coverage_table_with_its_reason():
         "resize_: refused (aten.resize_.default: it shows memory of which nothing says whether it is valid)"
     )
     assert entry("to_sparse") == (
-        "to_sparse: refused (aten._to_sparse.default, aten._to_sparse.sparse_dim: a masked tensor is stored densely, "
-        "and has no other storage yet)"
+        "to_sparse: refused (aten._to_sparse.default, aten._to_sparse.sparse_dim: it makes one of torch's own sparse "
+        "tensors, in which what is absent is zero)"
     )
 
 

@@ -14,6 +14,7 @@ NAMES = {
     "P1": "all valid: as plain torch",
     "P2": "what the oracle says of the valid elements",
     "P3": "nothing under the mask is seen",
+    "P4": "the same in every storage",
     "P5": "gradients",
     "P6": "views alias",
     "P7": "the same in every mode",
@@ -37,7 +38,7 @@ class Verdict:
                 counts[status] = counts.get(status, 0) + n
         if counts.get("broken") or counts.get("error"):
             return "broken"
-        for status, name in (("refused", "refused"), ("gap", "gap"), ("pass", "holds")):
+        for status, name in (("refused", "refused"), ("gap", "gap"), ("pass", "holds"), ("densified", "holds")):
             if counts.get(status):
                 return name
         return "not asked"

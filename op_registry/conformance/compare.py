@@ -19,7 +19,8 @@ ROUNDING = {
 }
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in at most 160 characters."""
     text = repr(value).replace("\n", " ")
     return text if len(text) < 160 else text[:157] + "…"
 
@@ -101,4 +102,4 @@ def mask_difference(got: Tensor, want: Tensor) -> str | None:
         return f"mask of shape {tuple(got.shape)} instead of {tuple(want.shape)}"
     if torch.equal(got, want):
         return None
-    return f"mask {_short(got.to(torch.int8).tolist())} instead of {_short(want.to(torch.int8).tolist())}"
+    return f"mask {short(got.to(torch.int8).tolist())} instead of {short(want.to(torch.int8).tolist())}"

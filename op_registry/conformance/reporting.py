@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from op_registry.conformance.samples import overloads_by_entry
+from op_registry.conformance.samples import database, overloads_called
 from op_registry.conformance.trials import Outcome, Report
 from op_registry.coverage import DTYPES, family_of
 
@@ -83,7 +83,8 @@ def by_family(reports: Sequence[Report]) -> str:
 
 def family_of_entry(name: str) -> str:
     """The file of the rule book that most of what an entry calls stands in."""
-    overloads = overloads_by_entry().get(name.partition("+")[0], ())
+    entry = name.partition("@")[0].partition("+")[0]
+    overloads = overloads_called(entry) if entry in database() else ()
     families = Counter(f for op in overloads if (f := family_of(op)))
     return families.most_common(1)[0][0] if families else "no rule"
 

@@ -398,16 +398,14 @@ def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
 
 
 @functools.cache
-def overloads_by_entry(most: int = 40) -> dict[str, tuple[OpOverload, ...]]:
-    """The overloads that each entry's first samples call, composite operators whole."""
-    found: dict[str, tuple[OpOverload, ...]] = {}
-    for name, operator in database().items():
-        seen: dict[OpOverload, None] = {}
-        if operator.dtypes:
-            for sample in itertools.islice(operator.samples(operator.preferred_dtype), most):
-                seen |= dict.fromkeys(calls_made(sample))
-        found[name] = tuple(seen)
-    return found
+def overloads_called(entry: str, most: int = 40) -> tuple[OpOverload, ...]:
+    """The overloads that an entry's first samples call, composite operators whole."""
+    operator = database()[entry]
+    seen: dict[OpOverload, None] = {}
+    if operator.dtypes:
+        for sample in itertools.islice(operator.samples(operator.preferred_dtype), most):
+            seen |= dict.fromkeys(calls_made(sample))
+    return tuple(seen)
 
 
 def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpOverload], bool]) -> Iterator[Sample]:
@@ -467,8 +465,8 @@ def calls_made(sample: Sample) -> list[OpOverload]:
 def entries_by_overload() -> dict[OpOverload, tuple[str, ...]]:
     """The entries that call an overload."""
     found: dict[OpOverload, list[str]] = {}
-    for name, overloads in overloads_by_entry().items():
-        for overload in overloads:
+    for name in database():
+        for overload in overloads_called(name):
             found.setdefault(overload, []).append(name)
     return {overload: tuple(names) for overload, names in found.items()}
 

@@ -24,7 +24,7 @@ class Subject:
 
     name = "a subject"
     # The laws that make sense of it.
-    laws: tuple[str, ...] = ("P1", "P2", "P3", "P5", "P6", "P7")
+    laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
     # Whether P1 asks for torch's own errors too (not of bare rules, which out= does not reach, for one).
     own_errors = True
 
@@ -51,6 +51,17 @@ class Subject:
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
         """The gradient of a plain scalar with respect to each input, wrapped or plain; None where it takes no part."""
         return list(torch.autograd.grad(scalar, list(inputs), create_graph=create_graph, allow_unused=True))
+
+    # How else it can store a tensor, by name (P4).
+    storages: tuple[str, ...] = ()
+
+    def stored(self, value: Any, storage: str, requires_grad: bool) -> Any:
+        """A new leaf like `value`, stored otherwise; `value` itself where that storage does not fit its shape."""
+        return value
+
+    def densified(self) -> list[str]:
+        """The operators for which something was stored densely since this was last asked."""
+        return []
 
     def modes(self) -> dict[str, Subject]:
         """The same implementation run otherwise (compiled, vmapped): by name, to be compared with this one."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance import gradients, laws, modes
+from op_registry.conformance import gradients, laws, modes, storages
 from op_registry.conformance.gaps import covers, gaps_of
-from op_registry.conformance.laws import Broken, NotAsked, Refusal, Trial
+from op_registry.conformance.laws import Broken, Densified, NotAsked, Refusal, Trial
 from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
 from op_registry.conformance.oracles import Refused
 from op_registry.conformance.samples import (
@@ -40,10 +40,11 @@ LAWS: dict[str, laws.Law] = {
     "P6": modes.views_alias,
 }
 MODES = ("aot_eager", "inductor")
-ALL_LAWS = (*LAWS, "P7")
+ALL_LAWS = (*LAWS, "P4", "P7")
+STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid")
 
 # The outcomes of a trial, best first. A refusal is no broken law, but no answer either.
-STATUSES = ("pass", "not asked", "refused", "gap", "broken", "error")
+STATUSES = ("pass", "densified", "not asked", "refused", "gap", "broken", "error")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Settings:
     """What is run for each operator. Everything that a result depends on, so that a run can be taken up again."""
 
     subject: str | None = None
-    laws: tuple[str, ...] = ("P1", "P2", "P3", "P5", "P6", "P7")
+    laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
     # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
     most: int | None = 4
     masks: tuple[str, ...] = KINDS
@@ -59,6 +60,7 @@ class Settings:
     # about graphs, stays with the preferred one).
     dtypes: str = "preferred"
     modes: tuple[str, ...] = ("aot_eager",)
+    storages: tuple[str, ...] = STORAGES
     seed: int = 0
     # One sample only, by its number in the database.
     sample: int | None = None
@@ -87,6 +89,8 @@ class Report:
     reasons: dict[str, int] = field(default_factory=dict)
     # How many trials in each dtype came out how.
     dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
+    # How many trials of P4 in each storage came out how.
+    storages: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -100,7 +104,8 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Take in what came of other trials of the same operator."""
-        for mine, theirs in ((self.counts, other.counts), (self.dtypes, other.dtypes)):
+        both = ((self.counts, other.counts), (self.dtypes, other.dtypes), (self.storages, other.storages))
+        for mine, theirs in both:
             for key, counts in theirs.items():
                 mine[key] = dict(Counter(mine.get(key, {})) + Counter(counts))
         self.outcomes += other.outcomes
@@ -137,6 +142,7 @@ def kinds_of(law: str, settings: Settings) -> list[str]:
     wanted = {
         "P1": WHOLE,
         "P3": PARTIAL,
+        "P4": ("half", "slices", "empty"),
         "P6": ("unstored", "half", "empty", "broadcast"),
         "P7": ("half",),
     }.get(law, KINDS)
@@ -183,14 +189,14 @@ def describe(sample: Sample, kind: str) -> str:
     return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}{overload}"
 
 
-def repro(operator: Operator, law: str, description: str, settings: Settings, mode: str | None = None) -> str:
+def repro(operator: Operator, law: str, description: str, settings: Settings, option: Option | None = None) -> str:
     """The command line that runs one trial."""
     dtype, _, number, kind = description.split()[:4]
     subject = f" --subject {settings.subject}" if settings.subject else ""
-    chosen_mode = f" --mode {mode}" if mode else ""
+    chosen = f" {option[0]} {option[1]}" if option else ""
     return (
         f"python -m op_registry check --op {operator.name} --law {law} --sample {number} --mask {kind} "
-        f"--dtype {dtype} --seed {settings.seed}{chosen_mode}{subject}"
+        f"--dtype {dtype} --seed {settings.seed}{chosen}{subject}"
     )
 
 
@@ -206,15 +212,15 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         for law in settings.laws:
             if law not in subject.laws:
                 continue
-            checks: list[tuple[str | None, laws.Law]] = (
-                [(None, LAWS[law])] if law in LAWS else [(mode, _in_mode(mode)) for mode in settings.modes]
-            )
-            for mode, check in checks:
+            for option, check in _checks(law, subject, settings):
                 for description, trial in trials_of(operator, law, subject, settings):
-                    line = repro(operator, law, description, settings, mode)
+                    line = repro(operator, law, description, settings, option)
                     say(line)
-                    status, message = named.judged(law, description, *outcome_of(check, trial))
-                    _keep(report, law, description, status, message, line)
+                    described = f"{description} {option[1]}" if option and law == "P4" else description
+                    status, message = named.judged(law, described, *outcome_of(check, trial))
+                    _keep(report, law, described, status, message, line)
+                    if option and law == "P4":
+                        report.storages.setdefault(option[1], Counter())[status] += 1
         if "P1" in settings.laws and settings.sample is None and subject.own_errors:
             _errors(operator, subject, named, report, say)
     for gap in named.closed():
@@ -225,6 +231,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     report.seconds = time.monotonic() - started
     report.counts = {law: dict(counts) for law, counts in report.counts.items()}
     report.dtypes = {dtype: dict(counts) for dtype, counts in report.dtypes.items()}
+    report.storages = {storage: dict(counts) for storage, counts in report.storages.items()}
     return report
 
 
@@ -251,8 +258,18 @@ class _NamedGaps:
         return [self.gaps[n] for n in sorted(self.asked - self.failed)]
 
 
-def _in_mode(mode: str) -> laws.Law:
-    return lambda trial: modes.modes_agree(trial, mode)
+# A law's option on the command line, by name and value.
+Option = tuple[str, str]
+
+
+def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, laws.Law]]:
+    """A law as checks: P4 for each storage, P7 for each mode."""
+    if law == "P4":
+        known = [s for s in settings.storages if s in subject.storages]
+        return [(("--storage", s), functools.partial(storages.layouts_agree, storage=s)) for s in known]
+    if law == "P7":
+        return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
+    return [(None, LAWS[law])]
 
 
 def _errors(
@@ -284,6 +301,8 @@ def _keep(report: Report, law: str, description: str, status: str, message: str,
     if status == "not asked":
         if message.startswith("no oracle"):
             report.reasons[message] = report.reasons.get(message, 0) + 1
+    elif status == "densified":
+        report.reasons[message] = report.reasons.get(message, 0) + 1
     elif status != "pass":
         report.outcomes.append(Outcome(law, description, status, message, line))
 
@@ -294,6 +313,8 @@ def outcome_of(check: laws.Law, trial: Trial) -> tuple[str, str]:
         check(trial)
     except NotAsked as reason:
         return "not asked", str(reason)
+    except Densified as reason:
+        return "densified", str(reason)
     except Broken as reason:
         return "broken", str(reason)
     except (Refusal, MaskedSemanticsError) as reason:

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from op_registry.categories import ASSIGNMENT, FACTORY, masked_rule, run_elementwise
 from op_registry.records import Dense, Number, on_device_of
+from op_registry.sparse import Sparse
 
 aten = torch.ops.aten
 
@@ -44,6 +45,14 @@ def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], *
     if data.shape != self.shape:
         return data
     return Dense(data, on_device_of(data, self.validity))
+
+
+@new_empty_strided.lowering(Sparse)
+def new_empty_strided_sparsely(self: Sparse, size: Sequence[int], stride: Sequence[int], **options: Any) -> Any:
+    """Stored as the input is where it has its size."""
+    if tuple(size) != tuple(self.shape):
+        return aten.new_empty_strided(self.values.data, size, stride, **options)
+    return self.like(self.values.like(torch.empty_like(self.values.data, dtype=options.get("dtype"))))
 
 
 @masked_rule(aten.linspace, aten.logspace, category=FACTORY, takes_op=True)

@@ -55,13 +55,14 @@ def averaged(
     if x.validity is None:
         return Dense(average(x.data))
     whole_numbers = not x.dtype.is_floating_point
-    filled = x.filled(0)
-    data = average(filled.to(torch.float64) if whole_numbers else filled)
     valid_part = shares(x, spatial)
+    # Sums and shares by the same weights, which kernels for half precision round. Autocast has its own opinion.
+    alike = whole_numbers or not torch.is_autocast_enabled(x.device.type)
+    data = average(x.filled(0).to(valid_part.dtype if alike else x.dtype))
     share = average(valid_part)
     valid = share != 0
     if not divide:
-        return Dense(whole(data).to(x.dtype) if whole_numbers else data, as_int8(valid))
+        return Dense((whole(data) if whole_numbers else data).to(x.dtype if alike else data.dtype), as_int8(valid))
     if beside_padding:
         elements = average(valid_part.new_ones((*[1] * (x.ndim - spatial), *x.shape[-spatial:])))
         share = 1 - (elements - share)
@@ -70,7 +71,7 @@ def averaged(
     if whole_numbers:
         # A quotient that rounding has put just below a whole number is that number.
         return Dense(whole(exact * (1 + 1e-6)).to(x.dtype), as_int8(valid))
-    return Dense(exact.to(data.dtype), as_int8(valid))
+    return Dense(exact.to(x.dtype if alike else data.dtype), as_int8(valid))
 
 
 @masked_rule(aten.avg_pool1d.default, category=POOLING)

@@ -55,7 +55,7 @@ set_ = refused(
 
 # ---------------------------------------------------------------------------------------------------- other storage
 
-NOT_DENSE = "a masked tensor is stored densely, and has no other storage yet"
+NOT_DENSE = "a masked tensor is stored in strides or in one of the sparse layouts, and in no other way"
 
 _to_sparse = refused(
     aten._to_sparse.default,
@@ -64,8 +64,8 @@ _to_sparse = refused(
     aten._to_sparse_csc.default,
     aten._to_sparse_bsr.default,
     aten._to_sparse_bsc.default,
-    reason=NOT_DENSE,
-    instead="Fill it first, x.to_tensor(0).to_sparse(), and keep x.get_mask() beside it",
+    reason="it makes one of torch's own sparse tensors, in which what is absent is zero",
+    instead="Call x.to_sparse(), or x.to_layout(layout), which stores what is valid",
 )
 _to_other_storage = refused(
     aten.to_mkldnn.default,
@@ -82,6 +82,6 @@ _with_sparse = refused(
     aten._sparse_mm_reduce_impl.default,
     aten._sparse_addmm.default,
     aten.sparse_mask.default,
-    reason=f"it works on a sparse tensor, and {NOT_DENSE}",
+    reason="it works on a sparse tensor of torch's own, in which what is absent is zero",
     instead="Fill the masked operands first, x.to_tensor(0), or work with dense tensors throughout",
 )

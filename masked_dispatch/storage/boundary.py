@@ -1,0 +1,92 @@
+"""The differentiable boundary of sparse storage: as gradient.py, for values in places of a pattern.
+
+The gradient of a sparsely stored tensor is stored in its own pattern: absent where the tensor is invalid. What comes
+back to a sparse result may be stored anyhow: what it has in the result's places is taken from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.gradient import opened
+from masked_dispatch.interception import in_forward_mode, never_compiled, under_transform
+from masked_dispatch.storage.wrapper import SparselyStored, wrap_sparse
+from masked_dispatch.tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
+from op_registry.lowering import values_at
+from op_registry.patterns import Pattern
+from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
+from op_registry.sparse import Sparse
+
+
+class SparseWrap(torch.autograd.Function):
+    """Plain values → a masked tensor that stores them. Tangents are zero where a value is invalid."""
+
+    @staticmethod
+    @never_compiled
+    def forward(ctx: Any, values: Tensor, validity: Tensor | None, pattern: Pattern) -> SparselyStored:
+        ctx.save_for_backward(validity)
+        ctx.pattern = pattern
+        ctx.set_materialize_grads(False)
+        ctx.like = values.new_empty(()).expand(values.shape)
+        return wrap_sparse(Sparse(Dense(values.detach(), validity), pattern))
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return None, None, None
+        result = Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern)
+        found = values_at(open_any(grad), result)
+        validity = intersect(found.full_validity, result.values.full_validity)
+        return fill_where_invalid(found.data.expand(ctx.like.shape), validity, 0), None, None
+
+
+class SparseUnwrap(torch.autograd.Function):
+    """A sparsely stored tensor → its values. Tangents are stored in the tensor's pattern."""
+
+    @staticmethod
+    @never_compiled
+    def forward(ctx: Any, tensor: SparselyStored) -> Tensor:
+        ctx.save_for_backward(tensor._kept_validity)
+        ctx.pattern = tensor._pattern
+        ctx.set_materialize_grads(False)
+        return tensor._kept_values.detach()
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else closed_sparse(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern))
+
+
+def open_any(tensor: Tensor) -> Dense | Sparse:
+    """The record of a tensor, however it is stored; differentiable."""
+    if isinstance(tensor, SparselyStored):
+        return opened_sparse(tensor)
+    return opened(tensor) if isinstance(tensor, MaskedTensor) else Dense(tensor, None)
+
+
+def opened_sparse(tensor: SparselyStored) -> Sparse:
+    """The record that a sparse run sees; its values carry the derivatives that are asked for."""
+    if under_transform() or in_forward_mode():
+        raise MaskedSemanticsError(
+            f"a masked tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout} is used inside "
+            "a transform of torch.func or in forward mode, which only dense storage supports yet: use x.to_dense()."
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern)
+    return tensor.record
+
+
+def closed_sparse(record: Sparse) -> SparselyStored:
+    """The masked tensor that a sparse record stands for."""
+    values = record.values
+    validity = values.full_validity
+    validity = None if validity is None else as_int8(validity)
+    if values.data.requires_grad and torch.is_grad_enabled():
+        result: SparselyStored = SparseWrap.apply(values.data, validity, record.pattern)
+        return result
+    return wrap_sparse(Sparse(Dense(values.data, validity), record.pattern))

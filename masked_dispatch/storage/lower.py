@@ -1,0 +1,100 @@
+"""A call with sparsely stored arguments: the operator's sparse run, else the same call on dense storage.
+
+1. sparse run   the rule's own lowering, or its category's (op_registry.lowering)
+2. dense        the sparse arguments stored densely and the call made again, if the policy in force allows it
+3. nothing      MaskedSemanticsError, naming the operator, the layouts, and the ways out
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from masked_dispatch.gradient import closed
+from masked_dispatch.storage import policy
+from masked_dispatch.storage.boundary import closed_sparse, open_any, opened_sparse
+from masked_dispatch.storage.wrapper import SparselyStored
+from masked_dispatch.tensor import MaskedTensor
+from op_registry import MaskedSemanticsError, resolve
+from op_registry.accumulate import accumulate
+from op_registry.lowering import sparse_run
+from op_registry.records import Dense, map_tensors
+from op_registry.sparse import NotLowered, Sparse, to_dense, united
+
+# Told of every call that had to be made on dense storage; conformance counts them.
+watchers: list[Callable[[OpOverload, str], None]] = []
+
+
+def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
+    """The result of a call of which an argument is stored sparsely; `below` autograd, derivatives are not looked at."""
+    meaning = resolve(op)
+    why = "its rule works on dense storage"
+    if meaning.rule is not None and meaning.base is op:
+        run = sparse_run(op, meaning.rule)
+        if run is not None:
+            enter = _raw if below else open_any
+            try:
+                result = run(
+                    *map_tensors(enter, args, Tensor),
+                    **{k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()},
+                )
+            except NotLowered as reason:
+                why = str(reason)
+            else:
+                return map_tensors(_close, result, (Dense, Sparse))
+    return _densely(op, args, kwargs, why)
+
+
+def _raw(tensor: Tensor) -> Dense | Sparse:
+    if isinstance(tensor, SparselyStored):
+        return tensor.record
+    return open_any(tensor)
+
+
+def _close(record: Dense | Sparse) -> Tensor:
+    return closed_sparse(record) if isinstance(record, Sparse) else closed(record)
+
+
+def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
+    found: list[SparselyStored] = []
+    map_tensors(found.append, [*args, *kwargs.values()], SparselyStored)
+    check_allowed(str(op), found, why)
+    for watcher in watchers:
+        watcher(op, why)
+    return op(
+        *map_tensors(stored_densely, args, SparselyStored),
+        **{k: map_tensors(stored_densely, v, SparselyStored) for k, v in kwargs.items()},
+    )
+
+
+def check_allowed(what: str, tensors: list[SparselyStored], why: str) -> None:
+    """Refuse to store `tensors` densely where the policy in force does."""
+    in_force = policy.current()
+    needed = sum(math.prod(t.shape) * (t.dtype.itemsize + 1) for t in tensors)
+    if in_force.when == "always" or (in_force.when == "auto" and needed <= in_force.limit):
+        return
+    layouts = ", ".join(f"shape {tuple(t.shape)} as {t.storage_layout} with {t.nnz} stored" for t in tensors)
+    raise MaskedSemanticsError(
+        f"{what} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would take "
+        f"{needed:,} bytes densely, which the policy in force does not allow (densify({in_force.when!r}"
+        f"{f', limit={in_force.limit:,}' if in_force.when == 'auto' else ''})). Store them densely by x.to_dense(), or "
+        "let it happen inside `with masked_dispatch.densify('always'):`."
+    )
+
+
+def stored_densely(tensor: SparselyStored) -> Tensor:
+    """The same tensor with every element stored; differentiable."""
+    return closed(to_dense(opened_sparse(tensor)))
+
+
+def accumulated(tensors: list[Tensor]) -> Tensor:
+    """The sum of what is there, of which some is stored sparsely; sparse as long as all of it is."""
+    records = [open_any(t) for t in tensors]
+    if all(isinstance(r, Sparse) for r in records):
+        return closed_sparse(united(records))  # type: ignore[arg-type]
+    total = accumulate([to_dense(r) if isinstance(r, Sparse) else r for r in records])
+    return closed(total) if all(isinstance(t, MaskedTensor) for t in tensors) else total.data

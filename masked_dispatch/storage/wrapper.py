@@ -1,0 +1,129 @@
+"""The wrapper of sparse storage: values and a pattern in place of data and a validity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
+from masked_dispatch.tensor import MaskedTensor
+from op_registry.patterns import Pattern
+from op_registry.records import Dense
+from op_registry.sparse import Sparse
+
+
+class NotDense(Exception):
+    """Something that works on dense storage met a sparsely stored tensor: the call has to take the other way."""
+
+
+class SparselyStored(MaskedTensor):
+    """A masked tensor of which only some elements are stored; the others are invalid."""
+
+    # The stored values, as the pattern lists them. They never require grad: the wrapper carries autograd.
+    _kept_values: Tensor
+    # int8, 1 where a stored value is valid; None where all are.
+    _kept_validity: Tensor | None
+    _pattern: Pattern
+
+    @property
+    def _data(self) -> Tensor:  # type: ignore[override]
+        raise NotDense(f"a masked tensor of shape {tuple(self.shape)} is stored as {self._pattern.layout}")
+
+    @property  # type: ignore[misc]
+    def _validity(self) -> Tensor | None:  # type: ignore[override]
+        raise NotDense(f"a masked tensor of shape {tuple(self.shape)} is stored as {self._pattern.layout}")
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored elements; of blocks, every element of each."""
+        return self._pattern.stored
+
+    @property
+    def storage_layout(self) -> torch.layout:
+        """How the values are stored, whatever `layout` says."""
+        return self._pattern.layout
+
+    @property
+    def record(self) -> Sparse:
+        """What is stored, without derivatives."""
+        return Sparse(Dense(self._kept_values, self._kept_validity), self._pattern)
+
+    def keep(self, record: Sparse) -> None:
+        """Store something else of the same shape."""
+        self._kept_values = record.values.data
+        self._kept_validity = record.values.full_validity
+        self._pattern = record.pattern
+
+    def share_memory_(self) -> MaskedTensor:
+        """Move all that is stored to shared memory, in place."""
+        for piece in (self._kept_values, self._kept_validity, *self._pattern.pieces):
+            if piece is not None:
+                piece.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether the values lie in shared memory."""
+        return self._kept_values.is_shared()
+
+    @never_compiled
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        pattern = self._pattern
+        stored = (
+            self._kept_values,
+            self._kept_validity,
+            str(pattern.layout),
+            pattern.sizes,
+            pattern.pieces,
+            pattern.block,
+        )
+        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False))
+
+    def _copied(self) -> MaskedTensor:
+        validity = None if self._kept_validity is None else self._kept_validity.clone()
+        pattern = self._pattern
+        pieces = tuple(piece.clone() for piece in pattern.pieces)
+        record = Sparse(
+            Dense(self._kept_values.clone(), validity), Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
+        )
+        copied = wrap_sparse(record, self.requires_grad)
+        if getattr(self, "_is_param", False):
+            copied._is_param = True  # type: ignore[attr-defined]
+        return copied
+
+
+def wrap_sparse(record: Sparse, requires_grad: bool = False) -> SparselyStored:
+    """A masked tensor of a record as it is (nothing is checked, copied or differentiated)."""
+    wrapper: SparselyStored = make_wrapper_subclass(
+        SparselyStored,
+        record.shape,
+        dtype=record.dtype,
+        device=record.device,
+        requires_grad=requires_grad,
+        _extra_dispatch_keys=PRE_DISPATCH,
+    )
+    make_data_pointer_raise(wrapper)
+    wrapper.keep(record)
+    return wrapper
+
+
+def rebuild_sparse(
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> SparselyStored:
+    """What pickle and torch.load call (format 1)."""
+    pattern = Pattern(getattr(torch, layout.removeprefix("torch.")), sizes, pieces, block)
+    wrapper = wrap_sparse(Sparse(Dense(values, validity), pattern), requires_grad)
+    if is_parameter:
+        wrapper._is_param = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+torch.serialization.add_safe_globals([rebuild_sparse])

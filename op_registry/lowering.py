@@ -1,0 +1,242 @@
+"""How operators run on sparse records: by a run of their own, or by their category's.
+
+    elementwise   the rule on the values as they lie. The result is stored where one operand of the result's shape is:
+                  an element that is absent in it is invalid in the result, so exp, cos and division stay sparse
+    slices        reductions, scans, softmax, sorts: the rule on the values where only dense dimensions are concerned,
+                  else on *lines*, the stored elements of each slice side by side (lines.py)
+
+What cannot be done so raises NotLowered; whoever asked may store the operands densely and ask again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.lines import Lines
+from op_registry.patterns import Places, unraveled
+from op_registry.records import Dense, all_dims, map_tensors
+from op_registry.rule import Rule
+from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
+
+SparseRun = Callable[..., Any]
+
+
+def sparse_run(op: OpOverload, rule: Rule) -> SparseRun | None:
+    """What runs an overload where an argument is a sparse record; None where there is nothing but dense storage."""
+    own = rule.lowerings.get(Sparse)
+    if own is not None:
+        return functools.partial(own, op) if rule.takes_op else own
+    generic = GENERIC.get(rule.category.name)
+    return None if generic is None else functools.partial(generic, op, rule)
+
+
+# ---------------------------------------------------------------------------------------------------- elementwise
+
+
+def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any) -> Any:
+    """The rule on the values of one sparse operand, and on what the others have in its places."""
+    records = _records([*args, *kwargs.values()])
+    shape = torch.broadcast_shapes(*(r.shape for r in records))
+    leading = next((r for r in records if isinstance(r, Sparse) and r.shape == shape), None)
+    if leading is None:
+        raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
+    lead = leading
+
+    def in_its_places(record: Any) -> Dense:
+        return values_at(record, lead)
+
+    args, named = map_tensors(in_its_places, (args, list(kwargs.items())), (Dense, Sparse))
+    return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
+
+
+def _records(values: Sequence[Any]) -> list[Any]:
+    """Every record among arguments, dense or sparse, through lists."""
+    found: list[Any] = []
+    map_tensors(found.append, list(values), (Dense, Sparse))
+    return found
+
+
+def values_at(record: Dense | Sparse, lead: Sparse) -> Dense:
+    """What a record has in the places where `lead` stores a value, shaped to broadcast with `lead.values`."""
+    pattern, dense = lead.pattern, len(lead.dense_sizes)
+    if isinstance(record, Sparse):
+        if record.pattern.same_as(pattern):
+            return _aligned(record.values, pattern.lead, dense)
+        sizes = record.pattern.sizes
+        if len(record.dense_sizes) != dense:
+            raise NotLowered("two operands are sparse in different dimensions")
+        found = record.at(_broadcast(pattern.places()[pattern.ndim - len(sizes) :], sizes))
+        return _aligned(found.moved(pattern.fold), pattern.lead, dense)
+    if record.ndim <= dense:
+        # Nothing to choose by place; a 0-d tensor stays one, since torch lets it take part with its kind only.
+        return record
+    sparse = record.ndim - dense  # how many of the record's dimensions meet sparse ones
+    sizes = record.shape[:sparse]
+    if all(size == 1 for size in sizes):
+        return record.moved(lambda t: t.reshape((1,) * pattern.lead + tuple(t.shape[sparse:])))
+    places = pattern.places()[pattern.ndim - sparse :]
+    if len(places) != sparse:
+        raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
+    index = _broadcast(places, sizes)
+    validity = record.full_validity
+    return Dense(record.data[index], None if validity is None else validity[index]).moved(pattern.fold)
+
+
+def _broadcast(places: Places, sizes: Sequence[int]) -> Places:
+    """The places in a tensor of `sizes` that broadcasting would bring to `places`."""
+    return tuple(p if size != 1 else torch.zeros_like(p) for p, size in zip(places, sizes, strict=True))
+
+
+def _aligned(values: Dense, lead: int, dense: int) -> Dense:
+    """Values with fewer dense dimensions than another's, so that they broadcast from the right."""
+    missing = dense - (values.ndim - lead)
+    return (
+        values.moved(lambda t: t.reshape(*t.shape[:lead], *[1] * missing, *t.shape[lead:])) if missing > 0 else values
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- slices
+
+# Which results of an operator are positions in the dimension that it works along.
+POSITIONS = {
+    "argmax": (0,), "argmin": (0,), "max": (1,), "min": (1,), "median": (1,), "nanmedian": (1,), "mode": (1,),
+    "kthvalue": (1,), "cummax": (1,), "cummin": (1,), "sort": (1,), "argsort": (0,), "topk": (1,),
+}  # fmt: skip
+
+
+def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """The rule on the values, or on lines, of the one sparse operand; the results back in their places."""
+    if not isinstance(x, Sparse) or any(isinstance(r, Sparse) for r in _records([*args, *kwargs.values()])):
+        raise NotLowered("only the first operand may be sparse")
+    if 0 in x.shape:
+        raise NotLowered("there is nothing in it")  # what an empty slice gives is torch's own affair
+    named = dict(zip([a.name for a in op._schema.arguments], (x, *args), strict=False)) | kwargs
+    first = op._schema.arguments[0].name
+    del named[first]
+    given = _dim_given(op, named)
+    dims = all_dims(given, x.ndim)
+    if any(isinstance(r, Dense) and r.ndim > 0 for r in _records(list(named.values()))):
+        raise NotLowered("another operand is dense")
+    run = functools.partial(_called, rule.bind(op), first)
+    bound = max(x.ndim, 1)
+    for d in () if given is None else (given,) if isinstance(given, int) else given:
+        if not -bound <= d < bound:
+            torch.empty(x.shape, device="meta").squeeze(d)  # raises torch's own error
+    sparse, keeps = x.pattern.ndim, rule.category.name in ("scan", "normalization", "sorting")
+    along = tuple(d for d in dims if d < sparse)
+    if not along:
+        shifted = [d - sparse + x.pattern.lead for d in dims]
+        result = run(x.values, named, shifted[0] if isinstance(given, int) else shifted)
+        return map_tensors(x.like, result, Dense)
+    everything = not isinstance(given, int) and len(dims) == x.ndim and not keeps
+    lines = Lines(x, along, at_least=max(1, int(named["k"])) if "k" in named else 1)
+    record = lines.spread(x.flat)
+    name = op._schema.name.removeprefix("aten::")
+    if everything:
+        result = run(record.moved(lambda t: t.squeeze(0)), named, None)
+        if name in ("argmax", "argmin"):
+            result = _whole_positions(result, lines, x)
+        return _reshaped(
+            result, lambda shape: (1,) * x.ndim if _keepdim(op, named) else shape[1:] if shape[:1] == (0,) else shape
+        )
+    inside = [1] + [d - sparse + 2 for d in dims if d >= sparse]
+    result = run(record, named, 1 if isinstance(given, int) else inside)
+    if name in POSITIONS:
+        result = _mapped_positions(result, POSITIONS[name], lines)
+    if keeps:
+        return map_tensors(lambda r: _in_their_places(r, lines, x, name, along), result, Dense)
+    return _reshaped(result, lambda shape: _reduced_shape(shape, x, along, lines, _keepdim(op, named)))
+
+
+def _called(run: Callable[..., Any], first: str, record: Dense, named: dict[str, Any], dim: Any) -> Any:
+    arguments = dict(named)
+    if "dim" in arguments or dim is not None:
+        arguments["dim"] = dim
+    return run(record, **arguments)
+
+
+def _dim_given(op: OpOverload, named: dict[str, Any]) -> Any:
+    for argument in op._schema.arguments:
+        if argument.name == "dim":
+            return named.get("dim", argument.default_value if argument.has_default_value() else None)
+        if argument.name in ("normalized_shape", "dims"):
+            raise NotLowered(f"{op} works along dimensions of its own choice")
+    return None
+
+
+def _keepdim(op: OpOverload, named: dict[str, Any]) -> bool:
+    return bool(named.get("keepdim", False))
+
+
+def _reshaped(result: Any, shape_of: Callable[[torch.Size], Sequence[int]]) -> Any:
+    return map_tensors(lambda r: r.moved(lambda t: t.reshape(tuple(shape_of(t.shape)))), result, Dense)
+
+
+def _reduced_shape(
+    shape: torch.Size, x: Sparse, along: tuple[int, ...], lines: Lines, keepdim: bool
+) -> tuple[int, ...]:
+    if not keepdim:
+        return (*lines.sizes, *shape[1:])
+    return (*(1 if d in along else size for d, size in enumerate(x.pattern.sizes)), *shape[2:])
+
+
+def _mapped_positions(result: Any, which: tuple[int, ...], lines: Lines) -> Any:
+    """Positions in a line as positions in the slice that it was made of."""
+
+    def mapped(r: Dense) -> Dense:
+        coordinates = lines.coordinates()
+        position = r.data.clamp(0, lines.width - 1)
+        flat = position.reshape(lines.slices, -1)
+        return r.like(coordinates.gather(1, flat).reshape(r.shape))
+
+    if isinstance(result, Dense):
+        return mapped(result)
+    return tuple(mapped(r) if n in which else r for n, r in enumerate(result))
+
+
+def _whole_positions(result: Dense, lines: Lines, x: Sparse) -> Dense:
+    """A position among all stored elements as one in the flattened tensor."""
+    each = max(1, int(torch.tensor(x.dense_sizes).prod())) if x.dense_sizes else 1
+    line, rest = result.data // each, result.data % each
+    coordinates = lines.coordinates()[0]
+    return result.like(coordinates[line.clamp(0, lines.width - 1)] * each + rest)
+
+
+def _in_their_places(r: Dense, lines: Lines, x: Sparse, name: str, along: tuple[int, ...]) -> Any:
+    """Lines of a result with as many elements as were stored: where those were, or sorted to the front of the slice."""
+    if name not in ("sort", "argsort", "topk"):
+        return x.folded(lines.collect(r))
+    if len(along) != 1:
+        raise NotLowered("sorted along one dimension only")
+    width = r.shape[1]
+    taken = lines.slots if width == lines.width else None
+    if taken is None:
+        line, position = lines.slots // lines.width, lines.slots % lines.width
+        kept = position < width
+        taken = (line * width + position)[kept]
+    position = taken % width
+    line = taken // width
+    others = iter(unraveled(line, lines.sizes))
+    places = tuple(position if d == along[0] else next(others) for d in range(x.pattern.ndim))
+    sizes = list(x.pattern.sizes)
+    if name == "topk":
+        sizes[along[0]] = width
+    flat = r.moved(lambda t: t.reshape(-1, *t.shape[2:])[taken])
+    return arranged(unblocked(x.pattern.layout), places, flat, sizes)
+
+
+GENERIC: dict[str, Callable[..., Any]] = {
+    "elementwise": elementwise_on_values,
+    "factory": elementwise_on_values,
+    "plumbing": elementwise_on_values,
+    "random": elementwise_on_values,
+    "reduction": slices_by_lines,
+    "scan": slices_by_lines,
+    "normalization": slices_by_lines,
+    "sorting": slices_by_lines,
+}

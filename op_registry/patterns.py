@@ -1,0 +1,202 @@
+"""Patterns: which elements of a tensor are stored, in each of torch's sparse layouts.
+
+A pattern speaks of a tensor's first dimensions, its sparse ones; behind them, a stored value may have dense dimensions
+of its own (torch calls that hybrid). Values are held apart from it, in the order in which the pattern lists them:
+``(n, *dense)``, or ``(blocks, block rows, block columns, *dense)`` in layouts of blocks.
+
+Every element is listed at most once, in ascending order: by all sparse dimensions in COO, CSR and BSR, and by column
+before row in CSC and BSC. Batches of a compressed layout are one long list of rows (or columns), so that they need not
+have the same number of values each; only torch's own tensors want that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.records import being_traced
+
+Places = tuple[Tensor, ...]
+
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
+OF_BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
+
+
+class Pattern:
+    """Which elements of a tensor are stored.
+
+    layout  one of torch's five sparse layouts
+    sizes   of the sparse dimensions
+    pieces  the index tensors, int64 or int32. COO: indices of shape (sparse dimensions, n). The others: compressed
+            indices of shape (batches · rows + 1,), which count from 0 up to n, and plain indices of shape (n,)
+    block   (rows, columns) of a block, where the layout has blocks
+    """
+
+    __slots__ = ("_remembered", "block", "layout", "pieces", "sizes")
+
+    def __init__(
+        self,
+        layout: torch.layout,
+        sizes: Sequence[int],
+        pieces: tuple[Tensor, ...],
+        block: tuple[int, int] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.sizes = tuple(sizes)
+        self.pieces = pieces
+        self.block = block
+        self._remembered: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        block = f", block={self.block}" if self.block else ""
+        return f"Pattern({self.layout}, sizes={self.sizes}, stored={self.stored}{block})"
+
+    @property
+    def ndim(self) -> int:
+        """Number of sparse dimensions."""
+        return len(self.sizes)
+
+    @property
+    def lead(self) -> int:
+        """How many dimensions of the values the pattern lists elements in."""
+        return 3 if self.block else 1
+
+    @property
+    def stored(self) -> int:
+        """Number of stored elements."""
+        return int(self.pieces[-1].shape[-1]) * math.prod(self.block or ())
+
+    @property
+    def device(self) -> torch.device:
+        return self.pieces[0].device
+
+    def same_as(self, other: Pattern) -> bool:
+        """Whether the two list the same elements because they are made of the same index tensors."""
+        if self is other:
+            return True
+        alike = (self.layout, self.sizes, self.block) == (other.layout, other.sizes, other.block)
+        return alike and all(a is b for a, b in zip(self.pieces, other.pieces, strict=True))
+
+    # ------------------------------------------------------------------------------------------- what is stored where
+
+    def places(self) -> Places:
+        """For each sparse dimension the index of every stored element, int64 of shape (stored,)."""
+        return self._once("places", self._places)
+
+    def keys(self) -> Tensor:
+        """One ascending number for each listed element (or block)."""
+        return self._once("keys", lambda: linear(self._ordered(self._listed()), self._ordered(self._listed_sizes())))
+
+    def find(self, places: Places) -> tuple[Tensor, Tensor]:
+        """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
+        if self.block is None:
+            inside, listed, sizes = None, places, self.sizes
+        else:
+            rows, columns = self.block
+            inside = places[-2] % rows * columns + places[-1] % columns
+            listed = (*places[:-2], places[-2] // rows, places[-1] // columns)
+            sizes = self._listed_sizes()
+        wanted, keys = linear(self._ordered(listed), self._ordered(sizes)), self.keys()
+        if keys.shape[0] == 0:
+            return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
+        position = torch.searchsorted(keys, wanted).clamp(max=keys.shape[0] - 1)
+        found = keys[position] == wanted
+        if inside is not None:
+            position = position * math.prod(self.block or ()) + inside
+        return position, found
+
+    def fold(self, flat: Tensor) -> Tensor:
+        """Values one after another, as the pattern lists them: in blocks, where it has some."""
+        return flat if self.block is None else flat.reshape(-1, *self.block, *flat.shape[1:])
+
+    def _listed(self) -> Places:
+        """The place of each listed element or block, in units of blocks."""
+        if self.layout is torch.sparse_coo:
+            return tuple(self.pieces[0].unbind(0))
+        compressed, plain = self.pieces
+        sizes = self._listed_sizes()
+        lines = compressed.shape[0] - 1
+        line = torch.repeat_interleave(
+            torch.arange(lines, device=self.device), compressed.diff(), output_size=plain.shape[0]
+        )
+        across = sizes[-1] if self.layout in BY_COLUMN else sizes[-2]
+        batch = unraveled(line // across, sizes[:-2]) if len(sizes) > 2 else ()
+        own = line % across if len(sizes) > 2 else line
+        rest = (plain, own) if self.layout in BY_COLUMN else (own, plain)
+        return (*batch, *rest)
+
+    def _listed_sizes(self) -> tuple[int, ...]:
+        if self.block is None:
+            return self.sizes
+        return (*self.sizes[:-2], self.sizes[-2] // self.block[0], self.sizes[-1] // self.block[1])
+
+    def _places(self) -> Places:
+        listed = tuple(p.to(torch.int64) for p in self._listed())
+        if self.block is None:
+            return listed
+        rows, columns = self.block
+        shape = (listed[0].shape[0], rows, columns)
+        at_row = torch.arange(rows, device=self.device).view(1, -1, 1)
+        at_column = torch.arange(columns, device=self.device).view(1, 1, -1)
+        wide = [p.view(-1, 1, 1) for p in listed]
+        wide[-2], wide[-1] = wide[-2] * rows + at_row, wide[-1] * columns + at_column
+        return tuple(p.expand(shape).reshape(-1) for p in wide)
+
+    def _ordered(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Something given for each dimension, in the order by which the elements are listed."""
+        if self.layout in BY_COLUMN:
+            return (*values[:-2], values[-1], values[-2])
+        return tuple(values)
+
+    def _once(self, name: str, compute: Any) -> Any:
+        """A fact about the pattern, remembered unless it is being traced."""
+        if being_traced(self.pieces[0]):
+            return compute()
+        if name not in self._remembered:
+            self._remembered[name] = compute()
+        return self._remembered[name]
+
+
+def linear(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """One number for each place: its position in a tensor of `sizes`, int64."""
+    total = torch.zeros_like(places[0], dtype=torch.int64)
+    for place, size in zip(places, sizes, strict=True):
+        total = total * size + place
+    return total
+
+
+def unraveled(positions: Tensor, sizes: Sequence[int]) -> Places:
+    """The place of each position in a tensor of `sizes`; the reverse of :func:`linear`."""
+    found = []
+    for size in reversed(sizes):
+        found.append(positions % size)
+        positions = positions // size
+    return tuple(reversed(found))
+
+
+def pattern_of(
+    layout: torch.layout, places: Places, sizes: Sequence[int], index_dtype: torch.dtype = torch.int64
+) -> Pattern:
+    """The pattern of elements at distinct `places`, which come in the order of `layout`; not one of blocks."""
+    if layout is torch.sparse_coo:
+        return Pattern(layout, sizes, (torch.stack(places).to(index_dtype),))
+    by_column = layout in BY_COLUMN
+    across, plain = (places[-1], places[-2]) if by_column else (places[-2], places[-1])
+    lines_each = sizes[-1] if by_column else sizes[-2]
+    lines = math.prod(sizes[:-2]) * lines_each
+    line = linear((*places[:-2], across), (*sizes[:-2], lines_each))
+    counts = torch.zeros(lines + 1, dtype=torch.int64, device=line.device)
+    counts = counts.scatter_add(0, line + 1, torch.ones_like(line))
+    return Pattern(layout, sizes, (counts.cumsum(0).to(index_dtype), plain.to(index_dtype)))
+
+
+def order_of(layout: torch.layout, places: Places, sizes: Sequence[int]) -> Tensor:
+    """The permutation that brings distinct `places` into the order in which `layout` lists them."""
+    if layout in BY_COLUMN:
+        places, sizes = (*places[:-2], places[-1], places[-2]), (*sizes[:-2], sizes[-1], sizes[-2])
+    return linear(places, sizes).argsort()

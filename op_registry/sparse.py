@@ -1,0 +1,276 @@
+"""The record of a sparsely stored masked tensor: what is stored, and where. What is not stored is invalid.
+
+A rule that has no run of its own for this record is given dense records made of it (lowering.py): the values as they
+lie, for operators that keep every element in its place, or *lines*, the stored elements of each slice side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from op_registry.accumulate import accumulate, dtype_of_sum
+from op_registry.patterns import BY_COLUMN, OF_BLOCKS, Pattern, Places, linear, order_of, pattern_of, unraveled
+from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8
+
+
+class NotLowered(Exception):
+    """An operator has no way of its own for this call on sparse storage; the message says why."""
+
+
+class Sparse:
+    """Stored values and where they are.
+
+    values   of shape (n, *dense), or (blocks, block rows, block columns, *dense); a stored value may itself be invalid
+    pattern  which elements of the first dimensions they are
+    """
+
+    __slots__ = ("pattern", "values")
+
+    def __init__(self, values: Dense, pattern: Pattern) -> None:
+        self.values = values
+        self.pattern = pattern
+
+    def __repr__(self) -> str:
+        return f"Sparse({self.pattern!r}, {self.values!r})"
+
+    @property
+    def dense_sizes(self) -> tuple[int, ...]:
+        """Sizes of the dimensions behind the sparse ones."""
+        return tuple(self.values.shape[self.pattern.lead :])
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.pattern.sizes, *self.dense_sizes))
+
+    @property
+    def ndim(self) -> int:
+        return self.pattern.ndim + len(self.dense_sizes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def like(self, values: Dense) -> Sparse:
+        """Other values in the same places."""
+        return Sparse(values, self.pattern)
+
+    @property
+    def flat(self) -> Dense:
+        """The values one after another, (stored, *dense)."""
+        if self.pattern.block is None:
+            return self.values
+        return self.values.moved(lambda t: t.reshape(-1, *self.dense_sizes))
+
+    def folded(self, flat: Dense) -> Sparse:
+        """Other values, given one after another, in the same places."""
+        return Sparse(flat.moved(self.pattern.fold), self.pattern)
+
+    def at(self, places: Places) -> Dense:
+        """The elements at `places`, (n, *dense): invalid where none is stored."""
+        position, found = self.pattern.find(places)
+        flat = self.flat
+        shape = (-1, *(1 for _ in range(flat.ndim - 1)))
+        if flat.shape[0] == 0:
+            data = flat.data.new_zeros((position.shape[0], *flat.shape[1:]))
+            return Dense(data, as_int8(found).reshape(shape))
+        taken = Dense(
+            flat.data[position], None if flat.full_validity is None else as_int8(flat.full_validity)[position]
+        )
+        return taken.keep(as_int8(found).reshape(shape))
+
+    def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+        """Number of valid elements over `dims`, none negative: int64."""
+        flat, places, sparse = self.flat, self.pattern.places(), self.pattern.ndim
+        present = flat.full_validity
+        each = torch.ones(flat.shape, dtype=torch.int8, device=self.device) if present is None else as_int8(present)
+        inner = [d - sparse + 1 for d in dims if d >= sparse]
+        number = each.sum(inner, dtype=torch.int64, keepdim=True) if inner else each.to(torch.int64)
+        kept = [d for d in range(sparse) if d not in dims]
+        sizes = [self.pattern.sizes[d] for d in kept]
+        line = linear([places[d] for d in kept], sizes) if kept else places[0].new_zeros(places[0].shape)
+        total = number.new_zeros((math.prod(sizes), *number.shape[1:])).index_add(0, line, number)
+        whole = [1 if d in dims else size for d, size in enumerate(self.shape)]
+        return total.reshape(whole if keepdim else [size for d, size in enumerate(whole) if d not in dims])
+
+
+def to_dense(x: Sparse) -> Dense:
+    """The same tensor with every element stored; zeros lie where nothing was."""
+    flat, places = x.flat, x.pattern.places()
+    data = flat.data.new_zeros(x.shape).index_put(places, flat.data)
+    validity = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
+    present = flat.full_validity
+    ones = torch.ones((), dtype=torch.int8, device=x.device)
+    return Dense(data, validity.index_put(places, ones if present is None else as_int8(present)))
+
+
+def from_dense(
+    x: Dense,
+    layout: torch.layout,
+    sparse_dim: int | None = None,
+    block: tuple[int, int] | None = None,
+) -> Sparse:
+    """The valid elements of `x` in `layout`, the last `x.ndim - sparse_dim` dimensions left dense.
+
+    Where there are dense dimensions, an element is stored if anything in it is valid. A block is stored if anything in
+    it is valid.
+    """
+    dims = x.ndim if sparse_dim is None else sparse_dim
+    validity = x.full_validity
+    whole = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
+    present = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
+    if dims < x.ndim and not whole.numel():
+        present = whole.new_zeros(x.shape[:dims])
+    if block is not None:
+        return _blocks_of_dense(x, whole, present, layout, block)
+    places = as_bool(present).nonzero(as_tuple=True)
+    sizes = x.shape[:dims]
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        order = order_of(layout, places, sizes)
+        places = tuple(p[order] for p in places)
+    inside = whole[places] if dims < x.ndim and validity is not None else None
+    return Sparse(Dense(x.data[places], inside), pattern_of(layout, places, sizes))
+
+
+def _blocks_of_dense(x: Dense, whole: Tensor, present: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
+    sizes = tuple(present.shape)
+    rows, columns = block
+    if sizes[-2] % rows or sizes[-1] % columns:
+        raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
+    dense = tuple(x.shape[len(sizes) :])
+    grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
+    batch = len(sizes) - 2
+
+    def blocked(t: Tensor, *rest: int) -> Tensor:
+        split = t.reshape(*sizes[:-2], grid[-2], rows, grid[-1], columns, *rest)
+        return split.transpose(batch + 1, batch + 2)
+
+    stored = blocked(present).flatten(-2).amax(-1)
+    places = as_bool(stored).nonzero(as_tuple=True)
+    if layout not in OF_BLOCKS:
+        raise ValueError(f"{layout} has no blocks")
+    order = order_of(layout, places, grid)
+    places = tuple(p[order] for p in places)
+    listing = pattern_of(layout, places, grid)
+    values = Dense(blocked(x.data, *dense)[places], blocked(whole, *dense)[places])
+    return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+
+
+def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = None) -> Sparse:
+    """The same elements in another layout, never by way of the dense tensor."""
+    if layout is x.pattern.layout and block == x.pattern.block:
+        return x
+    if layout in OF_BLOCKS:
+        return _in_blocks(x, layout, block or x.pattern.block)
+    flat, places = stored_valid(x)
+    return arranged(layout, places, flat, x.pattern.sizes)
+
+
+def stored_valid(x: Sparse) -> tuple[Dense, Places]:
+    """The values one after another and their places; without what blocks hold only to be full."""
+    flat, places = x.flat, x.pattern.places()
+    if x.pattern.block is None or flat.full_validity is None:
+        return flat, places
+    present = as_int8(flat.full_validity)
+    some = as_bool(present.flatten(1).amax(1) if present.ndim > 1 else present)
+    kept = some.nonzero()[:, 0]
+    inside = present[kept] if present.ndim > 1 else None
+    return Dense(flat.data[kept], inside), tuple(p[kept] for p in places)
+
+
+def arranged(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """Elements at distinct places in any order, brought into the order of `layout`."""
+    order = order_of(layout, places, sizes)
+    return Sparse(
+        Dense(flat.data[order], None if flat.validity is None else flat.full_validity[order]),  # type: ignore[index]
+        pattern_of(layout, tuple(p[order] for p in places), sizes),
+    )
+
+
+def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -> Sparse:
+    if block is None:
+        raise ValueError(f"{layout} needs a block size")
+    rows, columns = block
+    sizes = x.pattern.sizes
+    if sizes[-2] % rows or sizes[-1] % columns:
+        raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
+    flat, places = stored_valid(x)
+    grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
+    of_block = (*places[:-2], places[-2] // rows, places[-1] // columns)
+    by_column = layout is torch.sparse_bsc
+    ordered = (*of_block[:-2], of_block[-1], of_block[-2]) if by_column else of_block
+    extents = (*grid[:-2], grid[-1], grid[-2]) if by_column else grid
+    listed, which = linear(ordered, extents).unique(return_inverse=True)
+    at = unraveled(listed, extents)
+    at = (*at[:-2], at[-1], at[-2]) if by_column else at
+    inside = which * (rows * columns) + places[-2] % rows * columns + places[-1] % columns
+    shape = (listed.shape[0] * rows * columns, *x.dense_sizes)
+    data = flat.data.new_zeros(shape).index_copy(0, inside, flat.data)
+    present = flat.full_validity
+    ones = torch.ones(flat.shape, dtype=torch.int8, device=x.device) if present is None else as_int8(present)
+    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, inside, ones)
+    listing = pattern_of(layout, at, grid)
+    values = Dense(data, validity).moved(lambda t: t.reshape(-1, rows, columns, *x.dense_sizes))
+    return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+
+
+def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """Elements at any places, those at the same place accumulated: summed where valid, valid where one of them is.
+
+    Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
+    """
+    by_column = layout in BY_COLUMN
+    ordered = (*places[:-2], places[-1], places[-2]) if by_column else places
+    extents = (*sizes[:-2], sizes[-1], sizes[-2]) if by_column else tuple(sizes)
+    listed, which = linear(ordered, extents).unique(return_inverse=True)
+    shape = (listed.shape[0], *flat.shape[1:])
+    wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
+    total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))
+    present = flat.full_validity
+    if present is not None:
+        present = torch.zeros(shape, dtype=torch.int32, device=flat.device).index_add(0, which, present.to(torch.int32))
+        present = as_int8(present > 0)
+    at = unraveled(listed, extents)
+    at = (*at[:-2], at[-1], at[-2]) if by_column else at
+    return Sparse(Dense(total.to(flat.dtype), present), pattern_of(layout, at, sizes))
+
+
+def united(records: Sequence[Sparse]) -> Sparse:
+    """The sum of what is there, in the layout of the first record; see :func:`coalesced`."""
+    first = records[0]
+    dtype = dtype_of_sum([record.values.data for record in records])
+    if all(record.pattern.same_as(first.pattern) for record in records):
+        return first.like(accumulate([record.values for record in records]))
+    if any(record.shape != first.shape or record.pattern.ndim != first.pattern.ndim for record in records):
+        raise NotLowered(f"records of shapes {[tuple(r.shape) for r in records]} are not stored alike")
+    parts = [stored_valid(record) for record in records]
+    places = tuple(torch.cat(p) for p in zip(*(p for _, p in parts), strict=True))
+    flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
+    layout = first.pattern.layout
+    total = coalesced(unblocked(layout), places, joined(flats), first.pattern.sizes)
+    return in_layout(total, layout, first.pattern.block)
+
+
+def joined(flats: Sequence[Dense]) -> Dense:
+    """Values one after another."""
+    data = torch.cat([flat.data for flat in flats])
+    if all(flat.validity is None for flat in flats):
+        return Dense(data)
+    parts = [flat.full_validity for flat in flats]
+    return Dense(data, torch.cat([_ones(f) if p is None else as_int8(p) for f, p in zip(flats, parts, strict=True)]))
+
+
+def _ones(flat: Dense) -> Tensor:
+    return torch.ones(flat.shape, dtype=torch.int8, device=flat.device)
+
+
+def unblocked(layout: torch.layout) -> torch.layout:
+    """The layout that lists the same elements one by one."""
+    return {torch.sparse_bsr: torch.sparse_csr, torch.sparse_bsc: torch.sparse_csc}.get(layout, layout)
