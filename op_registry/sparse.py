@@ -79,7 +79,8 @@ class Sparse:
         flat = self.flat
         shape = (-1, *(1 for _ in range(flat.ndim - 1)))
         if flat.shape[0] == 0:
-            data = flat.data.new_zeros((position.shape[0], *flat.shape[1:]))
+            # One element to point at, which keeps the derivative in the graph.
+            data = torch.cat([flat.data, flat.data.new_zeros((1, *flat.shape[1:]))])[position]
             return Dense(data, as_int8(found).reshape(shape))
         taken = Dense(
             flat.data[position], None if flat.full_validity is None else as_int8(flat.full_validity)[position]

@@ -1,0 +1,349 @@
+"""Movement on sparse storage: stored elements get other places, and nothing that is not stored is looked at.
+
+Law: as views.py, movement.py and joins.py have it for dense storage: an element moves with its validity. An operator
+that mixes sparse with dense dimensions, or writes elements of its own, has no sparse form here. Results keep the layout
+of the input where they have the two sparse dimensions that it takes, and are COO where not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.ops import indexing, joins, movement, views
+from op_registry.patterns import Places, linear, unraveled
+from op_registry.records import Dense, being_traced
+from op_registry.rule import Rule
+from op_registry.sparse import NotLowered, Sparse, arranged, joined, stored_valid, unblocked
+
+aten = torch.ops.aten
+
+
+def moves(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: a function of the operator's arguments, without the overload, as the rule's run on sparse records."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if not all(isinstance(r, Sparse) for r in (x if isinstance(x, (list, tuple)) else [x])):
+                raise NotLowered("what is moved is stored densely")
+            return function(x, *args, **kwargs)
+
+        rule.lowering(Sparse)((lambda op, *args, **kwargs: moved(*args, **kwargs)) if rule.takes_op else moved)
+        return function
+
+    return register
+
+
+def rebuilt(x: Sparse, places: Sequence[Tensor], flat: Dense, sizes: Sequence[int]) -> Any:
+    """Elements at new places, in the layout of `x` where that has room for them."""
+    if not sizes:
+        raise NotLowered("no sparse dimension is left")
+    layout = unblocked(x.pattern.layout) if len(sizes) > 1 else torch.sparse_coo
+    return arranged(layout, tuple(places), flat, sizes)
+
+
+def taken(flat: Dense, index: Tensor) -> Dense:
+    """Some of the values, one after another."""
+    v = flat.full_validity
+    return Dense(flat.data[index], None if v is None else v[index])
+
+
+def position(dim: int, ndim: int) -> int:
+    """A dimension as non-negative number, or torch's own error."""
+    if not -ndim <= dim < ndim:
+        torch.empty([1] * ndim, device="meta").squeeze(dim)
+    return dim % ndim
+
+
+def on_dense(x: Sparse, dim: int, move: Callable[[Tensor, int], Tensor]) -> Sparse:
+    """A move within one dense dimension."""
+    return x.like(x.values.moved(lambda t: move(t, dim - x.pattern.ndim + x.pattern.lead)))
+
+
+def only_sparse(x: Sparse) -> None:
+    if x.dense_sizes:
+        raise NotLowered("it would mix sparse with dense dimensions")
+
+
+# ---------------------------------------------------------------------------------------------- order of dimensions
+
+
+@moves(views.permute)
+def permute(x: Sparse, dims: Sequence[int]) -> Any:
+    order = [position(d, x.ndim) for d in dims]
+    sparse = x.pattern.ndim
+    if len(set(order)) != x.ndim or set(order[:sparse]) != set(range(sparse)):
+        raise NotLowered("sparse and dense dimensions would change places")
+    flat, places = stored_valid(x)
+    inner = [0, *(d - sparse + 1 for d in order[sparse:])]
+    moved = flat.moved(lambda t: t.permute(inner))
+    return rebuilt(x, [places[d] for d in order[:sparse]], moved, [x.pattern.sizes[d] for d in order[:sparse]])
+
+
+@moves(views.transpose)
+def transpose(x: Sparse, dim0: int, dim1: int) -> Any:
+    order = list(range(x.ndim))
+    a, b = position(dim0, x.ndim), position(dim1, x.ndim)
+    order[a], order[b] = order[b], order[a]
+    return permute(x, order)
+
+
+@moves(views.t)
+def t(x: Sparse) -> Any:
+    if x.ndim > 2:
+        torch.empty(x.shape, device="meta").t()  # raises torch's error
+    return permute(x, list(range(x.ndim))[::-1])
+
+
+@moves(views.unsqueeze)
+def unsqueeze(x: Sparse, dim: int) -> Any:
+    at = position(dim, x.ndim + 1)
+    if at > x.pattern.ndim or (at == x.pattern.ndim and x.dense_sizes):
+        return on_dense(x, at, lambda t, d: t.unsqueeze(d))
+    flat, places = stored_valid(x)
+    zeros = torch.zeros_like(places[0])
+    sizes = x.pattern.sizes
+    return rebuilt(x, (*places[:at], zeros, *places[at:]), flat, (*sizes[:at], 1, *sizes[at:]))
+
+
+@moves(views.squeeze)
+def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Any:
+    asked = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {d for d in (position(d, x.ndim) for d in asked) if x.shape[d] == 1}
+    sparse = x.pattern.ndim
+    flat, places = stored_valid(x)
+    inner = [d - sparse + 1 for d in sorted(gone) if d >= sparse]
+    flat = flat.moved(lambda t: t.squeeze(inner)) if inner else flat
+    kept = [d for d in range(sparse) if d not in gone]
+    return rebuilt(x, [places[d] for d in kept], flat, [x.pattern.sizes[d] for d in kept])
+
+
+@moves(views.view)
+def view(x: Sparse, size: Sequence[int]) -> Any:
+    shape = tuple(torch.empty(x.shape, device="meta").reshape(tuple(size)).shape)
+    sparse, dense = x.pattern.ndim, len(x.dense_sizes)
+    kept = len(shape) - dense
+    if dense and shape[kept:] != x.dense_sizes:
+        raise NotLowered("it would mix sparse with dense dimensions")
+    if kept < 1 or 0 in shape:
+        raise NotLowered("no sparse dimension is left")
+    flat, places = stored_valid(x)
+    at = linear(places, x.pattern.sizes[:sparse])
+    return rebuilt(x, unraveled(at, shape[:kept]), flat, shape[:kept])
+
+
+# ------------------------------------------------------------------------------------------------------ parts of it
+
+
+def filtered(x: Sparse, dim: int, keep: Callable[[Tensor], tuple[Tensor, Tensor]], size: int | None) -> Any:
+    """The elements that `keep` keeps by their place in `dim`, at the place that it gives them; without `dim`: None."""
+    if being_traced(x.pattern.pieces[0]):
+        raise NotLowered("how many elements are left is not known while tracing")
+    flat, places = stored_valid(x)
+    kept, moved = keep(places[dim])
+    index = kept.nonzero()[:, 0]
+    others: list[Tensor] = [p[index] for p in places]
+    sizes = list(x.pattern.sizes)
+    if size is None:
+        del others[dim], sizes[dim]
+    else:
+        others[dim], sizes[dim] = moved[index], size
+    return rebuilt(x, others, taken(flat, index), sizes)
+
+
+@moves(views.select)
+def select(x: Sparse, dim: int, index: int) -> Any:
+    at = position(dim, x.ndim)
+    torch.empty(x.shape, device="meta").select(at, index)  # raises torch's error
+    if at >= x.pattern.ndim:
+        return on_dense(x, at, lambda t, d: t.select(d, index))
+    wanted = index % x.shape[at]
+    if x.pattern.ndim == 1:
+        return x.at((torch.full((1,), wanted, device=x.device),)).moved(lambda t: t[0])
+    return filtered(x, at, lambda p: (p == wanted, p), None)
+
+
+@moves(views.slice)
+def slice(x: Sparse, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    at = position(dim, x.ndim)
+    if at >= x.pattern.ndim:
+        return on_dense(x, at, lambda t, d: aten.slice.Tensor(t, d, start, end, step))
+    size = torch.empty(x.shape[at], device="meta")
+    count = aten.slice.Tensor(size, 0, start, end, step).shape[0]
+    first = range(x.shape[at])[start:end:step][0] if count else 0
+
+    def keep(p: Tensor) -> tuple[Tensor, Tensor]:
+        moved = (p - first) // step
+        return ((p - first) % step == 0) & (moved >= 0) & (moved < count), moved
+
+    return filtered(x, at, keep, count)
+
+
+@moves(views.narrow_copy)
+def narrow_copy(x: Sparse, dim: int, start: int, length: int) -> Any:
+    return slice(x, dim, start, start + length)
+
+
+@moves(views.split_with_sizes)
+def split_with_sizes(x: Sparse, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
+    torch.empty(x.shape, device="meta").split_with_sizes(list(split_sizes), dim)  # raises torch's error
+    starts = [sum(split_sizes[:n]) for n in range(len(split_sizes))]
+    return [slice(x, dim, start, start + size) for start, size in zip(starts, split_sizes, strict=True)]
+
+
+@moves(views.split)
+def split(x: Sparse, split_size: int, dim: int = 0) -> list[Any]:
+    pieces = torch.empty(x.shape, device="meta").split(split_size, dim)
+    return split_with_sizes(x, [piece.shape[dim] for piece in pieces], dim)
+
+
+@moves(views.unbind)
+def unbind(x: Sparse, dim: int = 0) -> list[Any]:
+    return [select(x, dim, index) for index in range(x.shape[position(dim, x.ndim)])]
+
+
+@moves(views.diagonal)
+def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    only_sparse(x)
+    a, b = position(dim1, x.ndim), position(dim2, x.ndim)
+    length = torch.empty(x.shape, device="meta").diagonal(offset, dim1, dim2).shape[-1]
+    if being_traced(x.pattern.pieces[0]):
+        raise NotLowered("how many elements are left is not known while tracing")
+    flat, places = stored_valid(x)
+    index = (places[b] - places[a] == offset).nonzero()[:, 0]
+    along = torch.minimum(places[a], places[b])[index]
+    others = [places[d][index] for d in range(x.ndim) if d not in (a, b)]
+    sizes = [size for d, size in enumerate(x.shape) if d not in (a, b)]
+    return rebuilt(x, [*others, along], taken(flat, index), [*sizes, length])
+
+
+@moves(indexing.index_select)
+def index_select(x: Sparse, dim: int, index: Any) -> Any:
+    at = position(dim, x.ndim)
+    if isinstance(index, Sparse) or index.validity is not None or index.ndim > 1:
+        raise NotLowered("the index is masked, or has more than one dimension")
+    if at >= x.pattern.ndim:
+        return on_dense(x, at, lambda t, d: t.index_select(d, index.data))
+    wanted = index.data.reshape(-1).to(torch.int64)
+    aten.index_select(torch.empty(x.shape[at], dtype=torch.int8, device=x.device), 0, index.data)  # torch's error
+    if being_traced(wanted):
+        raise NotLowered("how many elements there will be is not known while tracing")
+    flat, places = stored_valid(x)
+    order = places[at].argsort(stable=True)
+    counts = torch.zeros(x.shape[at], dtype=torch.int64, device=x.device)
+    counts = counts.scatter_add(0, places[at], torch.ones_like(places[at]))
+    starts = counts.cumsum(0) - counts
+    each = counts[wanted]
+    where = torch.repeat_interleave(torch.arange(len(wanted), device=x.device), each)
+    inside = torch.arange(len(where), device=x.device) - (each.cumsum(0) - each)[where]
+    source = order[starts[wanted][where] + inside]
+    moved = [p[source] for p in places]
+    moved[at] = where
+    return rebuilt(
+        x, moved, taken(flat, source), [len(wanted) if d == at else n for d, n in enumerate(x.pattern.sizes)]
+    )
+
+
+# --------------------------------------------------------------------------------------------------- round and again
+
+
+@moves(movement.flip)
+def flip(x: Sparse, dims: Sequence[int], *axes: Any) -> Any:
+    if axes or not isinstance(dims, (list, tuple)):
+        raise NotLowered("a quarter turn is no flip")
+    turned = {position(d, x.ndim) for d in dims}
+    sparse = x.pattern.ndim
+    flat, places = stored_valid(x)
+    inner = [d - sparse + 1 for d in turned if d >= sparse]
+    flat = flat.moved(lambda t: t.flip(inner)) if inner else flat
+    return rebuilt(x, [x.shape[d] - 1 - p if d in turned else p for d, p in enumerate(places)], flat, x.pattern.sizes)
+
+
+@moves(movement.roll)
+def roll(x: Sparse, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    given = [shifts] if isinstance(shifts, int) else list(shifts)
+    along = [dims] if isinstance(dims, int) else list(dims)
+    flat, places = stored_valid(x)
+    if not along:
+        only_sparse(x)
+        at = (linear(places, x.pattern.sizes) + given[0]) % max(math.prod(x.shape), 1)
+        return rebuilt(x, unraveled(at, x.pattern.sizes), flat, x.pattern.sizes)
+    moved: list[Tensor] = list(places)
+    for shift, dim in zip(given, along, strict=True):
+        at_dim = position(dim, x.ndim)
+        if at_dim >= x.pattern.ndim:
+            raise NotLowered("it rolls dense dimensions")
+        moved[at_dim] = (moved[at_dim] + shift) % max(x.shape[at_dim], 1)
+    return rebuilt(x, moved, flat, x.pattern.sizes)
+
+
+@moves(movement.repeat)
+def repeat(x: Sparse, repeats: Sequence[int]) -> Any:
+    only_sparse(x)
+    new = len(repeats) - x.ndim
+    if new < 0 or 0 in repeats:
+        raise NotLowered("it repeats nothing")
+    return _repeated(x, list(repeats), new)
+
+
+@moves(views.expand)
+def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Any:
+    shape = torch.empty(x.shape, device="meta").expand(list(size)).shape
+    dense, new = len(x.dense_sizes), len(shape) - x.ndim
+    if tuple(shape[len(shape) - dense :]) != x.dense_sizes and dense:
+        raise NotLowered("it expands dense dimensions")
+    if 0 in shape:
+        raise NotLowered("there is nothing in it")
+    kept = (1,) * new + x.pattern.sizes
+    return _repeated(x, [1 if n == m else n for n, m in zip(shape[: len(kept)], kept, strict=True)], new)
+
+
+def _repeated(x: Sparse, times: Sequence[int], new: int) -> Any:
+    flat, places = stored_valid(x)
+    stored, total = int(places[0].shape[0]), math.prod(times)
+    copies = torch.arange(total, device=x.device).repeat_interleave(stored)
+    source = torch.arange(stored, device=x.device).repeat(total)
+    sizes = (1,) * new + x.pattern.sizes
+    zeros = torch.zeros_like(source)
+    own = [zeros] * new + [p[source] for p in places]
+    which = unraveled(copies, times)
+    moved = [p + w * n for p, w, n in zip(own, which, sizes, strict=True)]
+    return rebuilt(x, moved, taken(flat, source), [n * m for n, m in zip(sizes, times, strict=True)])
+
+
+# ------------------------------------------------------------------------------------------------------------ joins
+
+
+@moves(joins.cat)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    first = tensors[0]
+    at = position(dim, first.ndim)
+    alike = {(x.ndim, x.pattern.ndim, tuple(n for d, n in enumerate(x.shape) if d != at)) for x in tensors}
+    if len(alike) > 1 or at >= first.pattern.ndim:
+        raise NotLowered("they are not stored alike, or joined along a dense dimension")
+    dtype = torch.empty(0, dtype=first.dtype)
+    for x in tensors[1:]:
+        dtype = dtype.to(torch.promote_types(dtype.dtype, x.dtype))
+    parts = [stored_valid(x) for x in tensors]
+    starts = [sum(x.shape[at] for x in tensors[:n]) for n in range(len(tensors))]
+    places: list[Places] = [
+        tuple(p + start if d == at else p for d, p in enumerate(part))
+        for (_, part), start in zip(parts, starts, strict=True)
+    ]
+    flat = joined([Dense(f.data.to(dtype.dtype), f.validity) for f, _ in parts])
+    sizes = [sum(x.shape[at] for x in tensors) if d == at else n for d, n in enumerate(first.pattern.sizes)]
+    return rebuilt(first, [torch.cat(p) for p in zip(*places, strict=True)], flat, sizes)
+
+
+@moves(joins.stack)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    if len({tuple(x.shape) for x in tensors}) > 1:
+        raise NotLowered("they are of different shapes")
+    at = position(dim, tensors[0].ndim + 1)
+    if at > tensors[0].pattern.ndim:
+        raise NotLowered("they are stacked along a dense dimension")
+    return cat([unsqueeze(x, at) for x in tensors], at)
