@@ -36,6 +36,10 @@ _NARROW_DIVISOR = (
 )
 _FIXED_POINT = "torch's kernel for uint8 rounds its weights to fixed point, and is off by one from what they give"
 
+_COMPLEX_BY_ZERO = (
+    "torch.masked divides a complex sum by n - correction = 0, whose imaginary part 0 / 0 it makes infinite"
+)
+
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
     "aminmax": (Gap("P1", _CAST, "error 3"),),
@@ -59,6 +63,10 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "svd_lowrank": tuple(Gap(law, _PHASE, d) for law, d in _LOW_RANK),
     "var": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
     "var_mean": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
+    **{
+        name: tuple(Gap("P2", _COMPLEX_BY_ZERO, f"{dtype} sample 14 half") for dtype in ("complex64", "complex128"))
+        for name in ("masked_var", "masked_std")
+    },
     "multinomial": (Gap("P1", _CAST, "error 2"),),
 }
 
