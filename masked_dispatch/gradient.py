@@ -91,7 +91,7 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
         filled: Tensor = torch.ops.masked_dispatch.plain_gradient(grad, validity)
         return filled
     if isinstance(grad, MaskedTensor):
-        record = opened(grad)
+        record = opened(grad._stored_densely())
         return fill_where_invalid(record.data, intersect(validity, record.validity), 0)
     return fill_where_invalid(grad, validity, 0)
 
@@ -102,6 +102,7 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
         masked: Tensor = torch.ops.masked_dispatch.masked_gradient(grad, validity)
         return masked
     if isinstance(grad, MaskedTensor):
+        grad = grad._stored_densely()
         if grad._validity is validity:
             return grad
         grad = plain_gradient(grad, None)

@@ -259,6 +259,10 @@ class MaskedTensor(torch.Tensor):
             copied.grad = copy.deepcopy(self.grad, memo)
         return copied
 
+    def _stored_densely(self) -> MaskedTensor:
+        # Itself, unless it is stored otherwise.
+        return self
+
     def _copied(self) -> MaskedTensor:
         validity = None if self._validity is None else self._validity.clone()
         return rebuild(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from op_registry.categories import run_elementwise
 from op_registry.lines import Lines
 from op_registry.patterns import Places, unraveled
 from op_registry.records import Dense, all_dims, map_tensors
@@ -37,9 +38,21 @@ def sparse_run(op: OpOverload, rule: Rule) -> SparseRun | None:
 
 # ---------------------------------------------------------------------------------------------------- elementwise
 
+# Rules written as functions that keep every element in its place, of operators that torch does not tag as pointwise.
+PLACE_BY_PLACE = {
+    "clone", "_to_copy", "detach", "alias", "lift", "lift_fresh", "lift_fresh_copy", "detach_copy", "alias_copy",
+    "_lazy_clone", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
+    "new_empty", "masked_fill",
+}  # fmt: skip
+
 
 def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any) -> Any:
     """The rule on the values of one sparse operand, and on what the others have in its places."""
+    place_by_place = rule.run is run_elementwise or torch.Tag.pointwise in op.tags or name_of(op) in PLACE_BY_PLACE
+    if not place_by_place or any(argument.name in ("dim", "dims") for argument in op._schema.arguments):
+        raise NotLowered("its elements read their neighbours")
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        raise NotLowered("it draws a random number for every element, stored or not")
     records = _records([*args, *kwargs.values()])
     shape = torch.broadcast_shapes(*(r.shape for r in records))
     leading = next((r for r in records if isinstance(r, Sparse) and r.shape == shape), None)
@@ -109,12 +122,32 @@ POSITIONS = {
 }  # fmt: skip
 
 
+# Reductions of everything to one element, which have no `dim`.
+WHOLE = {
+    "sum", "mean", "prod", "max", "min", "any", "all", "argmax", "argmin", "median", "nanmedian", "std", "var", "norm",
+    "nansum", "logsumexp", "count_nonzero", "aminmax", "amax", "amin",
+}  # fmt: skip
+
+# Those that take `dim`, and mean something else by it than a slice whose elements are left out one by one.
+OTHERWISE = ("trapezoid", "trapz", "cumulative_trapezoid", "renorm")
+
+
+def name_of(op: OpOverload) -> str:
+    """`aten::sum.dim_IntList` → `sum`."""
+    return op._schema.name.partition("::")[2]
+
+
 def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
     """The rule on the values, or on lines, of the one sparse operand; the results back in their places."""
     if not isinstance(x, Sparse) or any(isinstance(r, Sparse) for r in _records([*args, *kwargs.values()])):
         raise NotLowered("only the first operand may be sparse")
     if 0 in x.shape:
         raise NotLowered("there is nothing in it")  # what an empty slice gives is torch's own affair
+    by_dim = any(a.name == "dim" for a in op._schema.arguments)
+    if op.namespace == "torch_masked":
+        raise NotLowered("its operands are taken apart first")
+    if (not by_dim and name_of(op) not in WHOLE) or name_of(op) in OTHERWISE:
+        raise NotLowered("it is no reduction of a slice to an element")
     named = dict(zip([a.name for a in op._schema.arguments], (x, *args), strict=False)) | kwargs
     first = op._schema.arguments[0].name
     del named[first]
@@ -136,9 +169,10 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
     everything = not isinstance(given, int) and len(dims) == x.ndim and not keeps
     lines = Lines(x, along, at_least=max(1, int(named["k"])) if "k" in named else 1)
     record = lines.spread(x.flat)
-    name = op._schema.name.removeprefix("aten::")
+    name = name_of(op)
     if everything:
-        result = run(record.moved(lambda t: t.squeeze(0)), named, None)
+        whole = record.moved(lambda t: t.squeeze(0))
+        result = run(whole, named, None if given is None else list(range(whole.ndim)))
         if name in ("argmax", "argmin"):
             result = _whole_positions(result, lines, x)
         return _reshaped(
@@ -234,7 +268,6 @@ GENERIC: dict[str, Callable[..., Any]] = {
     "elementwise": elementwise_on_values,
     "factory": elementwise_on_values,
     "plumbing": elementwise_on_values,
-    "random": elementwise_on_values,
     "reduction": slices_by_lines,
     "scan": slices_by_lines,
     "normalization": slices_by_lines,

@@ -16,6 +16,8 @@ from op_registry.accumulate import accumulate, dtype_of_sum
 from op_registry.patterns import BY_COLUMN, OF_BLOCKS, Pattern, Places, linear, order_of, pattern_of, unraveled
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8
 
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 class NotLowered(Exception):
     """An operator has no way of its own for this call on sparse storage; the message says why."""
@@ -105,7 +107,11 @@ class Sparse:
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
     flat, places = x.flat, x.pattern.places()
-    data = flat.data.new_zeros(x.shape).index_put(places, flat.data)
+    if flat.dtype in SIGNED:  # torch cannot write single elements of these
+        signed = SIGNED[flat.dtype]
+        data = flat.data.new_zeros(x.shape).view(signed).index_put(places, flat.data.view(signed)).view(flat.dtype)
+    else:
+        data = flat.data.new_zeros(x.shape).index_put(places, flat.data)
     validity = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
     present = flat.full_validity
     ones = torch.ones((), dtype=torch.int8, device=x.device)

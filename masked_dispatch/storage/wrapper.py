@@ -80,6 +80,9 @@ class SparselyStored(MaskedTensor):
         )
         return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False))
 
+    def _stored_densely(self) -> MaskedTensor:
+        return torch.ops.masked_dispatch.to_layout(self, torch.strided, None, None)
+
     def _copied(self) -> MaskedTensor:
         validity = None if self._kept_validity is None else self._kept_validity.clone()
         pattern = self._pattern

@@ -40,6 +40,8 @@ _COMPLEX_BY_ZERO = (
     "torch.masked divides a complex sum by n - correction = 0, whose imaginary part 0 / 0 it makes infinite"
 )
 
+_STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
+
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
     "aminmax": (Gap("P1", _CAST, "error 3"),),
@@ -67,6 +69,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         name: tuple(Gap("P2", _COMPLEX_BY_ZERO, f"{dtype} sample 14 half") for dtype in ("complex64", "complex128"))
         for name in ("masked_var", "masked_std")
     },
+    "to_sparse": (Gap("P2", _STORED, ""),),
     "multinomial": (Gap("P1", _CAST, "error 2"),),
 }
 

@@ -38,12 +38,14 @@ def summary(reports: Sequence[Report]) -> str:
         f"{len(reports)} operators: {len(right)} right in every trial, {len(refusing)} refuse some, "
         f"{len(failing)} fail some, {len(reports) - len(right) - len(refusing) - len(failing)} had nothing to try"
     )
-    silent: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     for report in reports:
-        silent.update(report.reasons)
+        reasons.update(report.reasons)
+    silent = Counter({reason: count for reason, count in reasons.items() if reason.startswith("no oracle")})
     if silent:
         lines.append(f"P2 had no oracle in {sum(silent.values())} trials, for {len(silent)} reasons:")
         lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in silent.most_common()]
+    lines += storage_lines(reports)
     for report in failing:
         shown: dict[str, Outcome] = {}
         for outcome in report.failures:
@@ -53,6 +55,22 @@ def summary(reports: Sequence[Report]) -> str:
             more = f" (and {number - 1} more)" if number > 1 else ""
             lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
     return "\n".join(lines)
+
+
+def storage_lines(reports: Sequence[Report]) -> list[str]:
+    """For each storage of P4, how many operators never, sometimes and always had to be stored densely."""
+    counted: dict[str, Counter[str]] = {}
+    for report in reports:
+        for storage, statuses in report.storages.items():
+            sparse, dense = statuses.get("pass", 0), statuses.get("densified", 0)
+            if sparse or dense:
+                how = "never" if not dense else "sometimes" if sparse else "always"
+                counted.setdefault(storage, Counter())[how] += 1
+    return [
+        f"stored as {storage}: {c['never']} operators never had to be stored densely, {c['sometimes']} sometimes, "
+        f"{c['always']} always"
+        for storage, c in counted.items()
+    ]
 
 
 def by_family(reports: Sequence[Report]) -> str:

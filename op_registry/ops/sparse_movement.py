@@ -252,10 +252,11 @@ def index_select(x: Sparse, dim: int, index: Any) -> Any:
 
 
 @moves(movement.flip)
-def flip(x: Sparse, dims: Sequence[int], *axes: Any) -> Any:
-    if axes or not isinstance(dims, (list, tuple)):
+def flip(x: Sparse, *given: Any, dims: Sequence[int] = ()) -> Any:
+    if len(given) != 1 or isinstance(given[0], int):
         raise NotLowered("a quarter turn is no flip")
-    turned = {position(d, x.ndim) for d in dims}
+    del dims  # of a quarter turn
+    turned = {position(d, x.ndim) for d in given[0]}
     sparse = x.pattern.ndim
     flat, places = stored_valid(x)
     inner = [d - sparse + 1 for d in turned if d >= sparse]
@@ -321,6 +322,8 @@ def _repeated(x: Sparse, times: Sequence[int], new: int) -> Any:
 @moves(joins.cat)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     first = tensors[0]
+    if any(x.ndim != first.ndim for x in tensors):
+        raise NotLowered("they have different numbers of dimensions")
     at = position(dim, first.ndim)
     alike = {(x.ndim, x.pattern.ndim, tuple(n for d, n in enumerate(x.shape) if d != at)) for x in tensors}
     if len(alike) > 1 or at >= first.pattern.ndim:
