@@ -117,7 +117,11 @@ class OracleInterpreter(Interpreter):
             if op._can_decompose():
                 return self.decompose(op, args, kwargs)
             raise NoOracle(str(op))
-        call = Call.of(asked, self.slots_of(args), self.slots_of(kwargs))
+        call = Call.of(op, self.slots_of(args), self.slots_of(kwargs))
+        if asked is not op:
+            # By name: polygamma_ takes its arguments in another order than polygamma.
+            names = {argument.name for argument in asked._schema.arguments}
+            call = Call.of(asked, (), {name: value for name, value in call.bound.items() if name in names})
         result = found(call)
         given = Call.of(op, args, kwargs)
         for name, slot in call.updates.items():
@@ -125,6 +129,7 @@ class OracleInterpreter(Interpreter):
         if is_inplace(op):
             # What the target holds from now on is in its note: autograd would miss what it saved of the tensor itself.
             target = self.slots_of(args[0])
+            result = Slot(result.data.to(target.data.dtype), result.mask, result.masked)
             if not target.masked:
                 # On a plain tensor it is an update: where something is missing, the old value stays.
                 result = Slot(torch.where(result.mask, result.data, target.data), target.mask, masked=False)
@@ -143,10 +148,10 @@ class OracleInterpreter(Interpreter):
         results = [result] if isinstance(result, Tensor) else list(result)
         targets = [kwargs[name] for name in names]
         for target, given in zip(targets, results, strict=True):
+            # What was written to in place holds what its note says.
             known = self.noted(given)
-            self.note(
-                target, Slot(given, known.mask if known is not None else torch.ones_like(given, dtype=torch.bool))
-            )
+            answer = known if known is not None else Slot(given, torch.ones_like(given, dtype=torch.bool))
+            self.note(target, Slot(answer.data, answer.mask))
         return targets[0] if len(targets) == 1 else tuple(targets)
 
 
