@@ -41,7 +41,6 @@ _COMPLEX_BY_ZERO = (
 )
 
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
-_UNWRITTEN = "torch leaves a part of out= unwritten"
 _STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
 
 TABLE: dict[str, tuple[Gap, ...]] = {
@@ -72,8 +71,6 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         for name in ("masked_var", "masked_std")
     },
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),
-    "fft_ihfft2+out": tuple(Gap(law, _UNWRITTEN, "sample 3") for law in ("P1", "P2")),
-    "fft_ihfftn+out": tuple(Gap(law, _UNWRITTEN, "sample 3") for law in ("P1", "P2")),
     "to_sparse": (Gap("P2", _STORED, ""),),
     "multinomial": (Gap("P1", _CAST, "error 2"),),
 }
