@@ -310,7 +310,7 @@ class MaskedTensor(torch.Tensor):
     def _all_valid_data(self, asked: str) -> Tensor:
         from op_registry import InvalidValueError
 
-        if self._validity is not None:
+        if self.storage_layout is not torch.strided or self._validity is not None:
             invalid = self.numel() - int(self.count())
             if invalid:
                 raise InvalidValueError(

@@ -75,6 +75,12 @@ class Pattern:
     def device(self) -> torch.device:
         return self.pieces[0].device
 
+    def to(self, device: torch.device) -> Pattern:
+        """The same pattern on a device; itself, if it is there."""
+        if self.device == device:
+            return self
+        return Pattern(self.layout, self.sizes, tuple(piece.to(device) for piece in self.pieces), self.block)
+
     def same_as(self, other: Pattern) -> bool:
         """Whether the two list the same elements because they are made of the same index tensors."""
         if self is other:

@@ -61,8 +61,8 @@ class Sparse:
         return self.values.device
 
     def like(self, values: Dense) -> Sparse:
-        """Other values in the same places."""
-        return Sparse(values, self.pattern)
+        """Other values in the same places, which move to their device with them."""
+        return Sparse(values, self.pattern.to(values.device))
 
     @property
     def flat(self) -> Dense:

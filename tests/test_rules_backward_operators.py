@@ -617,7 +617,7 @@ def test_bags_of_which_nothing_is_known_are_refused():
     ):
         aten._embedding_bag_backward(grad, hidden(indices, indices != 4), *kept, *options, False, None)
     with pytest.raises(
-        MaskedSemanticsError, match=r"sparse=True: a masked tensor is stored densely.* Use sparse=False"
+        MaskedSemanticsError, match=r"sparse=True: its gradient is not stored sparsely yet\. Use sparse=False"
     ):
         aten._embedding_bag_backward(grad, indices, *kept, *options, True, None)
 

@@ -211,3 +211,29 @@ def test_semantics_do_not_depend_on_storage(entry):
     report = run_operator(entry, settings)
     assert not report.failures, "\n".join(f"{o.description}: {o.message}\n    {o.repro}" for o in report.failures[:4])
     assert report.count("pass"), "nothing was tried on sparse storage"
+
+
+# ----------------------------------------------------------------------------------------------- surface of the tensor
+
+
+def test_values_leave_only_where_all_are_valid():
+    whole = md.masked_tensor(torch.ones(2, 2)).to_sparse()
+    assert whole.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert whole.sum().item() == 4
+    with pytest.raises(md.InvalidValueError, match=r"numpy\(\) of a masked tensor of shape \(4, 6\)"):
+        some_tensor((4, 6)).to_sparse().numpy()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_pattern_moves_with_its_values(layout):
+    moved = stored(some_tensor((4, 6)), layout).to("meta")
+    assert moved.storage_layout is layout
+    assert {moved.device, moved._pattern.device} == {torch.device("meta")}
+
+
+def test_what_sparse_storage_cannot_do_yet_is_said():
+    x = some_tensor((4, 6)).to_sparse()
+    with pytest.raises(Exception, match=r"stored as torch\.sparse_coo cannot be compiled yet\. Hand x"):
+        torch.compile(lambda x: x.exp(), backend="eager", fullgraph=True)(x)
+    with pytest.raises(md.MaskedSemanticsError, match="and only dense storage is supported here yet"):
+        md.functional.grad(lambda x: x.exp().sum().to_tensor(0))(x)

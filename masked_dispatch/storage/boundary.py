@@ -13,9 +13,8 @@ from torch import Tensor
 
 from masked_dispatch.gradient import opened
 from masked_dispatch.interception import in_forward_mode, never_compiled, under_transform
-from masked_dispatch.storage.wrapper import SparselyStored, wrap_sparse
+from masked_dispatch.storage.wrapper import NotDense, SparselyStored, wrap_sparse
 from masked_dispatch.tensor import MaskedTensor
-from op_registry import MaskedSemanticsError
 from op_registry.lowering import values_at
 from op_registry.patterns import Pattern
 from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
@@ -72,10 +71,7 @@ def open_any(tensor: Tensor) -> Dense | Sparse:
 def opened_sparse(tensor: SparselyStored) -> Sparse:
     """The record that a sparse run sees; its values carry the derivatives that are asked for."""
     if under_transform() or in_forward_mode():
-        raise MaskedSemanticsError(
-            f"a masked tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout} is used inside "
-            "a transform of torch.func or in forward mode, which only dense storage supports yet: use x.to_dense()."
-        )
+        raise NotDense(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         return Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern)
     return tensor.record

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
 from masked_dispatch.tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
 from op_registry.patterns import Pattern
 from op_registry.records import Dense
 from op_registry.sparse import Sparse
 
 
-class NotDense(Exception):
-    """Something that works on dense storage met a sparsely stored tensor: the call has to take the other way."""
+class NotDense(MaskedSemanticsError):
+    """Something that works on dense storage met a sparsely stored tensor: the call has to take the other way.
+
+    Where there is no other way, it is the refusal.
+    """
+
+    def __init__(self, tensor: SparselyStored) -> None:
+        super().__init__(
+            f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only dense "
+            "storage is supported here yet: use x.to_dense()"
+        )
 
 
 class SparselyStored(MaskedTensor):
@@ -29,11 +39,11 @@ class SparselyStored(MaskedTensor):
 
     @property
     def _data(self) -> Tensor:  # type: ignore[override]
-        raise NotDense(f"a masked tensor of shape {tuple(self.shape)} is stored as {self._pattern.layout}")
+        raise NotDense(self)
 
     @property  # type: ignore[misc]
     def _validity(self) -> Tensor | None:  # type: ignore[override]
-        raise NotDense(f"a masked tensor of shape {tuple(self.shape)} is stored as {self._pattern.layout}")
+        raise NotDense(self)
 
     @property
     def nnz(self) -> int:
@@ -79,6 +89,13 @@ class SparselyStored(MaskedTensor):
             pattern.block,
         )
         return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False))
+
+    @never_compiled
+    def __tensor_flatten__(self) -> NoReturn:  # type: ignore[override]
+        raise MaskedSemanticsError(
+            f"a masked tensor of shape {tuple(self.shape)} that is stored as {self.storage_layout} cannot be compiled "
+            "yet. Hand x.to_dense() to the compiled function, or call it outside of torch.compile."
+        )
 
     def _stored_densely(self) -> MaskedTensor:
         return torch.ops.masked_dispatch.to_layout(self, torch.strided, None, None)

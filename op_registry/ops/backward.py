@@ -20,7 +20,6 @@ from torch._ops import OpOverload
 from op_registry.categories import DERIVATIVE, elementwise, known_all_valid, masked_rule, opaque
 from op_registry.errors import MaskedSemanticsError
 from op_registry.ops.interpolation import EVERY, LINEAR, NEAREST
-from op_registry.ops.refused import NOT_DENSE
 from op_registry.pullback import derivative, named, plainly, pullback
 from op_registry.records import Dense, all_valid, fill_where_invalid, intersect
 from op_registry.resolve import by_rule
@@ -236,7 +235,9 @@ def _embedding_bag_backward(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
     """Each row (or its weight in the bag) gets what came to the bags that it is in."""
     given = named(op, args, kwargs)
     if given.get("sparse"):
-        raise MaskedSemanticsError(f"{packet_name(op)} with sparse=True: {NOT_DENSE}. Use sparse=False.")
+        raise MaskedSemanticsError(
+            f"{packet_name(op)} with sparse=True: its gradient is not stored sparsely yet. Use sparse=False."
+        )
     for name in ("indices", "offsets", "offset2bag", "bag_size", "maximum_indices"):
         if name in given and not known_all_valid(given[name]):
             raise MaskedSemanticsError(
