@@ -14,8 +14,8 @@ from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings
 TIERS = {
     # A few samples of different shapes, three partial masks, float32, every law but inductor.
     "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty")),
-    # Every sample, every mask, every dtype.
-    "full": Settings(most=None, dtypes="all", modes=("aot_eager",)),
+    # Every sample, every mask, every dtype; of P4, for which sparse storage is too young, only what quick has.
+    "full": Settings(laws=("P1", "P2", "P3", "P5", "P6", "P7"), most=None, dtypes="all", modes=("aot_eager",)),
 }
 
 

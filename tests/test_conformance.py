@@ -1,7 +1,7 @@
 """The laws on every entry of torch's operator database: one sample each and three masks by default, in about a minute.
 
 ``CONFORMANCE_SLICE=3/8`` takes the entries 3, 11, 19 … of the database, ``CONFORMANCE_MOST=6`` more samples of each,
-``CONFORMANCE_INDUCTOR=0/6`` compiles a sixth of the named operators down to kernels: what CI rotates through.
+``CONFORMANCE_INDUCTOR=0/6`` compiles a sixth of the named operators down to kernels. CI rotates through the full tier.
 """
 
 from __future__ import annotations
