@@ -117,7 +117,8 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
         store(target, source)
         return
     if isinstance(source, SparselyStored):
-        source = wrap(to_dense(source.record).data, to_dense(source.record).validity)
+        dense = to_dense(source.record)
+        source = wrap(dense.data, dense.validity)
     if isinstance(source, MaskedTensor):
         target._data.copy_(source._data)
         write_validity(target, lent_validity(source))

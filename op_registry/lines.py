@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from op_registry.broadcast import present
 from op_registry.patterns import linear
 from op_registry.records import Dense, as_int8, being_traced
 from op_registry.sparse import NotLowered, Sparse
@@ -49,9 +50,8 @@ class Lines:
         """Values given one after another, in lines."""
         shape = (self.slices * self.width, *flat.shape[1:])
         data = flat.data.new_zeros(shape).index_copy(0, self.slots, flat.data)
-        present = flat.full_validity
-        ones = torch.ones(flat.shape, dtype=torch.int8, device=flat.device) if present is None else as_int8(present)
-        validity = torch.zeros(shape, dtype=torch.int8, device=flat.device).index_copy(0, self.slots, ones)
+        empty = torch.zeros(shape, dtype=torch.int8, device=flat.device)
+        validity = empty.index_copy(0, self.slots, as_int8(present(flat)))
         return Dense(data, validity).moved(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
 
     def collect(self, lines: Dense) -> Dense:

@@ -11,6 +11,7 @@ What cannot be done so raises NotLowered; whoever asked may store the operands d
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -235,7 +236,7 @@ def _mapped_positions(result: Any, which: tuple[int, ...], lines: Lines) -> Any:
 
 def _whole_positions(result: Dense, lines: Lines, x: Sparse) -> Dense:
     """A position among all stored elements as one in the flattened tensor."""
-    each = max(1, int(torch.tensor(x.dense_sizes).prod())) if x.dense_sizes else 1
+    each = math.prod(x.dense_sizes)
     line, rest = result.data // each, result.data % each
     coordinates = lines.coordinates()[0]
     return result.like(coordinates[line.clamp(0, lines.width - 1)] * each + rest)

@@ -154,10 +154,7 @@ class Pattern:
         return tuple(p.expand(shape).reshape(-1) for p in wide)
 
     def _ordered(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Something given for each dimension, in the order by which the elements are listed."""
-        if self.layout in BY_COLUMN:
-            return (*values[:-2], values[-1], values[-2])
-        return tuple(values)
+        return in_order(self.layout, values)
 
     def _once(self, name: str, compute: Any) -> Any:
         """A fact about the pattern, remembered unless it is being traced."""
@@ -166,6 +163,13 @@ class Pattern:
         if name not in self._remembered:
             self._remembered[name] = compute()
         return self._remembered[name]
+
+
+def in_order(layout: torch.layout, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Something given for each dimension, in the order by which `layout` lists elements; twice: as it was."""
+    if layout in BY_COLUMN:
+        return (*values[:-2], values[-1], values[-2])
+    return tuple(values)
 
 
 def linear(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -203,6 +207,4 @@ def pattern_of(
 
 def order_of(layout: torch.layout, places: Places, sizes: Sequence[int]) -> Tensor:
     """The permutation that brings distinct `places` into the order in which `layout` lists them."""
-    if layout in BY_COLUMN:
-        places, sizes = (*places[:-2], places[-1], places[-2]), (*sizes[:-2], sizes[-1], sizes[-2])
-    return linear(places, sizes).argsort()
+    return linear(in_order(layout, places), in_order(layout, sizes)).argsort()

@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from op_registry.accumulate import accumulate, dtype_of_sum
-from op_registry.patterns import BY_COLUMN, OF_BLOCKS, Pattern, Places, linear, order_of, pattern_of, unraveled
+from op_registry.broadcast import present
+from op_registry.patterns import (
+    BY_COLUMN,
+    OF_BLOCKS,
+    Pattern,
+    Places,
+    in_order,
+    linear,
+    order_of,
+    pattern_of,
+    unraveled,
+)
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -92,8 +103,7 @@ class Sparse:
     def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
         """Number of valid elements over `dims`, none negative: int64."""
         flat, places, sparse = self.flat, self.pattern.places(), self.pattern.ndim
-        present = flat.full_validity
-        each = torch.ones(flat.shape, dtype=torch.int8, device=self.device) if present is None else as_int8(present)
+        each = as_int8(present(flat))
         inner = [d - sparse + 1 for d in dims if d >= sparse]
         number = each.sum(inner, dtype=torch.int64, keepdim=True) if inner else each.to(torch.int64)
         kept = [d for d in range(sparse) if d not in dims]
@@ -113,9 +123,7 @@ def to_dense(x: Sparse) -> Dense:
     else:
         data = flat.data.new_zeros(x.shape).index_put(places, flat.data)
     validity = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
-    present = flat.full_validity
-    ones = torch.ones((), dtype=torch.int8, device=x.device)
-    return Dense(data, validity.index_put(places, ones if present is None else as_int8(present)))
+    return Dense(data, validity.index_put(places, as_int8(present(flat))))
 
 
 def from_dense(
@@ -132,22 +140,22 @@ def from_dense(
     dims = x.ndim if sparse_dim is None else sparse_dim
     validity = x.full_validity
     whole = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
-    present = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
+    some = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
     if dims < x.ndim and not whole.numel():
-        present = whole.new_zeros(x.shape[:dims])
+        some = whole.new_zeros(x.shape[:dims])
     if block is not None:
-        return _blocks_of_dense(x, whole, present, layout, block)
-    places = as_bool(present).nonzero(as_tuple=True)
+        return _blocks_of_dense(x, whole, some, layout, block)
+    places = as_bool(some).nonzero(as_tuple=True)
     sizes = x.shape[:dims]
-    if layout in (torch.sparse_csc, torch.sparse_bsc):
+    if layout in BY_COLUMN:
         order = order_of(layout, places, sizes)
         places = tuple(p[order] for p in places)
     inside = whole[places] if dims < x.ndim and validity is not None else None
     return Sparse(Dense(x.data[places], inside), pattern_of(layout, places, sizes))
 
 
-def _blocks_of_dense(x: Dense, whole: Tensor, present: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
-    sizes = tuple(present.shape)
+def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
+    sizes = tuple(some.shape)
     rows, columns = block
     if sizes[-2] % rows or sizes[-1] % columns:
         raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
@@ -159,7 +167,7 @@ def _blocks_of_dense(x: Dense, whole: Tensor, present: Tensor, layout: torch.lay
         split = t.reshape(*sizes[:-2], grid[-2], rows, grid[-1], columns, *rest)
         return split.transpose(batch + 1, batch + 2)
 
-    stored = blocked(present).flatten(-2).amax(-1)
+    stored = blocked(some).flatten(-2).amax(-1)
     places = as_bool(stored).nonzero(as_tuple=True)
     if layout not in OF_BLOCKS:
         raise ValueError(f"{layout} has no blocks")
@@ -185,10 +193,9 @@ def stored_valid(x: Sparse) -> tuple[Dense, Places]:
     flat, places = x.flat, x.pattern.places()
     if x.pattern.block is None or flat.full_validity is None:
         return flat, places
-    present = as_int8(flat.full_validity)
-    some = as_bool(present.flatten(1).amax(1) if present.ndim > 1 else present)
-    kept = some.nonzero()[:, 0]
-    inside = present[kept] if present.ndim > 1 else None
+    valid = as_int8(flat.full_validity)
+    kept = as_bool(valid.flatten(1).amax(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
+    inside = valid[kept] if valid.ndim > 1 else None
     return Dense(flat.data[kept], inside), tuple(p[kept] for p in places)
 
 
@@ -211,18 +218,13 @@ def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -
     flat, places = stored_valid(x)
     grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
     of_block = (*places[:-2], places[-2] // rows, places[-1] // columns)
-    by_column = layout is torch.sparse_bsc
-    ordered = (*of_block[:-2], of_block[-1], of_block[-2]) if by_column else of_block
-    extents = (*grid[:-2], grid[-1], grid[-2]) if by_column else grid
-    listed, which = linear(ordered, extents).unique(return_inverse=True)
-    at = unraveled(listed, extents)
-    at = (*at[:-2], at[-1], at[-2]) if by_column else at
+    extents = in_order(layout, grid)
+    listed, which = linear(in_order(layout, of_block), extents).unique(return_inverse=True)
+    at = in_order(layout, unraveled(listed, extents))
     inside = which * (rows * columns) + places[-2] % rows * columns + places[-1] % columns
     shape = (listed.shape[0] * rows * columns, *x.dense_sizes)
     data = flat.data.new_zeros(shape).index_copy(0, inside, flat.data)
-    present = flat.full_validity
-    ones = torch.ones(flat.shape, dtype=torch.int8, device=x.device) if present is None else as_int8(present)
-    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, inside, ones)
+    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, inside, as_int8(present(flat)))
     listing = pattern_of(layout, at, grid)
     values = Dense(data, validity).moved(lambda t: t.reshape(-1, rows, columns, *x.dense_sizes))
     return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
@@ -233,20 +235,17 @@ def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence
 
     Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
     """
-    by_column = layout in BY_COLUMN
-    ordered = (*places[:-2], places[-1], places[-2]) if by_column else places
-    extents = (*sizes[:-2], sizes[-1], sizes[-2]) if by_column else tuple(sizes)
-    listed, which = linear(ordered, extents).unique(return_inverse=True)
+    extents = in_order(layout, sizes)
+    listed, which = linear(in_order(layout, places), extents).unique(return_inverse=True)
     shape = (listed.shape[0], *flat.shape[1:])
     wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
     total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))
-    present = flat.full_validity
-    if present is not None:
-        present = torch.zeros(shape, dtype=torch.int32, device=flat.device).index_add(0, which, present.to(torch.int32))
-        present = as_int8(present > 0)
-    at = unraveled(listed, extents)
-    at = (*at[:-2], at[-1], at[-2]) if by_column else at
-    return Sparse(Dense(total.to(flat.dtype), present), pattern_of(layout, at, sizes))
+    validity = flat.full_validity
+    if validity is not None:
+        found = torch.zeros(shape, dtype=torch.int32, device=flat.device).index_add(0, which, validity.to(torch.int32))
+        validity = as_int8(found > 0)
+    at = in_order(layout, unraveled(listed, extents))
+    return Sparse(Dense(total.to(flat.dtype), validity), pattern_of(layout, at, sizes))
 
 
 def united(records: Sequence[Sparse]) -> Sparse:
@@ -270,12 +269,7 @@ def joined(flats: Sequence[Dense]) -> Dense:
     data = torch.cat([flat.data for flat in flats])
     if all(flat.validity is None for flat in flats):
         return Dense(data)
-    parts = [flat.full_validity for flat in flats]
-    return Dense(data, torch.cat([_ones(f) if p is None else as_int8(p) for f, p in zip(flats, parts, strict=True)]))
-
-
-def _ones(flat: Dense) -> Tensor:
-    return torch.ones(flat.shape, dtype=torch.int8, device=flat.device)
+    return Dense(data, torch.cat([as_int8(present(flat)) for flat in flats]))
 
 
 def unblocked(layout: torch.layout) -> torch.layout:

@@ -298,12 +298,9 @@ def _none(sample: Sample) -> Any:
 def _keep(report: Report, law: str, description: str, status: str, message: str, line: str) -> None:
     report.counts.setdefault(law, Counter())[status] += 1
     report.dtypes.setdefault(description.partition(" ")[0], Counter())[status] += 1
-    if status == "not asked":
-        if message.startswith("no oracle"):
-            report.reasons[message] = report.reasons.get(message, 0) + 1
-    elif status == "densified":
+    if status == "densified" or (status == "not asked" and message.startswith("no oracle")):
         report.reasons[message] = report.reasons.get(message, 0) + 1
-    elif status != "pass":
+    elif status not in ("pass", "not asked"):
         report.outcomes.append(Outcome(law, description, status, message, line))
 
 
