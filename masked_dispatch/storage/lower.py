@@ -21,6 +21,7 @@ from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.accumulate import accumulate
+from op_registry.categories import REFUSED
 from op_registry.lowering import sparse_run
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse, to_dense, united
@@ -34,6 +35,8 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     meaning = resolve(op)
     why = "its rule works on dense storage"
     if meaning.rule is not None and meaning.base is op:
+        if meaning.rule.category is REFUSED:
+            return meaning.rule.bind(op)(*args, **kwargs)
         run = sparse_run(op, meaning.rule)
         if run is not None:
             enter = _raw if below else open_any
