@@ -98,6 +98,22 @@ class Pattern:
         """One ascending number for each listed element (or block)."""
         return self._once("keys", lambda: linear(self._ordered(self.listed()), self._ordered(self.listed_sizes())))
 
+    def positions(self) -> Tensor:
+        """The position of each listed element (or block) in a dense tensor of them all: int64, (listed,)."""
+        sizes = self.listed_sizes()
+        if self.layout is torch.sparse_coo:
+            return linear(self.listed(), sizes)
+        compressed, plain = self.pieces
+        rows, columns = sizes[-2:]
+        line = torch.arange(compressed.shape[0] - 1, device=self.device)
+        if self.layout in BY_COLUMN:
+            first = line if len(sizes) == 2 else line // columns * (rows * columns) + line % columns
+            step = columns
+        else:
+            first, step = line * columns, 1
+        first = torch.repeat_interleave(first, compressed.diff(), output_size=plain.shape[0])
+        return first.add_(plain, alpha=step)
+
     def find(self, places: Places) -> tuple[Tensor, Tensor]:
         """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
         if self.block is None:
@@ -118,7 +134,9 @@ class Pattern:
 
     def fold(self, flat: Tensor) -> Tensor:
         """Values one after another, as the pattern lists them: in blocks, where it has some."""
-        return flat if self.block is None else flat.reshape(-1, *self.block, *flat.shape[1:])
+        if self.block is None:
+            return flat
+        return flat.reshape(flat.shape[0] // math.prod(self.block), *self.block, *flat.shape[1:])
 
     def listed(self) -> Places:
         """The place of each listed element or block, in units of blocks; in the dtype of the pieces or int64."""

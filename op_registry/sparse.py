@@ -14,6 +14,7 @@ from torch import Tensor
 
 from op_registry.accumulate import accumulate, dtype_of_sum
 from op_registry.broadcast import present
+from op_registry.conversions import BITS, blocked, in_chunks, sorted_order, sparse_parts
 from op_registry.patterns import (
     BY_COLUMN,
     OF_BLOCKS,
@@ -25,9 +26,7 @@ from op_registry.patterns import (
     pattern_of,
     unraveled,
 )
-from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8
-
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, gradients_may_flow
 
 
 class NotLowered(Exception):
@@ -80,7 +79,7 @@ class Sparse:
         """The values one after another, (stored, *dense)."""
         if self.pattern.block is None:
             return self.values
-        return self.values.moved(lambda t: t.reshape(-1, *self.dense_sizes))
+        return self.values.moved(lambda t: t.flatten(0, 2))
 
     def folded(self, flat: Dense) -> Sparse:
         """Other values, given one after another, in the same places."""
@@ -116,14 +115,24 @@ class Sparse:
 
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
-    flat, places = x.flat, x.pattern.places()
-    if flat.dtype in SIGNED:  # torch cannot write single elements of these
-        signed = SIGNED[flat.dtype]
-        data = flat.data.new_zeros(x.shape).view(signed).index_put(places, flat.data.view(signed)).view(flat.dtype)
-    else:
-        data = flat.data.new_zeros(x.shape).index_put(places, flat.data)
-    validity = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
-    return Dense(data, validity.index_put(places, as_int8(present(flat))))
+    position, values = x.pattern.positions(), x.values
+    if gradients_may_flow(values.data):
+        whole = _spread(x, position, values.data)
+    else:  # not every dtype can be written into by index
+        whole = _spread(x, position, values.data.view(BITS.get(x.dtype.itemsize, x.dtype))).view(x.dtype)
+    if values.validity is None and x.pattern.block is None and not x.dense_sizes:
+        flat = torch.zeros(math.prod(x.shape), dtype=torch.int8, device=x.device)
+        return Dense(whole, flat.index_fill(0, position, 1).reshape(x.shape))
+    return Dense(whole, _spread(x, position, as_int8(present(values))))
+
+
+def _spread(x: Sparse, position: Tensor, values: Tensor) -> Tensor:
+    """Values as the pattern of `x` lists them, at their positions among zeros."""
+    grid, inner = x.pattern.listed_sizes(), values.shape[1:]
+    whole = values.new_zeros((math.prod(grid), *inner)).index_copy(0, position, values).reshape(*grid, *inner)
+    if x.pattern.block is None:
+        return whole
+    return whole.transpose(len(grid) - 1, len(grid)).reshape(x.shape)
 
 
 def from_dense(
@@ -138,6 +147,11 @@ def from_dense(
     it is valid.
     """
     dims = x.ndim if sparse_dim is None else sparse_dim
+    if block is not None:
+        check_blocks(x.shape[:dims], layout, block)
+    if in_chunks(x):
+        pattern, data, inside = sparse_parts(x, layout, dims, block)
+        return Sparse(Dense(data, inside), pattern)
     validity = x.full_validity
     whole = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
     some = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
@@ -145,37 +159,34 @@ def from_dense(
         some = whole.new_zeros(x.shape[:dims])
     if block is not None:
         return _blocks_of_dense(x, whole, some, layout, block)
-    places = as_bool(some).nonzero(as_tuple=True)
+    places = nonzero_in_order(layout, some)
     sizes = x.shape[:dims]
-    if layout in BY_COLUMN:
-        order = order_of(layout, places, sizes)
-        places = tuple(p[order] for p in places)
     inside = whole[places] if dims < x.ndim and validity is not None else None
     return Sparse(Dense(x.data[places], inside), pattern_of(layout, places, sizes))
 
 
-def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
-    sizes = tuple(some.shape)
-    rows, columns = block
-    if sizes[-2] % rows or sizes[-1] % columns:
-        raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
-    dense = tuple(x.shape[len(sizes) :])
-    grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
-    batch = len(sizes) - 2
+def nonzero_in_order(layout: torch.layout, mask: Tensor) -> Places:
+    """Where a mask is 1, in the order of a layout."""
+    turned = mask.transpose(-1, -2) if layout in BY_COLUMN else mask
+    return in_order(layout, as_bool(turned).nonzero(as_tuple=True))
 
-    def blocked(t: Tensor, *rest: int) -> Tensor:
-        split = t.reshape(*sizes[:-2], grid[-2], rows, grid[-1], columns, *rest)
-        return split.transpose(batch + 1, batch + 2)
 
-    stored = blocked(some).flatten(-2).amax(-1)
-    places = as_bool(stored).nonzero(as_tuple=True)
+def check_blocks(sizes: Sequence[int], layout: torch.layout, block: tuple[int, int]) -> None:
+    """Refuse blocks that a layout does not have, or that do not fill a matrix."""
     if layout not in OF_BLOCKS:
         raise ValueError(f"{layout} has no blocks")
-    order = order_of(layout, places, grid)
-    places = tuple(p[order] for p in places)
+    if sizes[-2] % block[0] or sizes[-1] % block[1]:
+        raise ValueError(f"blocks of {block} do not divide a matrix of {tuple(sizes[-2:])}")
+
+
+def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
+    sizes, dims = tuple(some.shape), some.ndim
+    grid = (*sizes[:-2], sizes[-2] // block[0], sizes[-1] // block[1])
+    stored = blocked(some, dims, block).flatten(-2).amax(-1) if some.numel() else some.new_zeros(grid)
+    places = nonzero_in_order(layout, stored)
     listing = pattern_of(layout, places, grid)
-    values = Dense(blocked(x.data, *dense)[places], blocked(whole, *dense)[places])
-    return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+    validity = None if x.validity is None else blocked(whole, dims, block)[places]
+    return Sparse(Dense(blocked(x.data, dims, block)[places], validity), Pattern(layout, sizes, listing.pieces, block))
 
 
 def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = None) -> Sparse:
@@ -185,7 +196,20 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
     if layout in OF_BLOCKS:
         return _in_blocks(x, layout, block or x.pattern.block)
     flat, places = stored_valid(x)
-    return arranged(layout, places, flat, x.pattern.sizes)
+    sizes = x.pattern.sizes
+    if x.pattern.block is not None:
+        return arranged(layout, places, flat, sizes)
+    if (layout in BY_COLUMN) == (x.pattern.layout in BY_COLUMN):
+        return Sparse(flat, pattern_of(layout, places, sizes))
+    # Rows in order become columns in order, or the other way round, where elements are sorted by the new ones alone.
+    across = -1 if layout in BY_COLUMN else -2
+    lines = (*sizes[:-2], sizes[across])
+    order = sorted_order(linear((*places[:-2], places[across]), lines), math.prod(lines))
+    taken = flat.full_validity
+    return Sparse(
+        Dense(flat.data[order], None if taken is None else taken[order]),
+        pattern_of(layout, tuple(p[order] for p in places), sizes),
+    )
 
 
 def stored_valid(x: Sparse) -> tuple[Dense, Places]:
@@ -213,21 +237,29 @@ def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -
         raise ValueError(f"{layout} needs a block size")
     rows, columns = block
     sizes = x.pattern.sizes
-    if sizes[-2] % rows or sizes[-1] % columns:
-        raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
+    check_blocks(sizes, layout, block)
     flat, places = stored_valid(x)
     grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
     of_block = (*places[:-2], places[-2] // rows, places[-1] // columns)
     extents = in_order(layout, grid)
-    listed, which = linear(in_order(layout, of_block), extents).unique(return_inverse=True)
+    listed, which = distinct(linear(in_order(layout, of_block), extents), math.prod(extents))
     at = in_order(layout, unraveled(listed, extents))
     inside = which * (rows * columns) + places[-2] % rows * columns + places[-1] % columns
     shape = (listed.shape[0] * rows * columns, *x.dense_sizes)
     data = flat.data.new_zeros(shape).index_copy(0, inside, flat.data)
     validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, inside, as_int8(present(flat)))
     listing = pattern_of(layout, at, grid)
-    values = Dense(data, validity).moved(lambda t: t.reshape(-1, rows, columns, *x.dense_sizes))
+    values = Dense(data, validity).moved(lambda t: t.reshape(listed.shape[0], rows, columns, *x.dense_sizes))
     return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+
+
+def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """The distinct ones of keys in [0, bound), ascending, and which of them each key is."""
+    if bound > 8 * keys.shape[0] + 2**16:
+        listed, which = keys.unique(return_inverse=True)
+        return listed, which
+    there = torch.zeros(bound, dtype=torch.int8, device=keys.device).index_fill(0, keys, 1)
+    return as_bool(there).nonzero()[:, 0], (there.cumsum(0, dtype=torch.int64) - 1)[keys]
 
 
 def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence[int]) -> Sparse:
@@ -236,7 +268,7 @@ def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence
     Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
     """
     extents = in_order(layout, sizes)
-    listed, which = linear(in_order(layout, places), extents).unique(return_inverse=True)
+    listed, which = distinct(linear(in_order(layout, places), extents), math.prod(extents))
     shape = (listed.shape[0], *flat.shape[1:])
     wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
     total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))
