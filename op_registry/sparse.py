@@ -218,7 +218,8 @@ def stored_valid(x: Sparse) -> tuple[Dense, Places]:
     if x.pattern.block is None or flat.full_validity is None:
         return flat, places
     valid = as_int8(flat.full_validity)
-    kept = as_bool(valid.flatten(1).amax(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
+    there = as_bool(valid)
+    kept = (there.flatten(1).any(1) if there.ndim > 1 else there).nonzero()[:, 0]
     inside = valid[kept] if valid.ndim > 1 else None
     return Dense(flat.data[kept], inside), tuple(p[kept] for p in places)
 
