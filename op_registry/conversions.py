@@ -238,27 +238,31 @@ def _column_by_column(
     chunk = _larger(mask.numel())
     several = max(1, chunk // (rows * columns))
     wide, high = min(columns, max(1, chunk // rows)), min(rows, chunk)
-    row_of = torch.arange(high, device=mask.device).repeat(min(several, matrices) * wide)
+    step = max(1, CHUNK // 2 // high)  # lines of a tile that are listed at a time: the tile takes memory, too
+    row_of = torch.arange(high, device=mask.device).repeat(step)
     counts = row_of.new_zeros((matrices, columns))
     plain = row_of.new_empty(stored)
     taken = [t.new_empty((stored, *t.shape[3:])) for t in carried]
     at = 0
     for (first, last), (left, right) in itertools.product(_spans(matrices, several), _spans(columns, wide)):
         for top, bottom in _spans(rows, high):
-            tile = (slice(first, last), slice(top, bottom), slice(left, right))
-            piece = turned(mask[tile])
-            found_in = ones_by_row(piece.view(-1, bottom - top))
-            counts[first:last, left:right] += found_in.view(last - first, right - left)
-            to = at + int(found_in.sum())
-            if at == to:
-                continue
-            found = positions(piece, to - at)
-            torch.index_select(row_of, 0, found, out=plain[at:to])
-            if top:
-                plain[at:to] += top
-            for t, out in zip(carried, taken, strict=True):
-                torch.index_select(turned(t[tile]), 0, found, out=out[at:to])
-            at = to
+            tile, each = (slice(first, last), slice(top, bottom), slice(left, right)), bottom - top
+            piece, sources = turned(mask[tile]), [turned(t[tile]) for t in carried]
+            by_line = ones_by_row(piece.view(-1, each))
+            counts[first:last, left:right] += by_line.view(last - first, right - left)
+            bounds = _starts(by_line).add_(at).tolist()
+            for begin, end in _spans(by_line.shape[0], step):
+                at, to = bounds[begin], bounds[end]
+                if at == to:
+                    continue
+                part = slice(begin * each, end * each)
+                found = positions(piece[part], to - at)
+                torch.index_select(row_of, 0, found, out=plain[at:to])
+                if top:
+                    plain[at:to] += top
+                for source, out in zip(sources, taken, strict=True):
+                    torch.index_select(source[part], 0, found, out=out[at:to])
+            at = bounds[-1]
     return (_starts(counts), plain), taken
 
 
