@@ -114,9 +114,13 @@ def from_dense(rounds: int) -> list[Goal]:
             label = f"{size}², {name} valid"
             others = [str(ratios[c]) if c in ratios else "–" for c in ("scipy csr", "scipy csc")]
             torchs = [str(ratios[f"torch {layout}"]) for layout in LAYOUTS[1:4]]
-            rows.append([label, duration(ratios[REFERENCE].seconds), *[str(ratios[y]) for y in LAYOUTS], *torchs, *others])
-            for layout in ("csr", "bsr"):
-                goals.append(Goal(f"dense → {layout}, {label}: × torch's COO", ratios[layout].ratio, BOUNDS[name]))
+            rows.append(
+                [label, duration(ratios[REFERENCE].seconds), *[str(ratios[y]) for y in LAYOUTS], *torchs, *others]
+            )
+            goals += [
+                Goal(f"dense → {layout}, {label}: × torch's COO", ratios[layout].ratio, BOUNDS[name])
+                for layout in ("csr", "bsr")
+            ]
             goals.append(Goal(f"dense → csc, {label}: × csr", timing(measured["csc"], measured["csr"]).ratio, 1.3))
     columns = ["", "torch COO", *LAYOUTS, *[f"torch {layout}" for layout in LAYOUTS[1:4]], "scipy csr", "scipy csc"]
     print_table("dense → sparse, float32, × torch's COO conversion", columns, rows, f"blocks of {BLOCK}")

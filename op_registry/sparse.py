@@ -160,15 +160,25 @@ def from_dense(
     if block is not None:
         return _blocks_of_dense(x, whole, some, layout, block)
     places = nonzero_in_order(layout, some)
-    sizes = x.shape[:dims]
     inside = whole[places] if dims < x.ndim and validity is not None else None
-    return Sparse(Dense(x.data[places], inside), pattern_of(layout, places, sizes))
+    return Sparse(Dense(x.data[places], inside), pattern_of_mask(layout, places, some))
 
 
 def nonzero_in_order(layout: torch.layout, mask: Tensor) -> Places:
     """Where a mask is 1, in the order of a layout."""
     turned = mask.transpose(-1, -2) if layout in BY_COLUMN else mask
     return in_order(layout, as_bool(turned).nonzero(as_tuple=True))
+
+
+def pattern_of_mask(layout: torch.layout, places: Places, mask: Tensor) -> Pattern:
+    """The pattern of the `places` where an int8 mask is 1, which come in the order of a layout."""
+    if layout is torch.sparse_coo:
+        return pattern_of(layout, places, mask.shape)
+    by_column = layout in BY_COLUMN
+    ends = mask.sum(-2 if by_column else -1, dtype=torch.int64).reshape(-1).cumsum(0)
+    return Pattern(
+        layout, mask.shape, (torch.cat([ends.new_zeros(1), ends]), places[-2 if by_column else -1].contiguous())
+    )
 
 
 def check_blocks(sizes: Sequence[int], layout: torch.layout, block: tuple[int, int]) -> None:
@@ -184,7 +194,7 @@ def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout
     grid = (*sizes[:-2], sizes[-2] // block[0], sizes[-1] // block[1])
     stored = blocked(some, dims, block).flatten(-2).amax(-1) if some.numel() else some.new_zeros(grid)
     places = nonzero_in_order(layout, stored)
-    listing = pattern_of(layout, places, grid)
+    listing = pattern_of_mask(layout, places, stored)
     validity = None if x.validity is None else blocked(whole, dims, block)[places]
     return Sparse(Dense(blocked(x.data, dims, block)[places], validity), Pattern(layout, sizes, listing.pieces, block))
 
