@@ -260,11 +260,12 @@ def _refusal(name: str) -> Callable[..., Any]:
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 
 
-def accept_unused_outputs(masked_type: type, wrap: Callable[..., torch.Tensor]) -> None:
+def accept_unused_outputs(made_of_plain: dict[type, Callable[[torch.Tensor], torch.Tensor]]) -> None:
     """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
 
     For such an output the autograd engine hands plain zeros to the region's backward, which was traced for a tangent of
-    the output's type and refuses them (pytorch#173123). Plain zeros are a masked tangent that is valid everywhere.
+    the output's type and refuses them (pytorch#173123). `made_of_plain` says, for each type of output, how a plain
+    tensor becomes such a tangent: plain zeros are a masked tangent that is valid everywhere.
     Called while a graph with masked tensors is traced, so that nothing is imported for those who never compile. The
     test is test_unused_masked_output in tests/test_compile.py; a torch whose method looks otherwise is left alone.
     """
@@ -279,8 +280,9 @@ def accept_unused_outputs(masked_type: type, wrap: Callable[..., torch.Tensor]) 
 
     @functools.wraps(original)
     def process_runtime_tangent(x: Any, meta: Any, *rest: Any, **kwargs: Any) -> Any:
-        if getattr(meta, "original_subclass_type", None) is masked_type and not _is_wrapper_subclass(x):
-            x = wrap(x, None)
+        adopt = made_of_plain.get(getattr(meta, "original_subclass_type", None))  # type: ignore[arg-type]
+        if adopt is not None and not _is_wrapper_subclass(x):
+            x = adopt(x)
         return original(x, meta, *rest, **kwargs)
 
     process_runtime_tangent._accepts_unused_masked_outputs = True  # type: ignore[attr-defined]

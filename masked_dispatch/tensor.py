@@ -19,7 +19,7 @@ from masked_dispatch.interception import (
     never_compiled,
     no_torch_function,
 )
-from masked_dispatch.messages import returned_to_torch_func
+from masked_dispatch.messages import returned_to_torch_func, tangent_stored_otherwise
 from masked_dispatch.validity import Family, GraphWrites, Writable
 from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import LAYOUTS, OF_BLOCKS
@@ -229,6 +229,8 @@ class MaskedTensor(torch.Tensor):
         return wrap(self._data, None)
 
     def __coerce_same_metadata_as_tangent__(self, expected_meta: Any, expected_type: type | None = None) -> Tensor:
+        if expected_type is not None and issubclass(expected_type, MaskedTensor) and expected_type is not MaskedTensor:
+            raise MaskedSemanticsError(tangent_stored_otherwise(self))
         zero_filled = fill_where_invalid(self._data, self._validity, 0)
         return zero_filled if expected_type not in (None, MaskedTensor) else wrap(zero_filled, None)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,18 +23,31 @@ from op_registry.lines import Lines
 from op_registry.patterns import Places, unraveled
 from op_registry.records import Dense, all_dims, map_tensors
 from op_registry.rule import Rule
+from op_registry.segments import Segments
 from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
 
 SparseRun = Callable[..., Any]
 
 
-def sparse_run(op: OpOverload, rule: Rule) -> SparseRun | None:
-    """What runs an overload where an argument is a sparse record; None where there is nothing but dense storage."""
+def sparse_runs(op: OpOverload, rule: Rule) -> Iterator[SparseRun]:
+    """What may run an overload where an argument is a sparse record, in order: its own run, its category's."""
     own = rule.lowerings.get(Sparse)
     if own is not None:
-        return functools.partial(own, op) if rule.takes_op else own
+        yield functools.partial(own, op) if rule.takes_op else own
     generic = GENERIC.get(rule.category.name)
-    return None if generic is None else functools.partial(generic, op, rule)
+    if generic is not None:
+        yield functools.partial(generic, op, rule)
+
+
+def run_sparsely(op: OpOverload, rule: Rule, args: Any, kwargs: Any) -> Any:
+    """The result of the first sparse run that takes the call; NotLowered, with the reasons, where there is none."""
+    reasons = []
+    for run in sparse_runs(op, rule):
+        try:
+            return run(*args, **kwargs)
+        except NotLowered as reason:  # noqa: PERF203
+            reasons.append(str(reason))
+    raise NotLowered("; ".join(reasons) or "its rule works on dense storage")
 
 
 # ---------------------------------------------------------------------------------------------------- elementwise
@@ -144,6 +157,12 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
         raise NotLowered("only the first operand may be sparse")
     if 0 in x.shape:
         raise NotLowered("there is nothing in it")  # what an empty slice gives is torch's own affair
+    if (
+        name_of(op) in ("any", "all")
+        and op._overloadname == "dims"
+        and kwargs.get("dim", args[0] if args else None) == []
+    ):
+        raise NotLowered("an empty list of dimensions reduces nothing")
     by_dim = any(a.name == "dim" for a in op._schema.arguments)
     if op.namespace == "torch_masked":
         raise NotLowered("its operands are taken apart first")
@@ -153,6 +172,8 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
     first = op._schema.arguments[0].name
     del named[first]
     given = _dim_given(op, named)
+    if given == [] and op._overloadname == "dims":
+        raise NotLowered("any and all reduce nothing over an empty list of dimensions")
     dims = all_dims(given, x.ndim)
     if any(isinstance(r, Dense) and r.ndim > 0 for r in _records(list(named.values()))):
         raise NotLowered("another operand is dense")
@@ -167,10 +188,24 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
         shifted = [d - sparse + x.pattern.lead for d in dims]
         result = run(x.values, named, shifted[0] if isinstance(given, int) else shifted)
         return map_tensors(x.like, result, Dense)
+    name = name_of(op)
+    segmented = SEGMENTED.get(name)
+    if segmented is not None:
+        over = Segments(x, along, [d - sparse + 1 for d in dims if d >= sparse])
+        options = {k: v for k, v in named.items() if k not in ("dim", "keepdim")}
+        try:
+            result = segmented(over, x.flat, op, **options)
+        except NotSegmented:
+            pass
+        else:
+            if keeps:
+                return map_tensors(x.folded, result, Dense)
+            kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+            shape = kept if _keepdim(op, named) else [size for d, size in enumerate(x.shape) if d not in dims]
+            return _reshaped(result, lambda _: shape)
     everything = not isinstance(given, int) and len(dims) == x.ndim and not keeps
     lines = Lines(x, along, at_least=max(1, int(named["k"])) if "k" in named else 1)
     record = lines.spread(x.flat)
-    name = name_of(op)
     if everything:
         whole = record.moved(lambda t: t.squeeze(0))
         result = run(whole, named, None if given is None else list(range(whole.ndim)))
@@ -186,6 +221,25 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
     if keeps:
         return map_tensors(lambda r: _in_their_places(r, lines, x, name, along), result, Dense)
     return _reshaped(result, lambda shape: _reduced_shape(shape, x, along, lines, _keepdim(op, named)))
+
+
+class NotSegmented(Exception):
+    """A call that is not written by segments, though its operator is."""
+
+
+# How reductions run by segments, by the operator's name: given the slices, the stored values one after another, the
+# overload and the other arguments by name.
+SEGMENTED: dict[str, Callable[..., Any]] = {}
+
+
+def by_segments(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: how the operators of these names run by segments."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        SEGMENTED.update(dict.fromkeys(names, function))
+        return function
+
+    return register
 
 
 def _called(run: Callable[..., Any], first: str, record: Dense, named: dict[str, Any], dim: Any) -> Any:

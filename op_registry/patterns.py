@@ -12,7 +12,7 @@ have the same number of values each; only torch's own tensors want that.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class Pattern:
     @property
     def stored(self) -> int:
         """Number of stored elements."""
-        return int(self.pieces[-1].shape[-1]) * math.prod(self.block or ())
+        return self.pieces[-1].shape[-1] * math.prod(self.block or ())
 
     @property
     def device(self) -> torch.device:
@@ -92,11 +92,19 @@ class Pattern:
 
     def places(self) -> Places:
         """For each sparse dimension the index of every stored element, int64 of shape (stored,)."""
-        return self._once("places", self._places)
+        return self.once("places", self._places)
 
     def keys(self) -> Tensor:
-        """One ascending number for each listed element (or block)."""
-        return self._once("keys", lambda: linear(self._ordered(self._listed()), self._ordered(self._listed_sizes())))
+        """One ascending number for each listed element (or block), and one behind all of them.
+
+        That one is always there to be looked at: a graph cannot ask whether there are others.
+        """
+
+        def keys() -> Tensor:
+            listed = linear(self._ordered(self._listed()), self._ordered(self._listed_sizes()))
+            return torch.cat([listed, listed.new_full((1,), torch.iinfo(torch.int64).max)])
+
+        return self.once("keys", keys)
 
     def find(self, places: Places) -> tuple[Tensor, Tensor]:
         """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
@@ -108,10 +116,9 @@ class Pattern:
             listed = (*places[:-2], places[-2] // rows, places[-1] // columns)
             sizes = self._listed_sizes()
         wanted, keys = linear(self._ordered(listed), self._ordered(sizes)), self.keys()
-        if keys.shape[0] == 0:
-            return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
-        position = torch.searchsorted(keys, wanted).clamp(max=keys.shape[0] - 1)
+        position = torch.searchsorted(keys, wanted)
         found = keys[position] == wanted
+        position = torch.where(found, position, 0)
         if inside is not None:
             position = position * math.prod(self.block or ()) + inside
         return position, found
@@ -156,9 +163,9 @@ class Pattern:
     def _ordered(self, values: Sequence[Any]) -> tuple[Any, ...]:
         return in_order(self.layout, values)
 
-    def _once(self, name: str, compute: Any) -> Any:
-        """A fact about the pattern, remembered unless it is being traced."""
-        if being_traced(self.pieces[0]):
+    def once(self, name: Any, compute: Callable[[], Any]) -> Any:
+        """A fact about the pattern, remembered unless it is being traced, or could not be saved for a backward."""
+        if being_traced(self.pieces[0]) or torch.is_inference_mode_enabled():
             return compute()
         if name not in self._remembered:
             self._remembered[name] = compute()

@@ -25,7 +25,7 @@ from op_registry.patterns import (
     pattern_of,
     unraveled,
 )
-from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8
+from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -91,10 +91,13 @@ class Sparse:
         position, found = self.pattern.find(places)
         flat = self.flat
         shape = (-1, *(1 for _ in range(flat.ndim - 1)))
-        if flat.shape[0] == 0:
-            # One element to point at, which keeps the derivative in the graph.
-            data = torch.cat([flat.data, flat.data.new_zeros((1, *flat.shape[1:]))])[position]
-            return Dense(data, as_int8(found).reshape(shape))
+        if being_traced(flat.data) or flat.shape[0] == 0:
+            # One element more to point at, which keeps the derivative in the graph; whether there are any, a graph
+            # cannot ask.
+            data = torch.cat([flat.data, flat.data.new_zeros((1, *flat.shape[1:]))])
+            whole = as_int8(present(flat))
+            whole = torch.cat([whole, whole.new_zeros((1, *whole.shape[1:]))])
+            return Dense(data[position], whole[position]).keep(as_int8(found).reshape(shape))
         taken = Dense(
             flat.data[position], None if flat.full_validity is None else as_int8(flat.full_validity)[position]
         )
@@ -189,9 +192,12 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
 
 
 def stored_valid(x: Sparse) -> tuple[Dense, Places]:
-    """The values one after another and their places; without what blocks hold only to be full."""
+    """The values one after another and their places; without what blocks hold only to be full.
+
+    A graph keeps that as well: how much is left would be one more number that it does not know.
+    """
     flat, places = x.flat, x.pattern.places()
-    if x.pattern.block is None or flat.full_validity is None:
+    if x.pattern.block is None or flat.full_validity is None or being_traced(flat.data):
         return flat, places
     valid = as_int8(flat.full_validity)
     kept = as_bool(valid.flatten(1).amax(1) if valid.ndim > 1 else valid).nonzero()[:, 0]

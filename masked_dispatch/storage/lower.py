@@ -21,7 +21,7 @@ from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.accumulate import accumulate
-from op_registry.lowering import sparse_run
+from op_registry.lowering import run_sparsely
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse, to_dense, united
 
@@ -34,18 +34,15 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     meaning = resolve(op)
     why = "its rule works on dense storage"
     if meaning.rule is not None and meaning.base is op:
-        run = sparse_run(op, meaning.rule)
-        if run is not None:
-            enter = _raw if below else open_any
-            try:
-                result = run(
-                    *map_tensors(enter, args, Tensor),
-                    **{k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()},
-                )
-            except NotLowered as reason:
-                why = str(reason)
-            else:
-                return map_tensors(_close, result, (Dense, Sparse))
+        enter = _raw if below else open_any
+        opened_args = map_tensors(enter, args, Tensor)
+        opened_kwargs = {k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()}
+        try:
+            result = run_sparsely(op, meaning.rule, opened_args, opened_kwargs)
+        except NotLowered as reason:
+            why = str(reason)
+        else:
+            return map_tensors(_close, result, (Dense, Sparse))
     return _densely(op, args, kwargs, why)
 
 

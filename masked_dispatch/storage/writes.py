@@ -9,6 +9,7 @@ from masked_dispatch.gradient import opened
 from masked_dispatch.storage.boundary import opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, as_bool
 from op_registry.sparse import from_dense, in_layout
 
@@ -25,6 +26,12 @@ def update_places(target: Tensor, result: SparselyStored) -> Tensor:
 
 def store(target: SparselyStored, source: Tensor) -> None:
     """Let `target` store what `source` holds, in its own layout and dtype, below autograd."""
+    if target._is_graph_input:
+        raise MaskedSemanticsError(
+            f"an in-place operation on a masked tensor of shape {tuple(target.shape)} that is stored as "
+            f"{target.storage_layout} and was given to a compiled function: a graph cannot exchange what its argument "
+            "stores. Return the out-of-place result, or work on x.clone()."
+        )
     layout, block = target._pattern.layout, target._pattern.block
     if isinstance(source, SparselyStored):
         record = in_layout(source.record, layout, block)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_registry.ops import indexing, joins, movement, views
 from op_registry.patterns import Places, linear, unraveled
-from op_registry.records import Dense, being_traced
+from op_registry.records import Dense
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse, arranged, joined, stored_valid, unblocked
 
@@ -141,8 +141,6 @@ def view(x: Sparse, size: Sequence[int]) -> Any:
 
 def filtered(x: Sparse, dim: int, keep: Callable[[Tensor], tuple[Tensor, Tensor]], size: int | None) -> Any:
     """The elements that `keep` keeps by their place in `dim`, at the place that it gives them; without `dim`: None."""
-    if being_traced(x.pattern.pieces[0]):
-        raise NotLowered("how many elements are left is not known while tracing")
     flat, places = stored_valid(x)
     kept, moved = keep(places[dim])
     index = kept.nonzero()[:, 0]
@@ -211,8 +209,6 @@ def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     only_sparse(x)
     a, b = position(dim1, x.ndim), position(dim2, x.ndim)
     length = torch.empty(x.shape, device="meta").diagonal(offset, dim1, dim2).shape[-1]
-    if being_traced(x.pattern.pieces[0]):
-        raise NotLowered("how many elements are left is not known while tracing")
     flat, places = stored_valid(x)
     index = (places[b] - places[a] == offset).nonzero()[:, 0]
     along = torch.minimum(places[a], places[b])[index]
@@ -230,8 +226,6 @@ def index_select(x: Sparse, dim: int, index: Any) -> Any:
         return on_dense(x, at, lambda t, d: t.index_select(d, index.data))
     wanted = index.data.reshape(-1).to(torch.int64)
     aten.index_select(torch.empty(x.shape[at], dtype=torch.int8, device=x.device), 0, index.data)  # torch's error
-    if being_traced(wanted):
-        raise NotLowered("how many elements there will be is not known while tracing")
     flat, places = stored_valid(x)
     order = places[at].argsort(stable=True)
     counts = torch.zeros(x.shape[at], dtype=torch.int64, device=x.device)
