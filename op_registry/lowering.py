@@ -24,12 +24,22 @@ from op_registry.patterns import Places, unraveled
 from op_registry.records import Dense, all_dims, map_tensors
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
+from op_registry.turned import Turned, in_base_order
 
 SparseRun = Callable[..., Any]
 
 
-def sparse_run(op: OpOverload, rule: Rule) -> SparseRun | None:
-    """What runs an overload where an argument is a sparse record; None where there is nothing but dense storage."""
+def sparse_run(op: OpOverload, rule: Rule, turned: bool = False) -> SparseRun | None:
+    """What runs an overload where an argument is a sparse record; None where there is nothing but dense storage.
+
+    `turned` says that one of them is seen with its dimensions in another order.
+    """
+    if turned:
+        own = rule.lowerings.get(Turned)
+        if own is not None:
+            return functools.partial(own, op) if rule.takes_op else own
+        keeps_places = GENERIC.get(rule.category.name) is elementwise_on_values
+        return in_base_order(functools.partial(elementwise_on_values, op, rule)) if keeps_places else None
     own = rule.lowerings.get(Sparse)
     if own is not None:
         return functools.partial(own, op) if rule.takes_op else own

@@ -13,6 +13,7 @@ from op_registry import MaskedSemanticsError
 from op_registry.patterns import Pattern
 from op_registry.records import Dense
 from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
 
 class NotDense(MaskedSemanticsError):
@@ -36,6 +37,8 @@ class SparselyStored(MaskedTensor):
     # int8, 1 where a stored value is valid; None where all are.
     _kept_validity: Tensor | None
     _pattern: Pattern
+    # Where dense dimensions are seen before sparse ones: which dimension of what is stored each is (turned.py).
+    _order: tuple[int, ...] | None = None
 
     @property
     def _data(self) -> Tensor:  # type: ignore[override]
@@ -56,12 +59,19 @@ class SparselyStored(MaskedTensor):
         return self._pattern.layout
 
     @property
-    def record(self) -> Sparse:
+    def record(self) -> Sparse | Turned:
         """What is stored, without derivatives."""
-        return Sparse(Dense(self._kept_values, self._kept_validity), self._pattern)
+        return self.seen(Sparse(Dense(self._kept_values, self._kept_validity), self._pattern))
 
-    def keep(self, record: Sparse) -> None:
+    def seen(self, base: Sparse) -> Sparse | Turned:
+        """Something stored in the order in which it is stored here, in the order in which its dimensions are seen."""
+        return base if self._order is None else Turned(base, self._order)
+
+    def keep(self, record: Sparse | Turned) -> None:
         """Store something else of the same shape."""
+        self._order = None
+        if isinstance(record, Turned):
+            self._order, record = record.order, record.base
         self._kept_values = record.values.data
         self._kept_validity = record.values.full_validity
         self._pattern = record.pattern
@@ -88,7 +98,7 @@ class SparselyStored(MaskedTensor):
             pattern.pieces,
             pattern.block,
         )
-        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False))
+        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False), self._order)
 
     @never_compiled
     def __tensor_flatten__(self) -> NoReturn:  # type: ignore[override]
@@ -107,13 +117,13 @@ class SparselyStored(MaskedTensor):
         record = Sparse(
             Dense(self._kept_values.clone(), validity), Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
         )
-        copied = wrap_sparse(record, self.requires_grad)
+        copied = wrap_sparse(self.seen(record), self.requires_grad)
         if getattr(self, "_is_param", False):
             copied._is_param = True  # type: ignore[attr-defined]
         return copied
 
 
-def wrap_sparse(record: Sparse, requires_grad: bool = False) -> SparselyStored:
+def wrap_sparse(record: Sparse | Turned, requires_grad: bool = False) -> SparselyStored:
     """A masked tensor of a record as it is (nothing is checked, copied or differentiated)."""
     wrapper: SparselyStored = make_wrapper_subclass(
         SparselyStored,
@@ -137,10 +147,12 @@ def rebuild_sparse(
     block: tuple[int, int] | None,
     requires_grad: bool,
     is_parameter: bool,
+    order: tuple[int, ...] | None = None,
 ) -> SparselyStored:
     """What pickle and torch.load call (format 1)."""
     pattern = Pattern(getattr(torch, layout.removeprefix("torch.")), sizes, pieces, block)
-    wrapper = wrap_sparse(Sparse(Dense(values, validity), pattern), requires_grad)
+    stored = Sparse(Dense(values, validity), pattern)
+    wrapper = wrap_sparse(stored if order is None else Turned(stored, order), requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
     return wrapper

@@ -40,6 +40,7 @@ from op_registry.ops import (
     sparse_movement,
     statistics,
     torch_masked,
+    turned_movement,
     views,
 )
 
@@ -83,5 +84,6 @@ __all__ = [
     "sorting",
     "statistics",
     "torch_masked",
+    "turned_movement",
     "views",
 ]
