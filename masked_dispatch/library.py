@@ -89,9 +89,10 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
         return number if keepdim or not dims else number.squeeze(dims)
     record = _record(tensor)
     count = record.count(dim, keepdim)
+    shape = torch.empty(record.shape, device="meta").sum(dim, keepdim).shape
     if isinstance(count, Tensor):
-        return count.to(torch.int64, copy=True)
-    shape = torch.sum(record.data.new_empty((), dtype=torch.int64).expand(record.shape), dim, keepdim).shape
+        # One number may stand for several, as one validity does.
+        return count.to(torch.int64, copy=True).expand(shape).contiguous()
     return torch.full(shape, count, dtype=torch.int64, device=record.device)
 
 
