@@ -64,18 +64,27 @@ def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any)
         raise NotLowered("its elements read their neighbours")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise NotLowered("it draws a random number for every element, stored or not")
-    records = _records([*args, *kwargs.values()])
-    shape = torch.broadcast_shapes(*(r.shape for r in records))
-    leading = next((r for r in records if isinstance(r, Sparse) and r.shape == shape), None)
-    if leading is None:
-        raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
-    lead = leading
+    lead = leading(_records([*args, *kwargs.values()]))
 
     def in_its_places(record: Any) -> Dense:
         return values_at(record, lead)
 
     args, named = map_tensors(in_its_places, (args, list(kwargs.items())), (Dense, Sparse))
     return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
+
+
+def leading(records: Sequence[Dense | Sparse]) -> Sparse:
+    """The sparse operand that has the shape of them all, broadcast; NotLowered where none has."""
+    first = records[0]
+    if isinstance(first, Sparse) and all(
+        isinstance(r, Sparse) and r.pattern is first.pattern and r.values.shape == first.values.shape for r in records
+    ):
+        return first
+    shape = torch.broadcast_shapes(*(r.shape for r in records))
+    for record in records:
+        if isinstance(record, Sparse) and record.shape == shape:
+            return record
+    raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
 
 
 def _records(values: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ those are stored that a sequence has. It says what the tensor is, so that what i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Pattern:
     block   (rows, columns) of a block, where the layout has blocks
     """
 
-    __slots__ = ("_remembered", "block", "layout", "pieces", "sizes")
+    __slots__ = ("_remembered", "block", "layout", "lead", "pieces", "sizes")
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ class Pattern:
         self.sizes = tuple(sizes)
         self.pieces = pieces
         self.block = block
+        # How many dimensions of the values the pattern lists elements in.
+        self.lead = 3 if block else 1
         self._remembered: dict[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -65,11 +67,6 @@ class Pattern:
     def ndim(self) -> int:
         """Number of sparse dimensions."""
         return len(self.sizes)
-
-    @property
-    def lead(self) -> int:
-        """How many dimensions of the values the pattern lists elements in."""
-        return 3 if self.block else 1
 
     @property
     def stored(self) -> int:
@@ -97,24 +94,26 @@ class Pattern:
 
     def lengths(self) -> list[int]:
         """How many elements each row (or column) stores, as numbers; of a compressed layout without blocks."""
-        return self._once("lengths", lambda: self.pieces[0].diff().tolist())
+        return self.remembered("lengths", lambda: self.pieces[0].diff().tolist())
 
     def at(self) -> Tensor:
         """The position of every stored element in a tensor of `sizes`, int64 of shape (stored,)."""
-        return self._once("at", lambda: linear(self.places(), self.sizes))
+        return self.remembered("at", lambda: linear(self.places(), self.sizes))
 
     def viewed(self, sizes: Sequence[int], layout: torch.layout) -> Pattern:
         """The same elements of a tensor viewed in other sizes; the same object each time, to be recognised by."""
         shape = tuple(sizes)
-        return self._once(f"viewed {shape}", lambda: pattern_of(layout, unraveled(self.at(), shape), shape))
+        return self.remembered(f"viewed {shape}", lambda: pattern_of(layout, unraveled(self.at(), shape), shape))
 
     def places(self) -> Places:
         """For each sparse dimension the index of every stored element, int64 of shape (stored,)."""
-        return self._once("places", self._places)
+        return self.remembered("places", self._places)
 
     def keys(self) -> Tensor:
         """One ascending number for each listed element (or block)."""
-        return self._once("keys", lambda: linear(self._ordered(self._listed()), self._ordered(self._listed_sizes())))
+        return self.remembered(
+            "keys", lambda: linear(self._ordered(self._listed()), self._ordered(self._listed_sizes()))
+        )
 
     def find(self, places: Places) -> tuple[Tensor, Tensor]:
         """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
@@ -174,7 +173,7 @@ class Pattern:
     def _ordered(self, values: Sequence[Any]) -> tuple[Any, ...]:
         return in_order(self.layout, values)
 
-    def _once(self, name: str, compute: Any) -> Any:
+    def remembered(self, name: str, compute: Callable[[], Any]) -> Any:
         """A fact about the pattern, remembered unless it is being traced."""
         if being_traced(self.pieces[0]):
             return compute()

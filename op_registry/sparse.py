@@ -54,15 +54,16 @@ class Sparse:
     @property
     def dense_sizes(self) -> tuple[int, ...]:
         """Sizes of the dimensions behind the sparse ones."""
-        return tuple(self.values.shape[self.pattern.lead :])
+        return tuple(self.values.data.shape[self.pattern.lead :])
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.pattern.sizes, *self.dense_sizes))
+        pattern = self.pattern
+        return torch.Size((*pattern.sizes, *self.values.data.shape[pattern.lead :]))
 
     @property
     def ndim(self) -> int:
-        return self.pattern.ndim + len(self.dense_sizes)
+        return len(self.pattern.sizes) + self.values.data.ndim - self.pattern.lead
 
     @property
     def dtype(self) -> torch.dtype:

@@ -23,9 +23,14 @@ class NotDense(MaskedSemanticsError):
     """
 
     def __init__(self, tensor: SparselyStored) -> None:
-        super().__init__(
-            f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only dense "
-            "storage is supported here yet: use x.to_dense()"
+        super().__init__(tensor)
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        # Said only where nobody takes the other way, which is seldom.
+        return (
+            f"a masked tensor of shape {tuple(self.tensor.shape)} is stored as {self.tensor.storage_layout}, and only "
+            "dense storage is supported here yet: use x.to_dense()"
         )
 
 

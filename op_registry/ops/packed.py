@@ -18,13 +18,13 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.broadcast import present
-from op_registry.lowering import values_at
+from op_registry.lowering import leading, values_at
 from op_registry.ops import classification, embedding, losses, matmul, norms, random, softmax
 from op_registry.patterns import PACKED
 from op_registry.records import Dense, Number, all_valid, as_int8, map_tensors
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse
-from op_registry.turned import AnyRecord, Turned, in_base_order, on_last_dims, turned_back
+from op_registry.turned import Turned, in_base_order, on_last_dims, turned_back
 
 aten = torch.ops.aten
 
@@ -188,16 +188,12 @@ def _loss_by_place(rule: Rule) -> None:
     """A loss of operands of one shape."""
 
     def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        found: list[AnyRecord] = []
+        found: list[Dense | Sparse] = []
         map_tensors(found.append, [*args, *kwargs.values()], (Dense, Sparse))
-        shape = torch.broadcast_shapes(*(r.shape for r in found))
-        lead = next((r for r in found if isinstance(r, Sparse) and r.shape == shape), None)
-        if lead is None:
-            raise NotLowered(f"no sparse operand has the shape of the losses, {tuple(shape)}")
-        leading: Sparse = lead
-        there = map_tensors(lambda r: values_at(r, leading), (args, list(kwargs.items())), (Dense, Sparse))
-        args, named = _never_empty(there, leading)
-        return map_tensors(lambda r: _as_loss(r, leading), rule.bind(op)(*args, **dict(named)), Dense)
+        lead = leading(found)
+        there = map_tensors(lambda r: values_at(r, lead), (args, list(kwargs.items())), (Dense, Sparse))
+        args, named = _never_empty(there, lead)
+        return map_tensors(lambda r: _as_loss(r, lead), rule.bind(op)(*args, **dict(named)), Dense)
 
     def turned(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return in_base_order(lambda *a, **k: run(op, *a, **k))(*args, **kwargs)

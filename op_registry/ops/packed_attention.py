@@ -21,7 +21,7 @@ from torch import Tensor
 
 from op_registry.ops.attention import scaled_dot_product_attention
 from op_registry.patterns import PACKED
-from op_registry.records import Dense, as_int8, being_traced, intersect
+from op_registry.records import Dense, all_valid, as_int8, being_traced, intersect
 from op_registry.sparse import NotLowered, Sparse, joined
 from op_registry.turned import Turned
 
@@ -48,13 +48,20 @@ def attention(
         raise NotLowered("attn_mask is sparse")
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:
         raise NotLowered("there is nothing in it")
-    batch = _Batch(q, k, attn_mask, is_causal, dropout_p, query)
-    outputs = [
-        batch.attend(n, *parts, scale=scale, enable_gqa=enable_gqa)
-        for n, parts in enumerate(zip(*(_by_sequence(x) for x in (q, k, v)), strict=True))
-    ]
-    result = q.like(joined([output.moved(_rows_first) for output in outputs]))
-    return Turned(result, query.order) if isinstance(query, Turned) else result
+    same = q.pattern.same_as(k.pattern)
+    in_order = attn_mask is None and dropout_p == 0 and (same or not is_causal)
+    if in_order and all_valid(q.values, k.values, v.values):
+        alike = all(len(set(x.pattern.lengths())) == 1 for x in (q, k)) and 0 not in (
+            q.pattern.stored,
+            k.pattern.stored,
+        )
+        values = (_at_once if alike else _one_by_one)(q, k, v, is_causal, scale, enable_gqa)
+    else:
+        batch = _Batch(q, k, attn_mask, is_causal, dropout_p, query)
+        parts = zip(*(_by_sequence(x) for x in (q, k, v)), strict=True)
+        outputs = [batch.attend(n, *part, scale=scale, enable_gqa=enable_gqa) for n, part in enumerate(parts)]
+        values = joined([output.moved(lambda t: _rows_first(t).squeeze(0)) for output in outputs])
+    return Turned(q.like(values), query.order) if isinstance(query, Turned) else q.like(values)
 
 
 scaled_dot_product_attention.lowering(Sparse)(attention)
@@ -74,22 +81,52 @@ def _stored_by_sequence(x: Any, query: Any) -> Sparse:
     return base
 
 
+def _at_once(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
+    """Sequences of one length: a batch without padding."""
+    count = len(q.pattern.lengths())
+    given = [_heads_first(x.values.data.unflatten(0, (count, -1))) for x in (q, k, v)]
+    output = aten.scaled_dot_product_attention(*given, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return Dense(_rows_first(output).flatten(0, 1))
+
+
+def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
+    """One call of torch's kernel for each sequence, on its rows as they lie."""
+    queries, keys = q.pattern.lengths(), k.pattern.lengths()
+    parts = [
+        _heads_first(x.values.data.unsqueeze(0)).split_with_sizes(lengths, -2)
+        for x, lengths in ((q, queries), (k, keys), (v, keys))
+    ]
+    outputs = []
+    for query, key, value, there in zip(*parts, keys, strict=True):
+        if there and query.shape[-2]:
+            attended = aten.scaled_dot_product_attention(
+                query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        else:
+            attended = _zeros_of(query, key, value)
+        outputs.append(_rows_first(attended))
+    rows = torch.cat(outputs, 1).squeeze(0)
+    if all(keys):
+        return Dense(rows)
+    served = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.places()[0]]
+    return Dense(rows, served.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
+
+
 def _by_sequence(x: Sparse) -> list[Dense]:
     """The rows of each sequence, (1, H, length, D) or (1, length, D); divided at once, as gradients are joined."""
     lengths = x.pattern.lengths()
     data = x.values.data.split_with_sizes(lengths)
     v = x.values.full_validity
     validity = [None] * len(data) if v is None else v.split_with_sizes(lengths)
-    return [Dense(d, m).moved(_heads_first) for d, m in zip(data, validity, strict=True)]
+    return [Dense(d, m).moved(lambda t: _heads_first(t.unsqueeze(0))) for d, m in zip(data, validity, strict=True)]
 
 
 def _heads_first(rows: Tensor) -> Tensor:
-    return (rows.transpose(0, 1) if rows.ndim == 3 else rows).unsqueeze(0)
+    """(batch, T, H, D) → (batch, H, T, D); (batch, T, D) as it is."""
+    return rows.transpose(1, 2) if rows.ndim == 4 else rows
 
 
-def _rows_first(output: Tensor) -> Tensor:
-    rows = output.squeeze(0)
-    return rows.transpose(0, 1) if rows.ndim == 3 else rows
+_rows_first = _heads_first
 
 
 class _Batch:
@@ -124,12 +161,12 @@ class _Batch:
     def attend(self, n: int, q: Dense, k: Dense, v: Dense, *, scale: float | None, enable_gqa: bool) -> Dense:
         """The outputs of sequence `n`."""
         if q.shape[-2] == 0:
-            return Dense(_zeros_of(q, k, v))
+            return Dense(_zeros_of(q.data, k.data, v.data))
         mask, served = self._restriction(n, q)
         causal = self.is_causal and mask is None
         if k.shape[-2] == 0:
             # Not the result of no keys, which is torch's: there were some, and all are invalid.
-            data = _zeros_of(q, k, v)
+            data = _zeros_of(q.data, k.data, v.data)
             served = torch.zeros_like(data[..., :1], dtype=torch.bool) if served is None else served
             return Dense(data, as_int8(served.expand(data.shape)))
         if self.dropped is None:
@@ -199,10 +236,10 @@ class _Batch:
         return Dense((weights * drawn) @ values)
 
 
-def _zeros_of(q: Dense, k: Dense, v: Dense) -> Tensor:
+def _zeros_of(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Outputs that are 0, and a graph in which queries, keys and values are: of their values, nothing is read."""
-    nothing = [x.data[..., :0].sum() for x in (q, k, v)]
-    return sum(nothing, q.data.new_zeros((*q.shape[:-1], v.shape[-1])))
+    nothing = [x[..., :0].sum() for x in (query, key, value)]
+    return sum(nothing, query.new_zeros((*query.shape[:-1], value.shape[-1])))
 
 
 def _broadcast_to(given: torch.Size, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -148,7 +148,9 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Any:
 
 @moves(views.view)
 def view(x: Sparse, size: Sequence[int]) -> Any:
-    shape = tuple(torch.empty(x.shape, device="meta").reshape(tuple(size)).shape)
+    shape = tuple(size)
+    if -1 in shape or math.prod(shape) != math.prod(x.shape):
+        shape = tuple(torch.empty(x.shape, device="meta").reshape(shape).shape)  # or torch's error
     sparse, dense = x.pattern.ndim, len(x.dense_sizes)
     if shape[:sparse] == x.pattern.sizes and math.prod(shape[sparse:]) == math.prod(x.dense_sizes):
         return x.like(x.values.moved(lambda t: t.reshape(*t.shape[: x.pattern.lead], *shape[sparse:])))
