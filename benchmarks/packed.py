@@ -1,9 +1,9 @@
 """R10: a transformer block on a padded batch of which 60 % of the tokens are valid.
 
-The limit is the matrix products of the valid tokens alone: those of the linear layers, and of each sequence's attention,
-into memory that is there already; forward and backward, each product and the two of its gradients. Beside packed storage,
-inside a block as people write it: the same block by hand on rows, with a loop over sequences; on the padded batch with a
-bool mask for the keys; and on a NestedTensor.
+The limit is the matrix products of the valid tokens alone: those of the linear layers, and of each sequence's
+attention, into memory that is there already; forward and backward, each product and the two of its gradients. Beside
+packed storage, inside a block as people write it: the same block by hand on rows, with a loop over sequences; on the
+padded batch with a bool mask for the keys; and on a NestedTensor.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def candidates(backward: bool) -> dict[str, Call]:
 
     def attend_nested(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # torch wants nested heads to have been contiguous before they were transposed.
-        laid_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
-        return F.scaled_dot_product_attention(*laid_out)
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v)
 
     return {
         "products of the valid tokens": products.forward_backward if backward else products.forward,
