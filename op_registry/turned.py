@@ -77,7 +77,8 @@ def to_dense(x: AnyRecord) -> Dense:
         return x
     if isinstance(x, Sparse):
         return sparse_to_dense(x)
-    return sparse_to_dense(x.base).moved(lambda t: t.permute(x.order))
+    # Laid out as the tensor says that it is, in the order in which it is seen: views of it were chosen by that.
+    return sparse_to_dense(x.base).moved(lambda t: t.permute(x.order).contiguous())
 
 
 def turned_back(record: AnyRecord, by: Turned) -> Dense | Sparse:

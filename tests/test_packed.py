@@ -166,6 +166,47 @@ def test_what_cannot_be_packed(shape, arguments, message):
         md.masked_tensor(torch.ones(2, 3, 4)).to_sparse().to_packed()
 
 
+def test_the_gradient_of_a_packed_leaf_is_packed():
+    leaf = batch("holes", D).to_packed().detach().requires_grad_()
+    F.linear(leaf, WEIGHT).square().sum().backward()
+    assert leaf.grad.storage_layout is torch.jagged
+    assert leaf.grad._pattern is leaf._pattern
+
+
+def test_second_derivatives():
+    gradients = []
+    for packed in (False, True):
+        x, w = batch("holes", D).requires_grad_(), WEIGHT.clone().requires_grad_()
+        given = x.to_packed() if packed else x
+        hidden = heads(F.layer_norm(F.gelu(F.linear(given, w.mT @ w)), (D,))).softmax(-1)
+        loss = (hidden.transpose(1, 2).flatten(2) * given).sin().sum()
+        first = torch.autograd.grad(loss, (x, w), create_graph=True)
+        gradients.append(torch.autograd.grad(first[0].sin().sum().to_tensor(0) + first[1].sin().sum(), (x, w)))
+    for a, b in zip(*gradients, strict=True):
+        same(a, b)
+
+
+def test_in_place_on_rows():
+    packed, padded = batch("padding", D).to_packed().clone(), batch("padding", D)
+    for x in (packed, padded):
+        x.mul_(2).add_(batch("holes", D)).relu_()
+    same(packed, padded)
+    assert packed.storage_layout is torch.jagged
+    hidden = F.linear(packed, WEIGHT)
+    hidden += 1
+    same(hidden, F.linear(padded, WEIGHT) + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast(dtype):
+    x = batch("padding", D).float()
+    block = Block(D, H).eval()
+    with torch.autocast("cpu", dtype):
+        same(block(x.to_packed()), block(x))
+    block, x = block.to(dtype), x.to(dtype)
+    same(block(x.to_packed()), block(x))
+
+
 # ------------------------------------------------------------------------------------------------ operators on rows
 
 WEIGHT, BIAS = plain(3, D), plain(3, seed=2)
@@ -183,6 +224,7 @@ ON_ROWS: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, w, b: F.dropout(x * w[0], 0.4) + b.sum(),
     "feature dropout": lambda x, w, b: F.dropout1d(x * w[0], 0.4) + b.sum(),
     "dropout of everything": lambda x, w, b: F.dropout(x * w[0], 1.0) + b.sum(),
+    "glu": lambda x, w, b: F.glu(x * w[0], -1) * b.sum(),
     "residual": lambda x, w, b: x + F.linear(F.gelu(F.linear(x, w, b)), w.mT),
     "softmax": lambda x, w, b: (x * w[0]).softmax(-1) * b.sum(),
     "log_softmax": lambda x, w, b: F.linear(x, w, b).log_softmax(-1),
@@ -358,6 +400,9 @@ TURNED: dict[str, Callable[[Tensor], Any]] = {
     "softmax of heads": lambda x: heads(x).softmax(-1),
     "rotated": lambda x: torch.cat([-heads(x)[..., 1:], heads(x)[..., :1]], -1) * plain(T, 2),
     "unsqueezed": lambda x: heads(x).unsqueeze(1),
+    "heads repeated": lambda x: heads(x)[:, :, None].expand(B, H, 3, T, 2).reshape(B, 3 * H, T, 2),
+    "heads divided": lambda x: heads(x).reshape(B, 1, H, T, 1, 2),
+    "turned by position": lambda x: heads(x) * plain(B, T, 2).unsqueeze(1),
     "dropout": lambda x: F.dropout(heads(x), 0.3),
 }
 

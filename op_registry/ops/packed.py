@@ -19,9 +19,9 @@ from torch._ops import OpOverload
 
 from op_registry.broadcast import present
 from op_registry.lowering import leading, values_at
-from op_registry.ops import classification, embedding, losses, matmul, norms, random, softmax
+from op_registry.ops import activations, classification, embedding, losses, matmul, norms, random, softmax
 from op_registry.patterns import PACKED
-from op_registry.records import Dense, Number, all_valid, as_int8, map_tensors
+from op_registry.records import Dense, Number, all_valid, as_int8, being_traced, map_tensors
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse
 from op_registry.turned import Turned, in_base_order, on_last_dims, turned_back
@@ -113,6 +113,16 @@ def softmax_of_turned(op: OpOverload, x: Any, dim: int, *args: Any, **kwargs: An
     base = x.base
     inside = x.order[at] - base.pattern.ndim + base.pattern.lead
     return x.like(base.like(softmax.softmax.bind(op)(base.values, inside, *args, **kwargs)))
+
+
+@activations.glu.lowering(Sparse)
+def glu(self: Any, dim: int = -1) -> Any:
+    """One half of a dense dimension, gated by the other."""
+    x = rows_of(self)
+    inside = (dim + x.ndim if dim < 0 else dim) - x.pattern.ndim
+    if not 0 <= inside < len(x.dense_sizes):
+        raise NotLowered("it works along a sparse dimension")
+    return x.like(activations.glu.run(x.values, inside + x.pattern.lead))
 
 
 # ----------------------------------------------------------------------------------------------------------- dropout
@@ -245,6 +255,8 @@ def _loss_over_classes(rule: Rule) -> None:
         if target.shape == labels.shape:
             there = values_at(target, labels)
             if reduction not in (losses.MEAN, losses.SUM):
+                if being_traced(there.data):
+                    raise NotLowered("which rows are ignored is not known while tracing")
                 if bool(_ignored(target, ignore_index) > _ignored(there, ignore_index)):
                     raise NotLowered("rows that are not stored are ignored, which gives them a valid loss of 0")
             elif 0 not in x.shape and (values.shape[0] == 0 or not all_valid(values, there)):

@@ -6,6 +6,7 @@ base. A move within a sparse dimension has no form here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,56 @@ def unsqueeze(x: Turned, dim: int) -> Any:
     at = position(dim, x.ndim + 1)
     # Behind everything in the base, and where it is asked for in the order.
     return in_order_of(sparse_movement.unsqueeze(x.base, x.base.ndim), [*x.order[:at], x.ndim, *x.order[at:]])
+
+
+@moves_turned(views.expand)
+def expand(x: Turned, size: Sequence[int], *, implicit: bool = False) -> Any:
+    shape = tuple(torch.empty(x.shape, device="meta").expand(list(size)).shape)
+    if len(shape) != x.ndim:
+        raise NotLowered("it repeats the whole")
+    inner = [shape[x.back[d]] for d in range(x.ndim)]
+    return x.like(sparse_movement.expand(x.base, inner))
+
+
+@moves_turned(views.view)
+def view(x: Turned, size: Sequence[int]) -> Any:
+    """Dense dimensions that are seen side by side become others; sparse ones stay what they are."""
+    shape = tuple(torch.empty(x.shape, device="meta").reshape(tuple(size)).shape)
+    sparse = x.base.pattern.ndim
+    # The base with its dense dimensions in the order in which they are seen.
+    dense = [d for d in x.order if d >= sparse]
+    base = sparse_movement.permute(x.base, [*range(sparse), *dense])
+    order: list[int] = []
+    sizes: list[int] = []
+    at = 0
+    for run in _runs(x.order, sparse):
+        if run[0] < sparse:
+            if shape[at : at + 1] != (x.base.shape[run[0]],):
+                raise NotLowered("it would mix sparse with dense dimensions")
+            order.append(run[0])
+            at += 1
+            continue
+        number, start = math.prod(x.base.shape[d] for d in run), at
+        while at < len(shape) and (math.prod(shape[start:at]) != number or at == start):
+            at += 1
+        if math.prod(shape[start:at]) != number:
+            raise NotLowered("it would mix sparse with dense dimensions")
+        order += range(sparse + len(sizes), sparse + len(sizes) + at - start)
+        sizes += shape[start:at]
+    if at != len(shape):
+        raise NotLowered("it would mix sparse with dense dimensions")
+    return in_order_of(sparse_movement.view(base, [*base.pattern.sizes, *sizes]), order)
+
+
+def _runs(order: Sequence[int], sparse: int) -> list[list[int]]:
+    """The order cut into sparse dimensions, one by one, and the runs of dense ones between them."""
+    runs: list[list[int]] = []
+    for d in order:
+        if runs and d >= sparse and runs[-1][0] >= sparse:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return runs
 
 
 # --------------------------------------------------------------------------------------------- one dense dimension
