@@ -120,8 +120,8 @@ def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
     flat, at = x.flat, x.pattern.at()
     number = math.prod(x.pattern.sizes)
-    if flat.dtype in SIGNED:  # torch cannot write single elements of these
-        signed = SIGNED[flat.dtype]
+    signed = torch.int8 if flat.dtype.is_floating_point and flat.dtype.itemsize == 1 else SIGNED.get(flat.dtype)
+    if signed is not None:  # torch cannot write single elements of these
         empty = flat.data.new_zeros((number, *x.dense_sizes)).view(signed)
         data = empty.index_copy(0, at, flat.data.view(signed)).view(flat.dtype)
     else:
