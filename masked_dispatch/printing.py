@@ -40,7 +40,7 @@ def describe(tensor: MaskedTensor) -> str:
 
 def _described_sparsely(tensor: SparselyStored) -> str:
     facts = [f"stored as {tensor.storage_layout}, nnz={tensor.nnz}", f"dtype={tensor.dtype}"]
-    traced = being_traced(tensor.record.values.data)
+    traced = being_traced(tensor._kept_values)
     if not traced and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold:
         with torch.no_grad():
             return f"{describe(tensor.to_layout(torch.strided))[:-1]}, {facts[0]})"

@@ -26,7 +26,7 @@ from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity, write_validity
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, fill_where_invalid
-from op_registry.sparse import to_dense
+from op_registry.turned import to_dense
 
 aten = torch.ops.aten
 

@@ -25,29 +25,38 @@ from op_registry.records import Dense, all_dims, map_tensors
 from op_registry.rule import Rule
 from op_registry.segments import Segments
 from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
+from op_registry.turned import Turned, in_base_order
 
 SparseRun = Callable[..., Any]
 
 
-def sparse_runs(op: OpOverload, rule: Rule) -> Iterator[SparseRun]:
-    """What may run an overload where an argument is a sparse record, in order: its own run, its category's."""
-    own = rule.lowerings.get(Sparse)
-    if own is not None:
+def sparse_runs(op: OpOverload, rule: Rule, turned: bool) -> Iterator[SparseRun]:
+    """What may run an overload where an argument is a sparse record, in order: the rule's own runs, its category's.
+
+    `turned` says that one of them is seen with its dimensions in another order.
+    """
+    for own in rule.lowerings.get(Turned if turned else Sparse, ()):
         yield functools.partial(own, op) if rule.takes_op else own
     generic = GENERIC.get(rule.category.name)
-    if generic is not None:
+    if turned and generic is elementwise_on_values:
+        yield in_base_order(functools.partial(elementwise_on_values, op, rule))
+    if not turned and generic is not None:
         yield functools.partial(generic, op, rule)
 
 
 def run_sparsely(op: OpOverload, rule: Rule, args: Any, kwargs: Any) -> Any:
     """The result of the first sparse run that takes the call; NotLowered, with the reasons, where there is none."""
     reasons = []
-    for run in sparse_runs(op, rule):
+    for run in sparse_runs(op, rule, turned=_any_turned([*args, *kwargs.values()])):
         try:
             return run(*args, **kwargs)
         except NotLowered as reason:  # noqa: PERF203
             reasons.append(str(reason))
     raise NotLowered("; ".join(reasons) or "its rule works on dense storage")
+
+
+def _any_turned(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, Turned) or (isinstance(v, (list, tuple)) and _any_turned(v)) for v in values)
 
 
 # ---------------------------------------------------------------------------------------------------- elementwise
@@ -67,18 +76,27 @@ def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any)
         raise NotLowered("its elements read their neighbours")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise NotLowered("it draws a random number for every element, stored or not")
-    records = _records([*args, *kwargs.values()])
-    shape = torch.broadcast_shapes(*(r.shape for r in records))
-    leading = next((r for r in records if isinstance(r, Sparse) and r.shape == shape), None)
-    if leading is None:
-        raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
-    lead = leading
+    lead = leading(_records([*args, *kwargs.values()]))
 
     def in_its_places(record: Any) -> Dense:
         return values_at(record, lead)
 
     args, named = map_tensors(in_its_places, (args, list(kwargs.items())), (Dense, Sparse))
     return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
+
+
+def leading(records: Sequence[Dense | Sparse]) -> Sparse:
+    """The sparse operand that has the shape of them all, broadcast; NotLowered where none has."""
+    first = records[0]
+    if isinstance(first, Sparse) and all(
+        isinstance(r, Sparse) and r.pattern is first.pattern and r.values.shape == first.values.shape for r in records
+    ):
+        return first
+    shape = torch.broadcast_shapes(*(r.shape for r in records))
+    for record in records:
+        if isinstance(record, Sparse) and record.shape == shape:
+            return record
+    raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
 
 
 def _records(values: Sequence[Any]) -> list[Any]:

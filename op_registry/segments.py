@@ -74,12 +74,12 @@ class Segments:
     @property
     def line(self) -> Tensor:
         """The slice of every stored element, int64."""
-        return self.pattern.once(("line", self.along), self._line)
+        return self.pattern.remembered(("line", self.along), self._line)
 
     @property
     def stored(self) -> Tensor:
         """How many elements are stored of each slice, int64."""
-        return self.pattern.once(("stored", self.along), self._stored)
+        return self.pattern.remembered(("stored", self.along), self._stored)
 
     @property
     def ends(self) -> Tensor | None:

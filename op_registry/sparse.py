@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from op_registry.accumulate import accumulate, dtype_of_sum
-from op_registry.broadcast import present
+from op_registry.broadcast import aligned, present
 from op_registry.patterns import (
     BY_COLUMN,
     OF_BLOCKS,
+    PACKED,
     Pattern,
     Places,
     in_order,
@@ -53,15 +54,16 @@ class Sparse:
     @property
     def dense_sizes(self) -> tuple[int, ...]:
         """Sizes of the dimensions behind the sparse ones."""
-        return tuple(self.values.shape[self.pattern.lead :])
+        return tuple(self.values.data.shape[self.pattern.lead :])
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.pattern.sizes, *self.dense_sizes))
+        pattern = self.pattern
+        return torch.Size((*pattern.sizes, *self.values.data.shape[pattern.lead :]))
 
     @property
     def ndim(self) -> int:
-        return self.pattern.ndim + len(self.dense_sizes)
+        return len(self.pattern.sizes) + self.values.data.ndim - self.pattern.lead
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,14 +121,23 @@ class Sparse:
 
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
-    flat, places = x.flat, x.pattern.places()
-    if flat.dtype in SIGNED:  # torch cannot write single elements of these
-        signed = SIGNED[flat.dtype]
-        data = flat.data.new_zeros(x.shape).view(signed).index_put(places, flat.data.view(signed)).view(flat.dtype)
+    flat, at = x.flat, x.pattern.at()
+    number = math.prod(x.pattern.sizes)
+    signed = torch.int8 if flat.dtype.is_floating_point and flat.dtype.itemsize == 1 else SIGNED.get(flat.dtype)
+    if signed is not None:  # torch cannot write single elements of these
+        empty = flat.data.new_zeros((number, *x.dense_sizes)).view(signed)
+        data = empty.index_copy(0, at, flat.data.view(signed)).view(flat.dtype)
     else:
-        data = flat.data.new_zeros(x.shape).index_put(places, flat.data)
-    validity = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
-    return Dense(data, validity.index_put(places, as_int8(present(flat))))
+        data = flat.data.new_zeros((number, *x.dense_sizes)).index_copy(0, at, flat.data)
+    # Where stored elements are valid throughout, one validity for each will do.
+    inside = x.dense_sizes if flat.validity is not None else (1,) * len(x.dense_sizes)
+    there = (
+        as_int8(present(flat))
+        if flat.validity is not None
+        else flat.data.new_ones((at.shape[0], *inside), dtype=torch.int8)
+    )
+    validity = torch.zeros((number, *inside), dtype=torch.int8, device=x.device).index_copy(0, at, there)
+    return Dense(data.reshape(x.shape), validity.reshape(*x.pattern.sizes, *inside))
 
 
 def from_dense(
@@ -140,7 +151,11 @@ def from_dense(
     Where there are dense dimensions, an element is stored if anything in it is valid. A block is stored if anything in
     it is valid.
     """
-    dims = x.ndim if sparse_dim is None else sparse_dim
+    default = 2 if layout is PACKED else x.ndim
+    dims = default if sparse_dim is None else sparse_dim
+    validity = aligned(x)
+    if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
+        return _whole_rows(x, validity, layout, dims)
     validity = x.full_validity
     whole = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
     some = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
@@ -155,6 +170,22 @@ def from_dense(
         places = tuple(p[order] for p in places)
     inside = whole[places] if dims < x.ndim and validity is not None else None
     return Sparse(Dense(x.data[places], inside), pattern_of(layout, places, sizes))
+
+
+def _whole_rows(x: Dense, validity: Tensor | None, layout: torch.layout, dims: int) -> Sparse:
+    """Elements of which all dense dimensions are valid, or none: one look at each, and one copy."""
+    sizes = tuple(x.shape[:dims])
+    if validity is None:
+        at = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
+    else:
+        rows = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
+        at = as_bool(rows).nonzero()[:, 0] if x.data.numel() else rows.new_zeros(0, dtype=torch.int64)
+    places = unraveled(at, sizes)
+    if layout in BY_COLUMN:
+        order = order_of(layout, places, sizes)
+        at, places = at[order], tuple(p[order] for p in places)
+    values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
+    return Sparse(Dense(values.index_select(0, at)), pattern_of(layout, places, sizes))
 
 
 def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
@@ -187,6 +218,13 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
         return x
     if layout in OF_BLOCKS:
         return _in_blocks(x, layout, block or x.pattern.block)
+    if layout is PACKED and x.pattern.ndim != 2:
+        raise ValueError(
+            f"packed storage has two sparse dimensions, (batch, time), and {x.pattern.layout} of shape "
+            f"{tuple(x.shape)} has {x.pattern.ndim}; store it densely first: x.to_dense().to_packed()"
+        )
+    if {layout, x.pattern.layout} == {PACKED, torch.sparse_csr} and x.pattern.ndim == 2:
+        return Sparse(x.values, Pattern(layout, x.pattern.sizes, x.pattern.pieces))
     flat, places = stored_valid(x)
     return arranged(layout, places, flat, x.pattern.sizes)
 
@@ -270,12 +308,12 @@ def united(records: Sequence[Sparse]) -> Sparse:
     return in_layout(total, layout, first.pattern.block)
 
 
-def joined(flats: Sequence[Dense]) -> Dense:
+def joined(flats: Sequence[Dense], dim: int = 0) -> Dense:
     """Values one after another."""
-    data = torch.cat([flat.data for flat in flats])
+    data = torch.cat([flat.data for flat in flats], dim)
     if all(flat.validity is None for flat in flats):
         return Dense(data)
-    return Dense(data, torch.cat([as_int8(present(flat)) for flat in flats]))
+    return Dense(data, torch.cat([as_int8(present(flat)) for flat in flats], dim))
 
 
 def unblocked(layout: torch.layout) -> torch.layout:

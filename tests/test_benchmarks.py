@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import harness, reductions
+from benchmarks import harness, packed, reductions
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
 
 
@@ -53,3 +53,15 @@ def test_a_goal_knows_its_direction(measured: float, at_least: bool, reached: bo
 def test_what_could_not_be_measured_is_not_reached() -> None:
     assert not harness.Goal("", float("nan"), bound=2.0).reached
     assert not harness.Goal("", float("nan"), bound=2.0, at_least=True).reached
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_blocks_of_the_packed_benchmark_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "lengths", lambda: [packed.TIME, 40])
+    monkeypatch.setattr(packed, "BATCH", 2)
+    calls = packed.candidates(backward=False)
+    there = torch.arange(packed.TIME) < torch.tensor(packed.lengths())[:, None]
+    rows = calls["rows by hand"]()
+    torch.testing.assert_close(calls[packed.PACKED]().to_tensor(0)[there], rows)
+    torch.testing.assert_close(calls[packed.PADDED]()[there], rows)
+    torch.testing.assert_close(calls[packed.NESTED]().values(), rows)

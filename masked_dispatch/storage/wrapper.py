@@ -16,9 +16,11 @@ from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import Pattern
 from op_registry.records import Dense, being_traced
 from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
-# What a compiled graph relies on: the layout, how many dimensions are sparse, the block size, and the rules.
-Context = tuple[str, int, tuple[int, int] | None, str]
+# What a compiled graph relies on: the layout, how many dimensions are sparse, the block size, the order in which
+# dimensions are seen, and the rules.
+Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str]
 
 
 class NotDense(MaskedSemanticsError):
@@ -28,9 +30,14 @@ class NotDense(MaskedSemanticsError):
     """
 
     def __init__(self, tensor: SparselyStored) -> None:
-        super().__init__(
-            f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only dense "
-            "storage is supported here yet: use x.to_dense()"
+        super().__init__(tensor)
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        # Said only where nobody takes the other way, which is seldom.
+        return (
+            f"a masked tensor of shape {tuple(self.tensor.shape)} is stored as {self.tensor.storage_layout}, and only "
+            "dense storage is supported here yet: use x.to_dense()"
         )
 
 
@@ -44,6 +51,8 @@ class SparselyStored(MaskedTensor):
     _pattern: Pattern
     # Whether a graph that is being traced was given this: what it stores cannot be exchanged.
     _is_graph_input = False
+    # Where dense dimensions are seen before sparse ones: which dimension of what is stored each is (turned.py).
+    _order: tuple[int, ...] | None = None
 
     @property
     def _data(self) -> Tensor:  # type: ignore[override]
@@ -64,12 +73,19 @@ class SparselyStored(MaskedTensor):
         return self._pattern.layout
 
     @property
-    def record(self) -> Sparse:
+    def record(self) -> Sparse | Turned:
         """What is stored, without derivatives."""
-        return Sparse(Dense(self._kept_values, self._kept_validity), self._pattern)
+        return self.seen(Sparse(Dense(self._kept_values, self._kept_validity), self._pattern))
 
-    def keep(self, record: Sparse) -> None:
+    def seen(self, base: Sparse) -> Sparse | Turned:
+        """Something stored in the order in which it is stored here, in the order in which its dimensions are seen."""
+        return base if self._order is None else Turned(base, self._order)
+
+    def keep(self, record: Sparse | Turned) -> None:
         """Store something else of the same shape."""
+        self._order = None
+        if isinstance(record, Turned):
+            self._order, record = record.order, record.base
         self._kept_values = record.values.data
         self._kept_validity = record.values.full_validity
         self._pattern = record.pattern
@@ -96,7 +112,7 @@ class SparselyStored(MaskedTensor):
             pattern.pieces,
             pattern.block,
         )
-        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False))
+        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False), self._order)
 
     @property
     def _piece_0(self) -> Tensor:
@@ -114,7 +130,7 @@ class SparselyStored(MaskedTensor):
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
         if "torch._dynamo" in sys.modules and not being_traced(self._kept_values):
             self._let_nnz_change()
-        return names, (str(pattern.layout), pattern.ndim, pattern.block, registry.version)
+        return names, (str(pattern.layout), pattern.ndim, pattern.block, self._order, registry.version)
 
     def _let_nnz_change(self) -> None:
         """Tell Dynamo, which asks for the pieces before it looks at their sizes, that the number stored will change."""
@@ -129,11 +145,13 @@ class SparselyStored(MaskedTensor):
     def __tensor_unflatten__(  # type: ignore[override]
         inner: dict[str, Tensor], context: Context, outer_size: Any, outer_stride: Any
     ) -> SparselyStored:
-        layout, ndim, block, _ = context
+        layout, ndim, block, order, _ = context
+        sizes = outer_size if order is None else [outer_size[order.index(d)] for d in range(len(order))]
         values = inner["_kept_values"]
         pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)
-        pattern = Pattern(layout_named(layout), outer_size[:ndim], pieces, block)
-        wrapper = wrap_sparse(Sparse(Dense(values, inner.get("_kept_validity")), pattern))
+        pattern = Pattern(layout_named(layout), sizes[:ndim], pieces, block)
+        stored = Sparse(Dense(values, inner.get("_kept_validity")), pattern)
+        wrapper = wrap_sparse(stored if order is None else Turned(stored, order))
         if being_traced(values):
             prepare_for_tracing()
             torch._check(values.shape[0] == pieces[-1].shape[-1])  # one number for the graph, not two
@@ -165,7 +183,7 @@ class SparselyStored(MaskedTensor):
         record = Sparse(
             Dense(self._kept_values.clone(), validity), Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
         )
-        copied = wrap_sparse(record, self.requires_grad)
+        copied = wrap_sparse(self.seen(record), self.requires_grad)
         if getattr(self, "_is_param", False):
             copied._is_param = True  # type: ignore[attr-defined]
         return copied
@@ -176,7 +194,7 @@ def refuse_tangent(found: Tensor) -> NoReturn:
     raise MaskedSemanticsError(tangent_stored_otherwise(found))
 
 
-def wrap_sparse(record: Sparse, requires_grad: bool = False) -> SparselyStored:
+def wrap_sparse(record: Sparse | Turned, requires_grad: bool = False) -> SparselyStored:
     """A masked tensor of a record as it is (nothing is checked, copied or differentiated)."""
     wrapper: SparselyStored = make_wrapper_subclass(
         SparselyStored,
@@ -206,10 +224,12 @@ def rebuild_sparse(
     block: tuple[int, int] | None,
     requires_grad: bool,
     is_parameter: bool,
+    order: tuple[int, ...] | None = None,
 ) -> SparselyStored:
     """What pickle and torch.load call (format 1)."""
     pattern = Pattern(layout_named(layout), sizes, pieces, block)
-    wrapper = wrap_sparse(Sparse(Dense(values, validity), pattern), requires_grad)
+    stored = Sparse(Dense(values, validity), pattern)
+    wrapper = wrap_sparse(stored if order is None else Turned(stored, order), requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
     return wrapper

@@ -24,6 +24,8 @@ from op_registry.ops import (
     norms,
     opaque,
     optimizers,
+    packed,
+    packed_attention,
     packing,
     pointwise,
     pooling,
@@ -41,6 +43,7 @@ from op_registry.ops import (
     sparse_reductions,
     statistics,
     torch_masked,
+    turned_movement,
     views,
 )
 
@@ -68,6 +71,8 @@ __all__ = [
     "norms",
     "opaque",
     "optimizers",
+    "packed",
+    "packed_attention",
     "packing",
     "pointwise",
     "pooling",
@@ -85,5 +90,6 @@ __all__ = [
     "sorting",
     "statistics",
     "torch_masked",
+    "turned_movement",
     "views",
 ]
