@@ -5,7 +5,14 @@ from masked_dispatch import functional
 from masked_dispatch import library as _library
 from masked_dispatch import torch_masked as _torch_masked
 from masked_dispatch.accumulation import accumulate
-from masked_dispatch.construct import as_masked_tensor, from_lengths, from_nan, is_masked_tensor, masked_tensor
+from masked_dispatch.construct import (
+    as_masked_tensor,
+    from_lengths,
+    from_nan,
+    is_masked_tensor,
+    mask_like,
+    masked_tensor,
+)
 from masked_dispatch.reductions import (
     all,
     amax,
@@ -72,6 +79,7 @@ __all__ = [
     "kthvalue",
     "logcumsumexp",
     "logsumexp",
+    "mask_like",
     "masked_tensor",
     "max",
     "mean",

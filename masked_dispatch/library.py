@@ -100,6 +100,18 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     return closed(Dense(record.data, intersect(record.validity, validity)))
 
 
+def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
+    lead = open_any(other)
+    if isinstance(lead, Sparse) and lead.shape == tensor.shape:
+        found = values_at(open_any(tensor), lead)
+        values = found.moved(lambda t: t.expand(lead.values.shape)).keep(lead.values.validity)
+        return closed_sparse(lead.like(values))
+    if isinstance(lead, Sparse) or isinstance(tensor, SparselyStored):
+        return _mask_with(tensor, _get_mask(other))
+    record = _record(tensor)
+    return closed(Dense(record.data, intersect(record.validity, lead.validity)))
+
+
 def _accumulate(tensors: list[Tensor]) -> Tensor:
     if any(isinstance(tensor, SparselyStored) for tensor in tensors):
         return accumulated(tensors)
@@ -181,4 +193,5 @@ def install() -> None:
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("to_layout(Tensor x, Layout layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
+    _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)
