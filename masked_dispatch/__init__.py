@@ -46,6 +46,7 @@ from masked_dispatch.reductions import (
     var_mean,
     vector_norm,
 )
+from masked_dispatch.storage import gradients as _gradients
 from masked_dispatch.storage.policy import densify
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -53,6 +54,7 @@ from op_registry import InvalidValueError, MaskedSemanticsError, registry
 _library.install()
 _dispatch.install()
 _torch_masked.install()
+_gradients.install()
 
 __all__ = [
     "InvalidValueError",

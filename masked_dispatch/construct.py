@@ -69,8 +69,8 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
     """
     if not isinstance(other, MaskedTensor):
         raise TypeError(
-            f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask itself "
-            "use x.mask_with(mask), or as_masked_tensor(data, mask)"
+            f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask "
+            "itself use x.mask_with(mask), or as_masked_tensor(data, mask)"
         )
     if not broadcasts_to(other.shape, tensor.shape):
         raise ValueError(

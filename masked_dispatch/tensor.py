@@ -121,8 +121,8 @@ class MaskedTensor(torch.Tensor):
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
-        """The same values, valid where they were and `other` (of broadcastable shape) is valid; stored like `other`, if
-        that is stored sparsely and has this shape. See :func:`masked_dispatch.mask_like`, which takes plain tensors too.
+        """The same values, valid where they were and `other` (of broadcastable shape) is valid; stored like `other`
+        if that is stored sparsely and has this shape. :func:`masked_dispatch.mask_like` takes plain tensors too.
         """
         from masked_dispatch.construct import mask_like
 

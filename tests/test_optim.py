@@ -172,12 +172,12 @@ def test_mask_like_intersects_with_a_mask_of_the_tensors_own():
         (
             torch.ones(2),
             TypeError,
-            "mask_like takes its places from a masked tensor, not from a Tensor; to give a mask",
+            "mask_like takes its places from a masked tensor, not from a Tensor; to",
         ),
         (
             md.masked_tensor(torch.ones(3)),
             ValueError,
-            "`other` has shape (3,), which does not broadcast to the tensor's",
+            "`other` has shape (3,), which does not broadcast to the",
         ),
     ],
 )
