@@ -1,7 +1,7 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
 
 from masked_dispatch import dispatch as _dispatch
-from masked_dispatch import functional
+from masked_dispatch import functional, optim
 from masked_dispatch import library as _library
 from masked_dispatch import torch_masked as _torch_masked
 from masked_dispatch.accumulation import accumulate
@@ -92,6 +92,7 @@ __all__ = [
     "nanmedian",
     "nanquantile",
     "nansum",
+    "optim",
     "prod",
     "quantile",
     "registry",

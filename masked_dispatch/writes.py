@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
     """`compute` is the functional form; its result is assigned to a masked self and updates a plain one."""
-    adds = op is aten.add_.Tensor
+    adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -49,6 +49,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
                 if total is not None:
                     aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, total)
                     return target
+        elif assigns and isinstance(args[1], SparselyStored) and args[1].shape == target.shape:
+            return update(target, args[1])
         result = compute_inplace(compute, target, args, kwargs)
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):

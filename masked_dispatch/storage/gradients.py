@@ -7,8 +7,6 @@ the autograd engine's sums are `accumulate`, also the one that it writes into a 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -41,11 +39,9 @@ def of_torch_sparse(tensor: Tensor) -> Sparse:
     return Sparse(Dense(values), Pattern(torch.sparse_coo, sizes, (indices,)))
 
 
-def masked_gradient_of(grad: Tensor) -> MaskedTensor | None:
-    """A gradient as a masked tensor, if it is one or torch's own sparse one; None if it is plain."""
-    if isinstance(grad, MaskedTensor):
-        return grad
-    return closed_sparse(of_torch_sparse(grad)) if grad.layout in SPARSE_LAYOUTS else None
+def gradient_record(grad: Tensor) -> Dense | Sparse | None:
+    """The record, without derivatives, of a gradient that is masked or one of torch's sparse ones; None if plain."""
+    return None if is_plain(grad) else _opened(grad.detach())
 
 
 def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
@@ -55,7 +51,7 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     """
     given = [_opened(x), _opened(y)]
     if all(isinstance(record, Sparse) for record in given):
-        return closed_sparse(united(given))
+        return closed_sparse(united(given))  # type: ignore[arg-type]
     total = accumulate([to_dense(record) if isinstance(record, Sparse) else record for record in given])
     return total.data if any(is_plain(t) for t in (x, y)) else closed(total)
 
@@ -65,7 +61,7 @@ def is_plain(tensor: Tensor) -> bool:
     return not isinstance(tensor, MaskedTensor) and tensor.layout not in SPARSE_LAYOUTS
 
 
-def _opened(tensor: Tensor) -> Any:
+def _opened(tensor: Tensor) -> Dense | Sparse:
     if isinstance(tensor, MaskedTensor):
         return open_any(tensor)
     return Dense(tensor, None) if tensor.layout not in SPARSE_LAYOUTS else of_torch_sparse(tensor)
