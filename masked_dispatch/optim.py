@@ -128,9 +128,9 @@ class Lazily(torch.optim.Optimizer):
 
     def _stock_step(self) -> None:
         """torch's own step. Its hooks and its profile belong to this optimizer's step, which torch wraps as well."""
-        step = super().step.__func__
-        step = step.__wrapped__ if getattr(step, "hooked", False) else step
-        step(self)
+        bound: Any = super().step
+        step = bound.__func__
+        (step.__wrapped__ if getattr(step, "hooked", False) else step)(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; with `set_to_none=False`, a masked one of a plain parameter is one of nothing."""

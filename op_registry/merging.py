@@ -13,6 +13,10 @@ from op_registry.records import accumulation_dtype
 
 aten = torch.ops.aten
 
+# From this length on, torch's CPU builds with fbgemm sort integers by radix: quicker than half as many by comparison.
+BY_RADIX = 2**15
+RADIX = "fbgemm" in torch.backends.quantized.supported_engines
+
 
 def merged(index: Tensor, values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The distinct indices in ascending order, int64 (m,), and for each the sum of its values, (m, *rest).
@@ -21,12 +25,7 @@ def merged(index: Tensor, values: Tensor, counted: Tensor | None = None) -> tupl
     values   (n, *rest), of any dtype; bool is "or"
     counted  bool (n,): which of them take part; None: all
     """
-    if counted is not None:
-        index = torch.where(counted, index, torch.iinfo(index.dtype).max)  # sorted to the end
-    ordered, order = index.sort(stable=True)
-    if counted is not None:
-        number = int(counted.sum())
-        ordered, order = ordered[:number], order[:number]
+    ordered, order = in_order(index, counted)
     listed, counts = ordered.unique_consecutive(return_counts=True)
     shape = (listed.shape[0], *values.shape[1:])
     dtype = values.dtype
@@ -40,3 +39,18 @@ def merged(index: Tensor, values: Tensor, counted: Tensor | None = None) -> tupl
         rows = values.reshape(values.shape[0], -1).to(wide)
         total = aten._embedding_bag_forward_only(rows, order, counts.cumsum(0) - counts)[0].reshape(shape)
     return listed.to(torch.int64), total.to(dtype)
+
+
+def in_order(index: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The indices that count in ascending order, equal ones in theirs, and where each of them was."""
+    number = index.shape[0] if counted is None else int(counted.sum())
+    if counted is not None or (index.device.type == "cpu" and number):
+        known = index if counted is None else torch.where(counted, index, 0)
+        behind = int(known.amax()) + 1 if known.shape[0] else 0  # what does not count is sorted to the end
+        index = known if counted is None else torch.where(counted, index, behind)
+        if index.device.type == "cpu" and behind < 2**31:
+            index = index.to(torch.int32)
+            if RADIX and BY_RADIX // 4 <= index.shape[0] < BY_RADIX:
+                index = torch.cat([index, index.new_full((BY_RADIX - index.shape[0],), behind)])
+    ordered, order = index.sort(stable=True)
+    return ordered[:number], order[:number]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from op_registry.merging import merged
+from op_registry.merging import in_order, merged
 
 ROWS, WIDTH = 9, 4
 INDICES = torch.tensor([[1, 3, 3], [7, 1, 5]])
@@ -227,3 +227,17 @@ def test_merging_is_index_add_of_what_counts(rest, dtype):
     wide = torch.int64 if dtype is torch.bool else dtype
     expected = torch.zeros((5, *rest), dtype=wide).index_add(0, index[counted], values[counted].to(wide))
     torch.testing.assert_close(total, expected[rows].to(dtype))
+
+
+@pytest.mark.parametrize("number", [0, 5, 10_000, 40_000])
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize("highest", [50, 2**40])
+def test_indices_are_sorted_stably_by_whatever_sort_is_quickest(highest, some, number):
+    generator = torch.Generator().manual_seed(number)
+    index = torch.randint(0, highest, (number,), generator=generator)
+    counted = torch.rand(number, generator=generator) < 0.5 if some else None
+    ordered, order = in_order(index if counted is None else torch.where(counted, index, 2**62), counted)
+    kept = torch.arange(number) if counted is None else counted.nonzero()[:, 0]
+    expected, places = index[kept].sort(stable=True)
+    assert torch.equal(ordered.long(), expected)
+    assert torch.equal(order, kept[places])
