@@ -24,7 +24,7 @@ from torch import Tensor
 
 from masked_dispatch.construct import as_masked_tensor
 from masked_dispatch.storage.boundary import closed_sparse
-from masked_dispatch.storage.gradients import gradient_record
+from masked_dispatch.storage.gradients import masked_record
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.patterns import pattern_of
 from op_registry.places import gathered, scatter_
@@ -101,7 +101,7 @@ class Lazily(torch.optim.Optimizer):
         """What torch's optimizer is given for a parameter: itself, or what it has in the places of its gradient."""
         if parameter.grad is None or isinstance(parameter, MaskedTensor):
             return parameter
-        gradient = gradient_record(parameter.grad)
+        gradient = masked_record(parameter.grad)
         if gradient is None:
             return parameter
         elements = Elements(gradient)
@@ -152,7 +152,7 @@ def is_by_element(name: str, value: Any, of: Tensor) -> bool:
 
 def without_elements(gradient: MaskedTensor) -> MaskedTensor:
     """A gradient of the same shape and storage of which nothing is valid."""
-    record = gradient_record(gradient)
+    record = masked_record(gradient)
     if not isinstance(record, Sparse):
         return as_masked_tensor(torch.zeros_like(gradient.get_data()), torch.zeros_like(gradient.get_mask()))
     none = record.pattern.pieces[-1].new_zeros(0, dtype=torch.int64)

@@ -39,9 +39,9 @@ def of_torch_sparse(tensor: Tensor) -> Sparse:
     return Sparse(Dense(values), Pattern(torch.sparse_coo, sizes, (indices,)))
 
 
-def gradient_record(grad: Tensor) -> Dense | Sparse | None:
-    """The record, without derivatives, of a gradient that is masked or one of torch's sparse ones; None if plain."""
-    return None if is_plain(grad) else _opened(grad.detach())
+def masked_record(tensor: Tensor) -> Dense | Sparse | None:
+    """The record, without derivatives, of a tensor that is masked or one of torch's sparse ones; None if plain."""
+    return None if is_plain(tensor) else _opened(tensor.detach())
 
 
 def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
