@@ -98,7 +98,7 @@ def test_it_can_be_overridden():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((4, 4), None), "a tensor of shape (4, 4) has a density between 0 and 1, not None; give it"),
+        (((4, 4), None), "a tensor of shape (4, 4) has a density between 0 and 1, not None; choose needs to"),
         (((4, 4), 1.5), "has a density between 0 and 1, not 1.5"),
         (((4, 4), 0.5, "no_such"), "'no_such' is no operator that there are crossovers for; give one of torch's, or a"),
     ],
