@@ -56,6 +56,31 @@ def as_masked_tensor(data: Any, mask: Any = None) -> MaskedTensor:
     return torch.ops.masked_dispatch.as_masked_tensor(data, mask, book())
 
 
+def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
+    """What a tensor has in the places of another: its values, valid where it is and `other` is; differentiable.
+
+    tensor  plain (valid everywhere) or masked, of any dtype
+    other   masked, of a shape that broadcasts to `tensor`'s
+
+    Stored like `other`, if that is stored sparsely and has the same shape; then nothing of the tensor's size is made.
+    Otherwise the values are shared with `tensor`, as `mask_with` shares them.
+
+    Raises TypeError where `other` is not masked, ValueError for shapes that do not fit.
+    """
+    if not isinstance(other, MaskedTensor):
+        raise TypeError(
+            f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask "
+            "itself use x.mask_with(mask), or as_masked_tensor(data, mask)"
+        )
+    if not broadcasts_to(other.shape, tensor.shape):
+        raise ValueError(
+            f"`other` has shape {tuple(other.shape)}, which does not broadcast to the tensor's shape "
+            f"{tuple(tensor.shape)}"
+        )
+    result: MaskedTensor = torch.ops.masked_dispatch.mask_like(tensor, other)
+    return result
+
+
 def from_nan(data: Tensor) -> MaskedTensor:
     """`data` (floating point or complex), invalid where it is NaN; differentiable."""
     data = as_data(data)

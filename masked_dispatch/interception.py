@@ -24,6 +24,7 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
     before it records it
 16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
     frame stands between that and the function that calls the engine
+17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -116,6 +117,12 @@ def called_by_functorch(depth: int) -> bool:
 def called_by_engine(depth: int) -> bool:
     """Whether the frame `depth` above the caller's has called the autograd engine: no backward, hook or formula did."""
     return sys._getframe(depth + 1).f_code is _ENGINE_CALL
+
+
+def leaf_accumulated_into() -> torch.Tensor | None:
+    """The leaf into whose `.grad` the autograd engine is adding at this moment, in the node that this runs in."""
+    leaf: torch.Tensor | None = getattr(torch._C._current_autograd_node(), "variable", None)
+    return leaf
 
 
 def in_forward_mode() -> bool:

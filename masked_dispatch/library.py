@@ -112,6 +112,18 @@ def _kept(record: Sparse, mask: Tensor) -> Sparse:
     return record.like(record.values.keep(there.data.expand(record.values.shape)))
 
 
+def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
+    lead, record = open_any(other), open_any(tensor)
+    if isinstance(lead, Sparse) and lead.shape == tensor.shape and not isinstance(record, Turned):
+        found = values_at(record, lead)
+        values = found.moved(lambda t: t.expand(lead.values.shape)).keep(lead.values.validity)
+        return closed_sparse(lead.like(values))
+    if not isinstance(lead, Dense) or isinstance(tensor, SparselyStored):
+        return _mask_with(tensor, _get_mask(other))
+    dense = _record(tensor)
+    return closed(Dense(dense.data, intersect(dense.validity, lead.validity)))
+
+
 def _accumulate(tensors: list[Tensor]) -> Tensor:
     if any(isinstance(tensor, SparselyStored) for tensor in tensors):
         return accumulated(tensors)
@@ -195,4 +207,5 @@ def install() -> None:
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("to_layout(Tensor x, Layout layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
+    _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

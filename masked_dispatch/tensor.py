@@ -121,10 +121,12 @@ class MaskedTensor(torch.Tensor):
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
-        """The same values, valid where they were and `other` (of broadcastable shape) is valid:
-        `mask_with(other.get_mask())`.
+        """The same values, valid where they were and `other` (of broadcastable shape) is valid; stored like `other`
+        if that is stored sparsely and has this shape. :func:`masked_dispatch.mask_like` takes plain tensors too.
         """
-        return self.mask_with(other.get_mask())
+        from masked_dispatch.construct import mask_like
+
+        return mask_like(self, other)
 
     # -------------------------------------------------------------------------------------------------- storage
 

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from op_registry.categories import run_elementwise
 from op_registry.lines import Lines
 from op_registry.patterns import Places, unraveled
+from op_registry.places import gathered
 from op_registry.records import Dense, all_dims, map_tensors
 from op_registry.rule import Rule
 from op_registry.segments import Segments
@@ -129,7 +130,8 @@ def values_at(record: Dense | Sparse, lead: Sparse) -> Dense:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
     index = _broadcast(places, sizes)
     validity = record.full_validity
-    return Dense(record.data[index], None if validity is None else validity[index]).moved(pattern.fold)
+    found = Dense(gathered(record.data, index), None if validity is None else gathered(validity, index))
+    return found.moved(pattern.fold)
 
 
 def _broadcast(places: Places, sizes: Sequence[int]) -> Places:

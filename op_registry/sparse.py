@@ -14,6 +14,7 @@ from torch import Tensor
 
 from op_registry.accumulate import accumulate, dtype_of_sum
 from op_registry.broadcast import aligned, present
+from op_registry.merging import merged
 from op_registry.patterns import (
     BY_COLUMN,
     OF_BLOCKS,
@@ -280,7 +281,11 @@ def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence
     Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
     """
     extents = in_order(layout, sizes)
-    listed, which = linear(in_order(layout, places), extents).unique(return_inverse=True)
+    keys = linear(in_order(layout, places), extents)
+    if flat.validity is None:
+        listed, data = merged(keys, flat.data)
+        return Sparse(Dense(data), pattern_of(layout, in_order(layout, unraveled(listed, extents)), sizes))
+    listed, which = keys.unique(return_inverse=True)
     shape = (listed.shape[0], *flat.shape[1:])
     wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
     total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))

@@ -10,6 +10,7 @@ from masked_dispatch.storage.boundary import opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
+from op_registry.places import gathered, scatter_
 from op_registry.records import Dense, as_bool
 from op_registry.sparse import Sparse, from_dense, in_layout
 from op_registry.turned import AnyRecord, Turned, to_dense
@@ -22,9 +23,10 @@ def update_places(target: Tensor, result: SparselyStored) -> Tensor:
         target, record = target.permute(record.back), record.base
     flat, places = record.flat, record.pattern.places()
     values = flat.data.to(target.dtype)
-    if flat.full_validity is not None:
-        values = torch.where(as_bool(flat.full_validity), values, target[places])
-    target.index_put_(places, values)
+    valid = flat.full_validity
+    if valid is not None:
+        values = torch.where(as_bool(valid), values, gathered(target, places))
+    scatter_(target, places, values)
     return written
 
 
