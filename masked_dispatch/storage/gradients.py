@@ -20,7 +20,7 @@ from op_registry.patterns import Pattern, linear, unraveled
 from op_registry.records import Dense
 from op_registry.row_gradients import set_closer
 from op_registry.sparse import Sparse, united
-from op_registry.turned import AnyRecord, to_dense
+from op_registry.turned import AnyRecord, Turned, to_dense
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -42,7 +42,10 @@ def of_torch_sparse(tensor: Tensor) -> Sparse:
 
 def masked_record(tensor: Tensor) -> Dense | Sparse | None:
     """The record, without derivatives, of a tensor that is masked or one of torch's sparse ones; None if plain."""
-    return None if is_plain(tensor) else _opened(tensor.detach())
+    if is_plain(tensor):
+        return None
+    record = _opened(tensor.detach())
+    return to_dense(record) if isinstance(record, Turned) else record
 
 
 def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
