@@ -1,11 +1,18 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
 
 from masked_dispatch import dispatch as _dispatch
-from masked_dispatch import functional
+from masked_dispatch import functional, optim
 from masked_dispatch import library as _library
 from masked_dispatch import torch_masked as _torch_masked
 from masked_dispatch.accumulation import accumulate
-from masked_dispatch.construct import as_masked_tensor, from_lengths, from_nan, is_masked_tensor, masked_tensor
+from masked_dispatch.construct import (
+    as_masked_tensor,
+    from_lengths,
+    from_nan,
+    is_masked_tensor,
+    mask_like,
+    masked_tensor,
+)
 from masked_dispatch.reductions import (
     all,
     amax,
@@ -39,6 +46,7 @@ from masked_dispatch.reductions import (
     var_mean,
     vector_norm,
 )
+from masked_dispatch.storage import gradients as _gradients
 from masked_dispatch.storage.policy import densify
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -46,6 +54,7 @@ from op_registry import InvalidValueError, MaskedSemanticsError, registry
 _library.install()
 _dispatch.install()
 _torch_masked.install()
+_gradients.install()
 
 __all__ = [
     "InvalidValueError",
@@ -72,6 +81,7 @@ __all__ = [
     "kthvalue",
     "logcumsumexp",
     "logsumexp",
+    "mask_like",
     "masked_tensor",
     "max",
     "mean",
@@ -82,6 +92,7 @@ __all__ = [
     "nanmedian",
     "nanquantile",
     "nansum",
+    "optim",
     "prod",
     "quantile",
     "registry",

@@ -23,9 +23,10 @@ import torch
 def prepare_for_tracing() -> None:
     """Called whenever a masked tensor enters a graph that is being traced; does something once."""
     from masked_dispatch.interception import accept_unused_outputs, open_higher_order_operators
+    from masked_dispatch.storage.wrapper import SparselyStored, refuse_tangent
     from masked_dispatch.tensor import MaskedTensor, wrap
 
-    accept_unused_outputs(MaskedTensor, wrap)
+    accept_unused_outputs({MaskedTensor: lambda zeros: wrap(zeros, None), SparselyStored: refuse_tangent})
     open_higher_order_operators()
     if "torch._dynamo" in sys.modules:
         _teach_fused_multiply_add()

@@ -26,7 +26,7 @@ class Eager(Subject):
             return value, None
         return value.get_data(), value.get_mask()
 
-    storages = ("coo", "csr", "csc", "bsr", "bsc", "hybrid")
+    storages = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
 
     def __init__(self) -> None:
         self._densified: list[str] = []
@@ -48,9 +48,11 @@ class Eager(Subject):
 
 
 def _layout(storage: str, shape: torch.Size) -> dict[str, Any]:
-    """Arguments of to_layout: blocks as small as divide the shape, hybrid with one sparse dimension."""
+    """Arguments of to_layout: blocks as small as divide the shape, one sparse dimension in hybrid, two in packed."""
     if storage == "hybrid":
         return {"layout": torch.sparse_coo, "sparse_dim": 1}
+    if storage == "packed":
+        return {"layout": torch.jagged}
     layout = getattr(torch, f"sparse_{storage}")
     if not storage.startswith("bs"):
         return {"layout": layout}

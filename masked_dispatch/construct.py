@@ -13,7 +13,7 @@ from masked_dispatch.storage.interchange import from_torch_sparse
 from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
 from op_registry import MaskedSemanticsError, registry
-from op_registry.patterns import LAYOUTS
+from op_registry.patterns import LAYOUTS, PACKED
 from op_registry.records import being_traced
 
 
@@ -70,6 +70,31 @@ def as_masked_tensor(data: Any, mask: Any = None) -> MaskedTensor:
     return torch.ops.masked_dispatch.as_masked_tensor(data, mask, book())
 
 
+def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
+    """What a tensor has in the places of another: its values, valid where it is and `other` is; differentiable.
+
+    tensor  plain (valid everywhere) or masked, of any dtype
+    other   masked, of a shape that broadcasts to `tensor`'s
+
+    Stored like `other`, if that is stored sparsely and has the same shape; then nothing of the tensor's size is made.
+    Otherwise the values are shared with `tensor`, as `mask_with` shares them.
+
+    Raises TypeError where `other` is not masked, ValueError for shapes that do not fit.
+    """
+    if not isinstance(other, MaskedTensor):
+        raise TypeError(
+            f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask "
+            "itself use x.mask_with(mask), or as_masked_tensor(data, mask)"
+        )
+    if not broadcasts_to(other.shape, tensor.shape):
+        raise ValueError(
+            f"`other` has shape {tuple(other.shape)}, which does not broadcast to the tensor's shape "
+            f"{tuple(tensor.shape)}"
+        )
+    result: MaskedTensor = torch.ops.masked_dispatch.mask_like(tensor, other)
+    return result
+
+
 def from_nan(data: Tensor) -> MaskedTensor:
     """`data` (floating point or complex), invalid where it is NaN; differentiable."""
     data = as_data(data)
@@ -113,17 +138,20 @@ def book() -> str:
     return BOOK + registry.version
 
 
+SPARSE = tuple(layout for layout in LAYOUTS if layout is not PACKED)
+
+
 def as_data(data: Any, sparse: bool = False) -> Tensor:
     """What may be masked: a strided tensor, or what torch.as_tensor makes one of; a sparse one too if `sparse`."""
     if not isinstance(data, Tensor):
         data = torch.as_tensor(data)
-    if data.layout in LAYOUTS and not sparse:
+    if data.layout in SPARSE and not sparse:
         raise MaskedSemanticsError(
             f"data of layout {data.layout} and shape {tuple(data.shape)} is taken by masked_tensor and "
             "as_masked_tensor only, for which its specified elements are the valid ones; elsewhere pass "
             "data.to_dense()"
         )
-    if data.layout is not torch.strided and data.layout not in LAYOUTS:
+    if data.layout is not torch.strided and data.layout not in SPARSE:
         raise MaskedSemanticsError(
             f"data of layout {data.layout} and shape {tuple(data.shape)} cannot be masked; pass data.to_dense()"
         )

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
-from masked_dispatch.calls import Kernel, open_argument, rule_kernel
-from masked_dispatch.gradient import closed, fitted
+from masked_dispatch.calls import Kernel, rule_kernel
+from masked_dispatch.gradient import fitted
 from masked_dispatch.interception import (
     DispatchKeySet,
     called_by_engine,
@@ -22,11 +22,9 @@ from masked_dispatch.interception import (
     engine_run,
     outside_of_transforms,
 )
-from masked_dispatch.storage.lower import accumulated
-from masked_dispatch.storage.wrapper import SparselyStored
+from masked_dispatch.storage.gradients import sum_of_gradients
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
-from op_registry.accumulate import accumulate
 from op_registry.categories import run_elementwise
 from op_registry.records import Dense, being_traced, intersect
 from op_registry.rule import Rule
@@ -100,14 +98,3 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         return wrap(data, validity)
 
     return kernel
-
-
-def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
-    """The autograd engine's sum of two gradients of one tensor, of which what one lacks the other may have.
-
-    It is plain where one of them is: that one is valid everywhere, as a plain tensor's gradient has to be.
-    """
-    if isinstance(x, SparselyStored) or isinstance(y, SparselyStored):
-        return accumulated([x, y])
-    total = accumulate([open_argument(x), open_argument(y)])
-    return closed(total) if isinstance(x, MaskedTensor) and isinstance(y, MaskedTensor) else total.data

@@ -24,6 +24,7 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
     before it records it
 16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
     frame stands between that and the function that calls the engine
+17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -116,6 +117,12 @@ def called_by_functorch(depth: int) -> bool:
 def called_by_engine(depth: int) -> bool:
     """Whether the frame `depth` above the caller's has called the autograd engine: no backward, hook or formula did."""
     return sys._getframe(depth + 1).f_code is _ENGINE_CALL
+
+
+def leaf_accumulated_into() -> torch.Tensor | None:
+    """The leaf into whose `.grad` the autograd engine is adding at this moment, in the node that this runs in."""
+    leaf: torch.Tensor | None = getattr(torch._C._current_autograd_node(), "variable", None)
+    return leaf
 
 
 def in_forward_mode() -> bool:
@@ -260,11 +267,12 @@ def _refusal(name: str) -> Callable[..., Any]:
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 
 
-def accept_unused_outputs(masked_type: type, wrap: Callable[..., torch.Tensor]) -> None:
+def accept_unused_outputs(made_of_plain: dict[type, Callable[[torch.Tensor], torch.Tensor]]) -> None:
     """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
 
     For such an output the autograd engine hands plain zeros to the region's backward, which was traced for a tangent of
-    the output's type and refuses them (pytorch#173123). Plain zeros are a masked tangent that is valid everywhere.
+    the output's type and refuses them (pytorch#173123). `made_of_plain` says, for each type of output, how a plain
+    tensor becomes such a tangent: plain zeros are a masked tangent that is valid everywhere.
     Called while a graph with masked tensors is traced, so that nothing is imported for those who never compile. The
     test is test_unused_masked_output in tests/test_compile.py; a torch whose method looks otherwise is left alone.
     """
@@ -279,8 +287,9 @@ def accept_unused_outputs(masked_type: type, wrap: Callable[..., torch.Tensor]) 
 
     @functools.wraps(original)
     def process_runtime_tangent(x: Any, meta: Any, *rest: Any, **kwargs: Any) -> Any:
-        if getattr(meta, "original_subclass_type", None) is masked_type and not _is_wrapper_subclass(x):
-            x = wrap(x, None)
+        adopt = made_of_plain.get(getattr(meta, "original_subclass_type", None))  # type: ignore[arg-type]
+        if adopt is not None and not _is_wrapper_subclass(x):
+            x = adopt(x)
         return original(x, meta, *rest, **kwargs)
 
     process_runtime_tangent._accepts_unused_masked_outputs = True  # type: ignore[attr-defined]

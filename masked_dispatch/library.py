@@ -22,7 +22,8 @@ from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
 from op_registry.lowering import values_at
 from op_registry.records import Dense, all_dims, as_bool, being_traced, fill_where_invalid, intersect
-from op_registry.sparse import Sparse, from_dense, in_layout, to_dense
+from op_registry.sparse import Sparse, from_dense, in_layout
+from op_registry.turned import Turned, to_dense
 
 _library = Library("masked_dispatch", "DEF")
 
@@ -53,7 +54,7 @@ def _masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTensor
 
 def _record(tensor: Tensor) -> Dense:
     record = open_any(tensor)
-    return to_dense(record) if isinstance(record, Sparse) else record
+    return record if isinstance(record, Dense) else to_dense(record)
 
 
 def _to_tensor(tensor: Tensor, fill: Any) -> Tensor:
@@ -81,23 +82,46 @@ def _get_mask(tensor: Tensor) -> Tensor:
 
 def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     if isinstance(tensor, SparselyStored):
-        return tensor.record.count(all_dims(dim, tensor.ndim), keepdim)
+        dims, stored = all_dims(dim, tensor.ndim), tensor.record
+        if isinstance(stored, Sparse):
+            return stored.count(dims, keepdim)
+        number = stored.base.count([stored.order[d] for d in dims], keepdim=True).permute(stored.order)
+        return number if keepdim or not dims else number.squeeze(dims)
     record = _record(tensor)
     count = record.count(dim, keepdim)
+    shape = torch.empty(record.shape, device="meta").sum(dim, keepdim).shape
     if isinstance(count, Tensor):
-        return count.to(torch.int64, copy=True)
-    shape = torch.sum(record.data.new_empty((), dtype=torch.int64).expand(record.shape), dim, keepdim).shape
+        # One number may stand for several, as one validity does.
+        return count.to(torch.int64, copy=True).expand(shape).contiguous()
     return torch.full(shape, count, dtype=torch.int64, device=record.device)
 
 
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     sparse = open_any(tensor)
+    if isinstance(sparse, Turned):
+        return closed_sparse(sparse.like(_kept(sparse.base, mask.expand(sparse.shape).permute(sparse.back))))
     if isinstance(sparse, Sparse):
-        there = values_at(Dense(mask.to(torch.int8)), sparse)
-        return closed_sparse(sparse.like(sparse.values.keep(there.data.expand(sparse.values.shape))))
+        return closed_sparse(_kept(sparse, mask))
     record = _record(tensor)
     validity, _ = stored_validity(record.data, mask)
     return closed(Dense(record.data, intersect(record.validity, validity)))
+
+
+def _kept(record: Sparse, mask: Tensor) -> Sparse:
+    there = values_at(Dense(mask.to(torch.int8)), record)
+    return record.like(record.values.keep(there.data.expand(record.values.shape)))
+
+
+def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
+    lead, record = open_any(other), open_any(tensor)
+    if isinstance(lead, Sparse) and lead.shape == tensor.shape and not isinstance(record, Turned):
+        found = values_at(record, lead)
+        values = found.moved(lambda t: t.expand(lead.values.shape)).keep(lead.values.validity)
+        return closed_sparse(lead.like(values))
+    if not isinstance(lead, Dense) or isinstance(tensor, SparselyStored):
+        return _mask_with(tensor, _get_mask(other))
+    dense = _record(tensor)
+    return closed(Dense(dense.data, intersect(dense.validity, lead.validity)))
 
 
 def _accumulate(tensors: list[Tensor]) -> Tensor:
@@ -133,8 +157,10 @@ def _detach(tensor: Tensor) -> Tensor:
 def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, block: list[int] | None) -> Tensor:
     record = open_any(tensor)
     if layout is torch.strided:
-        return closed(to_dense(record)) if isinstance(record, Sparse) else tensor
+        return tensor if isinstance(record, Dense) else closed(to_dense(record))
     size = None if block is None else (block[0], block[1])
+    if isinstance(record, Turned):
+        record = to_dense(record)  # a layout has its sparse dimensions in front
     if isinstance(record, Dense):
         return closed_sparse(from_dense(record, layout, sparse_dim, size))
     return closed_sparse(in_layout(record, layout, size))
@@ -181,4 +207,5 @@ def install() -> None:
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("to_layout(Tensor x, Layout layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
+    _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

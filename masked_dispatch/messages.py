@@ -70,3 +70,14 @@ def returned_to_torch_func(tensor: Tensor) -> str:
         "jvp …) leaves it; torch.func would give silent zeros, or a tensor that is dead. Use the transform of the same "
         "name from masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
     )
+
+
+def tangent_stored_otherwise(found: Any) -> str:
+    """A compiled region returned a sparsely stored tensor, and something else came back as its gradient."""
+    kind = f"one stored as {found.storage_layout}" if hasattr(found, "storage_layout") else "a plain tensor"
+    return (
+        "a compiled function returned a sparsely stored masked tensor, and the gradient that came back for it, of "
+        f"shape {tuple(found.shape)}, is {kind}: the graph takes gradients that are stored as its results are. If it "
+        "was handed to backward(), hand over grad.mask_like(y). If the loss does not depend on the result, return it "
+        "as y.detach(), or leave it out."
+    )

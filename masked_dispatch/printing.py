@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from masked_dispatch.tensor import MaskedTensor
+from masked_dispatch.storage.wrapper import SparselyStored
+from masked_dispatch.tensor import MaskedTensor
+from op_registry.records import Dense, as_bool, being_traced
 
 _HIDDEN = "--"
 
 
 def describe(tensor: MaskedTensor) -> str:
     """Values with -- where invalid, and the share of valid elements; honours torch.set_printoptions."""
-    from op_registry.records import Dense, as_bool, being_traced
-
     facts = []
-    if tensor.storage_layout is not torch.strided:
+    if isinstance(tensor, SparselyStored):
         return _described_sparsely(tensor)
     data, validity = tensor._data, Dense(tensor._data, tensor._validity).full_validity
     if data.device.type == "meta" or being_traced(data) or tensor._carries_transform:
@@ -39,9 +38,10 @@ def describe(tensor: MaskedTensor) -> str:
     return f"masked_tensor({body}, {', '.join(facts)})"
 
 
-def _described_sparsely(tensor: MaskedTensor) -> str:
+def _described_sparsely(tensor: SparselyStored) -> str:
     facts = [f"stored as {tensor.storage_layout}, nnz={tensor.nnz}", f"dtype={tensor.dtype}"]
-    if tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold:
+    traced = being_traced(tensor._kept_values)
+    if not traced and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold:
         with torch.no_grad():
             return f"{describe(tensor.to_layout(torch.strided))[:-1]}, {facts[0]})"
     return f"masked_tensor(..., size={tuple(tensor.shape)}, {', '.join(facts)}, True=valid)"

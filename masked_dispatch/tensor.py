@@ -19,10 +19,10 @@ from masked_dispatch.interception import (
     never_compiled,
     no_torch_function,
 )
-from masked_dispatch.messages import returned_to_torch_func
+from masked_dispatch.messages import returned_to_torch_func, tangent_stored_otherwise
 from masked_dispatch.validity import Family, GraphWrites, Writable
 from op_registry import MaskedSemanticsError, registry
-from op_registry.patterns import LAYOUTS, OF_BLOCKS
+from op_registry.patterns import LAYOUTS, OF_BLOCKS, PACKED
 from op_registry.records import being_traced, fill_where_invalid
 from op_registry.registry import digest_of, source_digest
 
@@ -121,10 +121,12 @@ class MaskedTensor(torch.Tensor):
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
-        """The same values, valid where they were and `other` (of broadcastable shape) is valid:
-        `mask_with(other.get_mask())`.
+        """The same values, valid where they were and `other` (of broadcastable shape) is valid; stored like `other`
+        if that is stored sparsely and has this shape. :func:`masked_dispatch.mask_like` takes plain tensors too.
         """
-        return self.mask_with(other.get_mask())
+        from masked_dispatch.construct import mask_like
+
+        return mask_like(self, other)
 
     # -------------------------------------------------------------------------------------------------- storage
 
@@ -143,8 +145,9 @@ class MaskedTensor(torch.Tensor):
     ) -> MaskedTensor:
         """The same tensor stored otherwise; differentiable.
 
-        layout      torch.strided, or one of torch's five sparse layouts
-        sparse_dim  how many of the first dimensions are stored sparsely (all by default); the others stay dense
+        layout      torch.strided, one of torch's five sparse layouts, or torch.jagged: packed (see :meth:`to_packed`)
+        sparse_dim  how many of the first dimensions are stored sparsely (all by default; packed: 2); the others stay
+                    dense
         blocksize   rows and columns of a block, for sparse_bsr and sparse_bsc
 
         Raises ValueError for a layout, a number of dimensions or a block size that do not fit the shape.
@@ -179,6 +182,15 @@ class MaskedTensor(torch.Tensor):
     def to_sparse_bsc(self, blocksize: Any, dense_dim: int | None = None) -> MaskedTensor:
         """Blocks with valid elements, by columns of blocks; see :meth:`to_layout`."""
         return self.to_layout(torch.sparse_bsc, sparse_dim=self.ndim - (dense_dim or 0), blocksize=blocksize)
+
+    def to_packed(self) -> MaskedTensor:
+        """A padded batch (B, T, …) as the rows that are there, one sequence after another; see :meth:`to_layout`.
+
+        A row (b, t) is stored if anything in it is valid. Operators that work on rows (linear, norms, activations,
+        dropout, embeddings, losses) then work on these alone, and attention on one sequence at a time; see
+        docs/semantics.md. `x.to_dense()` is the padded batch again.
+        """
+        return self.to_layout(torch.jagged)
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> MaskedTensor:  # type: ignore[override]
         """The same tensor with every element stored."""
@@ -251,6 +263,8 @@ class MaskedTensor(torch.Tensor):
         return wrap(self._data, None)
 
     def __coerce_same_metadata_as_tangent__(self, expected_meta: Any, expected_type: type | None = None) -> Tensor:
+        if expected_type is not None and issubclass(expected_type, MaskedTensor) and expected_type is not MaskedTensor:
+            raise MaskedSemanticsError(tangent_stored_otherwise(self))
         zero_filled = fill_where_invalid(self._data, self._validity, 0)
         return zero_filled if expected_type not in (None, MaskedTensor) else wrap(zero_filled, None)
 
@@ -382,7 +396,13 @@ def check_layout(
         raise ValueError(f"{layout} is no storage; there are torch.strided, {', '.join(map(str, LAYOUTS))}")
     if not shape:
         raise ValueError("a tensor without dimensions has nothing to store sparsely; it stays dense")
-    dims = len(shape) if sparse_dim is None else sparse_dim
+    if layout is PACKED and (len(shape) < 2 or sparse_dim not in (None, 2)):
+        raise ValueError(
+            f"packed storage is that of a batch (B, T, …), of which the first 2 dimensions are sparse: shape {shape} "
+            f"cannot be stored so{'' if sparse_dim is None else f' with sparse_dim={sparse_dim}'}"
+        )
+    default = 2 if layout is PACKED else len(shape)
+    dims = default if sparse_dim is None else sparse_dim
     least = 1 if layout is torch.sparse_coo else 2
     if not least <= dims <= len(shape):
         raise ValueError(

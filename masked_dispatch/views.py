@@ -69,7 +69,8 @@ def view_of_sparse(op: OpOverload, args: Any, kwargs: Any) -> Any:
     """
     result = lowered(op, args, kwargs)
     for tensor in result if isinstance(result, (list, tuple)) else [result]:
-        tensor._stands_for_a_view = True
+        if tensor is not args[0]:  # which is what it would show
+            tensor._stands_for_a_view = True
     return result
 
 

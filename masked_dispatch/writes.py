@@ -14,25 +14,29 @@ from masked_dispatch.calls import Kernel, has_masked
 from masked_dispatch.gradient import opened
 from masked_dispatch.interception import (
     DispatchKeySet,
+    called_by_engine,
+    engine_run,
     metadata_only,
     redispatch,
     tracking_views_and_versions,
     under_transform,
     without_pre_dispatch,
 )
+from masked_dispatch.storage.gradients import united_into
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.storage.writes import store, update_places
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity, write_validity
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, fill_where_invalid
-from op_registry.sparse import to_dense
+from op_registry.turned import to_dense
 
 aten = torch.ops.aten
 
 
 def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
     """`compute` is the functional form; its result is assigned to a masked self and updates a plain one."""
+    adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -40,6 +44,13 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         target = args[0]
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
+            if adds and engine_run() >= 0 and called_by_engine(1):
+                total = united_into(target, args[1])
+                if total is not None:
+                    aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, total)
+                    return target
+        elif assigns and isinstance(args[1], SparselyStored) and args[1].shape == target.shape:
+            return update(target, args[1])
         result = compute_inplace(compute, target, args, kwargs)
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):

@@ -226,6 +226,8 @@ def _columns_of_few(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tens
 
 def sorted_order(keys: Tensor, bound: int) -> Tensor:
     """The stable order of keys in [0, bound), sorted in the narrowest dtype that holds them."""
+    if being_traced(keys):
+        return keys.sort(stable=True).indices  # not to bind sizes
     narrow = next((t for t in (torch.int16, torch.int32) if bound <= torch.iinfo(t).max), torch.int64)
     return keys.to(narrow).sort(stable=True).indices
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,20 +21,43 @@ from torch._ops import OpOverload
 from op_registry.categories import run_elementwise
 from op_registry.lines import Lines
 from op_registry.patterns import Places, unraveled
+from op_registry.places import gathered
 from op_registry.records import Dense, all_dims, map_tensors
 from op_registry.rule import Rule
+from op_registry.segments import Segments
 from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
+from op_registry.turned import Turned, in_base_order
 
 SparseRun = Callable[..., Any]
 
 
-def sparse_run(op: OpOverload, rule: Rule) -> SparseRun | None:
-    """What runs an overload where an argument is a sparse record; None where there is nothing but dense storage."""
-    own = rule.lowerings.get(Sparse)
-    if own is not None:
-        return functools.partial(own, op) if rule.takes_op else own
+def sparse_runs(op: OpOverload, rule: Rule, turned: bool) -> Iterator[SparseRun]:
+    """What may run an overload where an argument is a sparse record, in order: the rule's own runs, its category's.
+
+    `turned` says that one of them is seen with its dimensions in another order.
+    """
+    for own in rule.lowerings.get(Turned if turned else Sparse, ()):
+        yield functools.partial(own, op) if rule.takes_op else own
     generic = GENERIC.get(rule.category.name)
-    return None if generic is None else functools.partial(generic, op, rule)
+    if turned and generic is elementwise_on_values:
+        yield in_base_order(functools.partial(elementwise_on_values, op, rule))
+    if not turned and generic is not None:
+        yield functools.partial(generic, op, rule)
+
+
+def run_sparsely(op: OpOverload, rule: Rule, args: Any, kwargs: Any) -> Any:
+    """The result of the first sparse run that takes the call; NotLowered, with the reasons, where there is none."""
+    reasons = []
+    for run in sparse_runs(op, rule, turned=_any_turned([*args, *kwargs.values()])):
+        try:
+            return run(*args, **kwargs)
+        except NotLowered as reason:  # noqa: PERF203
+            reasons.append(str(reason))
+    raise NotLowered("; ".join(reasons) or "its rule works on dense storage")
+
+
+def _any_turned(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, Turned) or (isinstance(v, (list, tuple)) and _any_turned(v)) for v in values)
 
 
 # ---------------------------------------------------------------------------------------------------- elementwise
@@ -54,18 +77,27 @@ def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any)
         raise NotLowered("its elements read their neighbours")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise NotLowered("it draws a random number for every element, stored or not")
-    records = _records([*args, *kwargs.values()])
-    shape = torch.broadcast_shapes(*(r.shape for r in records))
-    leading = next((r for r in records if isinstance(r, Sparse) and r.shape == shape), None)
-    if leading is None:
-        raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
-    lead = leading
+    lead = leading(_records([*args, *kwargs.values()]))
 
     def in_its_places(record: Any) -> Dense:
         return values_at(record, lead)
 
     args, named = map_tensors(in_its_places, (args, list(kwargs.items())), (Dense, Sparse))
     return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
+
+
+def leading(records: Sequence[Dense | Sparse]) -> Sparse:
+    """The sparse operand that has the shape of them all, broadcast; NotLowered where none has."""
+    first = records[0]
+    if isinstance(first, Sparse) and all(
+        isinstance(r, Sparse) and r.pattern is first.pattern and r.values.shape == first.values.shape for r in records
+    ):
+        return first
+    shape = torch.broadcast_shapes(*(r.shape for r in records))
+    for record in records:
+        if isinstance(record, Sparse) and record.shape == shape:
+            return record
+    raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
 
 
 def _records(values: Sequence[Any]) -> list[Any]:
@@ -98,7 +130,8 @@ def values_at(record: Dense | Sparse, lead: Sparse) -> Dense:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
     index = _broadcast(places, sizes)
     validity = record.full_validity
-    return Dense(record.data[index], None if validity is None else validity[index]).moved(pattern.fold)
+    found = Dense(gathered(record.data, index), None if validity is None else gathered(validity, index))
+    return found.moved(pattern.fold)
 
 
 def _broadcast(places: Places, sizes: Sequence[int]) -> Places:
@@ -144,6 +177,12 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
         raise NotLowered("only the first operand may be sparse")
     if 0 in x.shape:
         raise NotLowered("there is nothing in it")  # what an empty slice gives is torch's own affair
+    if (
+        name_of(op) in ("any", "all")
+        and op._overloadname == "dims"
+        and kwargs.get("dim", args[0] if args else None) == []
+    ):
+        raise NotLowered("an empty list of dimensions reduces nothing")
     by_dim = any(a.name == "dim" for a in op._schema.arguments)
     if op.namespace == "torch_masked":
         raise NotLowered("its operands are taken apart first")
@@ -153,6 +192,8 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
     first = op._schema.arguments[0].name
     del named[first]
     given = _dim_given(op, named)
+    if given == [] and op._overloadname == "dims":
+        raise NotLowered("any and all reduce nothing over an empty list of dimensions")
     dims = all_dims(given, x.ndim)
     if any(isinstance(r, Dense) and r.ndim > 0 for r in _records(list(named.values()))):
         raise NotLowered("another operand is dense")
@@ -167,10 +208,24 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
         shifted = [d - sparse + x.pattern.lead for d in dims]
         result = run(x.values, named, shifted[0] if isinstance(given, int) else shifted)
         return map_tensors(x.like, result, Dense)
+    name = name_of(op)
+    segmented = SEGMENTED.get(name)
+    if segmented is not None:
+        over = Segments(x, along, [d - sparse + 1 for d in dims if d >= sparse])
+        options = {k: v for k, v in named.items() if k not in ("dim", "keepdim")}
+        try:
+            result = segmented(over, x.flat, op, **options)
+        except NotSegmented:
+            pass
+        else:
+            if keeps:
+                return map_tensors(x.folded, result, Dense)
+            kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+            shape = kept if _keepdim(op, named) else [size for d, size in enumerate(x.shape) if d not in dims]
+            return _reshaped(result, lambda _: shape)
     everything = not isinstance(given, int) and len(dims) == x.ndim and not keeps
     lines = Lines(x, along, at_least=max(1, int(named["k"])) if "k" in named else 1)
     record = lines.spread(x.flat)
-    name = name_of(op)
     if everything:
         whole = record.moved(lambda t: t.squeeze(0))
         result = run(whole, named, None if given is None else list(range(whole.ndim)))
@@ -186,6 +241,25 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
     if keeps:
         return map_tensors(lambda r: _in_their_places(r, lines, x, name, along), result, Dense)
     return _reshaped(result, lambda shape: _reduced_shape(shape, x, along, lines, _keepdim(op, named)))
+
+
+class NotSegmented(Exception):
+    """A call that is not written by segments, though its operator is."""
+
+
+# How reductions run by segments, by the operator's name: given the slices, the stored values one after another, the
+# overload and the other arguments by name.
+SEGMENTED: dict[str, Callable[..., Any]] = {}
+
+
+def by_segments(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: how the operators of these names run by segments."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        SEGMENTED.update(dict.fromkeys(names, function))
+        return function
+
+    return register
 
 
 def _called(run: Callable[..., Any], first: str, record: Dense, named: dict[str, Any], dim: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Patterns: which elements of a tensor are stored, in each of torch's sparse layouts.
+"""Patterns: which elements of a tensor are stored, in each of torch's sparse layouts, and packed.
 
 A pattern speaks of a tensor's first dimensions, its sparse ones; behind them, a stored value may have dense dimensions
 of its own (torch calls that hybrid). Values are held apart from it, in the order in which the pattern lists them:
@@ -7,12 +7,16 @@ of its own (torch calls that hybrid). Values are held apart from it, in the orde
 Every element is listed at most once, in ascending order: by all sparse dimensions in COO, CSR and BSR, and by column
 before row in CSC and BSC. Batches of a compressed layout are one long list of rows (or columns), so that they need not
 have the same number of values each; only torch's own tensors want that.
+
+Packed (``torch.jagged``) is CSR under another name: a padded batch (B, T, *dense) is B rows of T places each, of which
+those are stored that a sequence has. It says what the tensor is, so that what is only sound for batches of sequences
+(drawing dropout for the padded shape, attention one sequence at a time) can ask for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +26,8 @@ from op_registry.records import being_traced
 
 Places = tuple[Tensor, ...]
 
-LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+PACKED = torch.jagged
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, PACKED)
 BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 OF_BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
 
@@ -30,14 +35,14 @@ OF_BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
 class Pattern:
     """Which elements of a tensor are stored.
 
-    layout  one of torch's five sparse layouts
+    layout  one of torch's five sparse layouts, or PACKED, which has exactly two sparse dimensions: (B, T)
     sizes   of the sparse dimensions
     pieces  the index tensors, int64 or int32. COO: indices of shape (sparse dimensions, n). The others: compressed
             indices of shape (batches · rows + 1,), which count from 0 up to n, and plain indices of shape (n,)
     block   (rows, columns) of a block, where the layout has blocks
     """
 
-    __slots__ = ("_remembered", "block", "layout", "pieces", "sizes")
+    __slots__ = ("_remembered", "block", "layout", "lead", "pieces", "sizes")
 
     def __init__(
         self,
@@ -50,6 +55,8 @@ class Pattern:
         self.sizes = tuple(sizes)
         self.pieces = pieces
         self.block = block
+        # How many dimensions of the values the pattern lists elements in.
+        self.lead = 3 if block else 1
         self._remembered: dict[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -62,14 +69,9 @@ class Pattern:
         return len(self.sizes)
 
     @property
-    def lead(self) -> int:
-        """How many dimensions of the values the pattern lists elements in."""
-        return 3 if self.block else 1
-
-    @property
     def stored(self) -> int:
         """Number of stored elements."""
-        return int(self.pieces[-1].shape[-1]) * math.prod(self.block or ())
+        return self.pieces[-1].shape[-1] * math.prod(self.block or ())
 
     @property
     def device(self) -> torch.device:
@@ -90,13 +92,36 @@ class Pattern:
 
     # ------------------------------------------------------------------------------------------- what is stored where
 
+    def lengths(self) -> list[int]:
+        """How many elements each row (or column) stores, as numbers; of a compressed layout without blocks."""
+        return self.remembered("lengths", lambda: self.pieces[0].diff().tolist())
+
+    def at(self) -> Tensor:
+        """The position of every stored element in a tensor of `sizes`, int64 of shape (stored,)."""
+        return self.remembered(
+            "at", lambda: self.positions() if self.block is None else linear(self.places(), self.sizes)
+        )
+
+    def viewed(self, sizes: Sequence[int], layout: torch.layout) -> Pattern:
+        """The same elements of a tensor viewed in other sizes; the same object each time, to be recognised by."""
+        shape = tuple(sizes)
+        return self.remembered(f"viewed {shape}", lambda: pattern_of(layout, unraveled(self.at(), shape), shape))
+
     def places(self) -> Places:
         """For each sparse dimension the index of every stored element, int64 of shape (stored,)."""
-        return self._once("places", self._places)
+        return self.remembered("places", self._places)
 
     def keys(self) -> Tensor:
-        """One ascending number for each listed element (or block)."""
-        return self._once("keys", lambda: linear(self._ordered(self.listed()), self._ordered(self.listed_sizes())))
+        """One ascending number for each listed element (or block), and one behind all of them.
+
+        That one is always there to be looked at: a graph cannot ask whether there are others.
+        """
+
+        def keys() -> Tensor:
+            listed = linear(self._ordered(self.listed()), self._ordered(self.listed_sizes()))
+            return torch.cat([listed, listed.new_full((1,), torch.iinfo(torch.int64).max)])
+
+        return self.remembered("keys", keys)
 
     def positions(self) -> Tensor:
         """The position of each listed element (or block) in a dense tensor of them all: int64, (listed,)."""
@@ -124,10 +149,9 @@ class Pattern:
             listed = (*places[:-2], places[-2] // rows, places[-1] // columns)
             sizes = self.listed_sizes()
         wanted, keys = linear(self._ordered(listed), self._ordered(sizes)), self.keys()
-        if keys.shape[0] == 0:
-            return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
-        position = torch.searchsorted(keys, wanted).clamp(max=keys.shape[0] - 1)
+        position = torch.searchsorted(keys, wanted)
         found = keys[position] == wanted
+        position = torch.where(found, position, 0)
         if inside is not None:
             position = position * math.prod(self.block or ()) + inside
         return position, found
@@ -136,7 +160,7 @@ class Pattern:
         """Values one after another, as the pattern lists them: in blocks, where it has some."""
         if self.block is None:
             return flat
-        return flat.reshape(flat.shape[0] // math.prod(self.block), *self.block, *flat.shape[1:])
+        return flat.unflatten(0, (-1, *self.block))
 
     def listed(self) -> Places:
         """The place of each listed element or block, in units of blocks; in the dtype of the pieces or int64."""
@@ -175,9 +199,9 @@ class Pattern:
     def _ordered(self, values: Sequence[Any]) -> tuple[Any, ...]:
         return in_order(self.layout, values)
 
-    def _once(self, name: str, compute: Any) -> Any:
-        """A fact about the pattern, remembered unless it is being traced."""
-        if being_traced(self.pieces[0]):
+    def remembered(self, name: Any, compute: Callable[[], Any]) -> Any:
+        """A fact about the pattern, remembered unless it is being traced, or could not be saved for a backward."""
+        if being_traced(self.pieces[0]) or torch.is_inference_mode_enabled():
             return compute()
         if name not in self._remembered:
             self._remembered[name] = compute()

@@ -64,7 +64,7 @@ class Rule:
     takes_op: bool
     where: str
     traits: dict[str, Any] = field(default_factory=dict)
-    lowerings: dict[type, Run] = field(default_factory=dict)
+    lowerings: dict[type, list[Run]] = field(default_factory=dict)
     oracles: list[Run] = field(default_factory=list)
     sample_makers: list[Run] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -94,10 +94,13 @@ class Rule:
         return chosen
 
     def lowering(self, layout: type) -> Callable[[Run], Run]:
-        """Decorator: how the operator runs on another storage record."""
+        """Decorator: how the operator runs on another storage record.
+
+        A run that does not take a call raises NotLowered; the one that was registered before it is asked next.
+        """
 
         def keep(run: Run) -> Run:
-            self.lowerings[layout] = run
+            self.lowerings.setdefault(layout, []).insert(0, run)
             return run
 
         return keep

@@ -126,34 +126,53 @@ class Moments:
 _NO_SPREAD = 1e-3
 
 
-def moments(x: Dense, dims: tuple[int, ...]) -> Moments:
-    """Moments over `dims`, by the corrected two-pass formula.
+class Over:
+    """The slices of a dense record along `dims`: what each has as a sum, and for each of its elements.
+
+    Slices that are stored otherwise have the same words (segments.py).
+    """
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        self.dims = dims
+
+    def sum(self, t: Tensor) -> Tensor:
+        """Σ over each slice, its dimensions kept."""
+        return t.sum(self.dims, keepdim=True) if self.dims else t
+
+    def spread(self, each: Tensor) -> Tensor:
+        """For every element the number of its slice."""
+        return each
+
+    def count(self, x: Dense) -> Tensor:
+        """How many elements of `x` are valid in each slice."""
+        count = x.count(self.dims, keepdim=True)
+        assert isinstance(count, Tensor), "where all is valid, use torch's own operator"
+        return count
+
+
+def moments(x: Dense, over: Any) -> Moments:
+    """Moments of the slices that `over` speaks of (see :class:`Over`), by the corrected two-pass formula.
 
     The first pass finds a pivot, the mean up to rounding. The second sums deviations from it and their squares, and
     removes what the pivot missed. The sum of squares about the mean does not depend on the pivot, so its derivatives
     don't either: the pivot is detached, and backward needs no pass of its own for it.
     """
-    count = x.count(dims, keepdim=True)
-    assert isinstance(count, Tensor), "where all is valid, use torch's own operator"
+    count = over.count(x)
     some = at_least_one(count)
     dtype = accumulation_dtype(x.dtype)
     seen = Dense(x.data.detach(), x.validity).filled(0).to(dtype)
-    pivot = (seen.sum(dims, keepdim=True) if dims else seen) / some
-    deviation = Dense(x.data.to(dtype) - pivot, x.validity).filled(0)
-    square = _squared(deviation)
-    if dims:
-        deviations, square = deviation.sum(dims, keepdim=True), square.sum(dims, keepdim=True)
-    else:
-        deviations = deviation
+    pivot = over.sum(seen) / some
+    deviation = Dense(x.data.to(dtype) - over.spread(pivot), x.validity).filled(0)
+    deviations, square = over.sum(deviation), over.sum(squared(deviation))
     shift = deviations / some
-    spread = square - _squared(deviations) / some
+    spread = square - squared(deviations) / some
     none = spread.detach() <= square.detach() * _NO_SPREAD
     # Exactly 0 for a constant slice, as torch's own; the derivatives, which are right, stay.
     spread = spread - torch.where(none, spread, 0).detach()
     return Moments(count, deviation, shift, pivot + shift, spread)
 
 
-def _squared(values: Tensor) -> Tensor:
+def squared(values: Tensor) -> Tensor:
     """|values|², real."""
     return (values * values.conj()).real if values.is_complex() else values * values
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from op_registry.accumulate import accumulate, dtype_of_sum
-from op_registry.broadcast import present
-from op_registry.conversions import BITS, blocked, in_chunks, sorted_order, sparse_parts
+from op_registry.broadcast import aligned, present
+from op_registry.conversions import blocked, in_chunks, sorted_order, sparse_parts
+from op_registry.merging import merged
 from op_registry.patterns import (
     BY_COLUMN,
     OF_BLOCKS,
+    PACKED,
     Pattern,
     Places,
     in_order,
@@ -26,7 +28,9 @@ from op_registry.patterns import (
     pattern_of,
     unraveled,
 )
-from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, gradients_may_flow
+from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class NotLowered(Exception):
@@ -52,15 +56,16 @@ class Sparse:
     @property
     def dense_sizes(self) -> tuple[int, ...]:
         """Sizes of the dimensions behind the sparse ones."""
-        return tuple(self.values.shape[self.pattern.lead :])
+        return tuple(self.values.data.shape[self.pattern.lead :])
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.pattern.sizes, *self.dense_sizes))
+        pattern = self.pattern
+        return torch.Size((*pattern.sizes, *self.values.data.shape[pattern.lead :]))
 
     @property
     def ndim(self) -> int:
-        return self.pattern.ndim + len(self.dense_sizes)
+        return len(self.pattern.sizes) + self.values.data.ndim - self.pattern.lead
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,10 +95,13 @@ class Sparse:
         position, found = self.pattern.find(places)
         flat = self.flat
         shape = (-1, *(1 for _ in range(flat.ndim - 1)))
-        if flat.shape[0] == 0:
-            # One element to point at, which keeps the derivative in the graph.
-            data = torch.cat([flat.data, flat.data.new_zeros((1, *flat.shape[1:]))])[position]
-            return Dense(data, as_int8(found).reshape(shape))
+        if being_traced(flat.data) or flat.shape[0] == 0:
+            # One element more to point at, which keeps the derivative in the graph; whether there are any, a graph
+            # cannot ask.
+            data = torch.cat([flat.data, flat.data.new_zeros((1, *flat.shape[1:]))])
+            whole = as_int8(present(flat))
+            whole = torch.cat([whole, whole.new_zeros((1, *whole.shape[1:]))])
+            return Dense(data[position], whole[position]).keep(as_int8(found).reshape(shape))
         taken = Dense(
             flat.data[position], None if flat.full_validity is None else as_int8(flat.full_validity)[position]
         )
@@ -116,23 +124,27 @@ class Sparse:
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
     position, values = x.pattern.positions(), x.values
-    if gradients_may_flow(values.data):
-        whole = _spread(x, position, values.data)
-    else:  # not every dtype can be written into by index
-        whole = _spread(x, position, values.data.view(BITS.get(x.dtype.itemsize, x.dtype))).view(x.dtype)
-    if values.validity is None and x.pattern.block is None and not x.dense_sizes:
-        flat = torch.zeros(math.prod(x.shape), dtype=torch.int8, device=x.device)
-        return Dense(whole, flat.index_fill(0, position, 1).reshape(x.shape))
-    return Dense(whole, _spread(x, position, as_int8(present(values))))
+    signed = torch.int8 if x.dtype.is_floating_point and x.dtype.itemsize == 1 else SIGNED.get(x.dtype)
+    if signed is not None:  # torch cannot write single elements of these
+        whole = _spread(x.pattern, position, values.data.view(signed)).view(x.dtype)
+    else:
+        whole = _spread(x.pattern, position, values.data)
+    if values.validity is not None:
+        return Dense(whole, _spread(x.pattern, position, as_int8(present(values))))
+    # Where stored elements are valid throughout, one validity for each will do.
+    there = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
+    validity = _spread(x.pattern, position, there)
+    return Dense(whole, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
 
 
-def _spread(x: Sparse, position: Tensor, values: Tensor) -> Tensor:
-    """Values as the pattern of `x` lists them, at their positions among zeros."""
-    grid, inner = x.pattern.listed_sizes(), values.shape[1:]
+def _spread(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
+    """Values as a pattern lists them, at their positions among zeros."""
+    grid, inner = pattern.listed_sizes(), values.shape[1:]
     whole = values.new_zeros((math.prod(grid), *inner)).index_copy(0, position, values).reshape(*grid, *inner)
-    if x.pattern.block is None:
+    if pattern.block is None:
         return whole
-    return whole.transpose(len(grid) - 1, len(grid)).reshape(x.shape)
+    whole = whole.transpose(len(grid) - 1, len(grid))
+    return whole.reshape(*pattern.sizes, *inner[2:])
 
 
 def from_dense(
@@ -146,7 +158,11 @@ def from_dense(
     Where there are dense dimensions, an element is stored if anything in it is valid. A block is stored if anything in
     it is valid.
     """
-    dims = x.ndim if sparse_dim is None else sparse_dim
+    default = 2 if layout is PACKED else x.ndim
+    dims = default if sparse_dim is None else sparse_dim
+    validity = aligned(x)
+    if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
+        return _whole_rows(x, validity, layout, dims)
     if block is not None:
         check_blocks(x.shape[:dims], layout, block)
     if in_chunks(x):
@@ -189,6 +205,22 @@ def check_blocks(sizes: Sequence[int], layout: torch.layout, block: tuple[int, i
         raise ValueError(f"blocks of {block} do not divide a matrix of {tuple(sizes[-2:])}")
 
 
+def _whole_rows(x: Dense, validity: Tensor | None, layout: torch.layout, dims: int) -> Sparse:
+    """Elements of which all dense dimensions are valid, or none: one look at each, and one copy."""
+    sizes = tuple(x.shape[:dims])
+    if validity is None:
+        at = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
+    else:
+        rows = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
+        at = as_bool(rows).nonzero()[:, 0] if x.data.numel() else rows.new_zeros(0, dtype=torch.int64)
+    places = unraveled(at, sizes)
+    if layout in BY_COLUMN:
+        order = order_of(layout, places, sizes)
+        at, places = at[order], tuple(p[order] for p in places)
+    values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
+    return Sparse(Dense(values.index_select(0, at)), pattern_of(layout, places, sizes))
+
+
 def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
     sizes, dims = tuple(some.shape), some.ndim
     grid = (*sizes[:-2], sizes[-2] // block[0], sizes[-1] // block[1])
@@ -205,6 +237,13 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
         return x
     if layout in OF_BLOCKS:
         return _in_blocks(x, layout, block or x.pattern.block)
+    if layout is PACKED and x.pattern.ndim != 2:
+        raise ValueError(
+            f"packed storage has two sparse dimensions, (batch, time), and {x.pattern.layout} of shape "
+            f"{tuple(x.shape)} has {x.pattern.ndim}; store it densely first: x.to_dense().to_packed()"
+        )
+    if {layout, x.pattern.layout} == {PACKED, torch.sparse_csr} and x.pattern.ndim == 2:
+        return Sparse(x.values, Pattern(layout, x.pattern.sizes, x.pattern.pieces))
     flat, places = stored_valid(x)
     sizes = x.pattern.sizes
     if x.pattern.block is not None:
@@ -223,9 +262,12 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
 
 
 def stored_valid(x: Sparse) -> tuple[Dense, Places]:
-    """The values one after another and their places; without what blocks hold only to be full."""
+    """The values one after another and their places; without what blocks hold only to be full.
+
+    A graph keeps that as well: how much is left would be one more number that it does not know.
+    """
     flat, places = x.flat, x.pattern.places()
-    if x.pattern.block is None or flat.full_validity is None:
+    if x.pattern.block is None or flat.full_validity is None or being_traced(flat.data):
         return flat, places
     valid = as_int8(flat.full_validity)
     there = as_bool(valid)
@@ -266,7 +308,7 @@ def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -
 
 def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     """The distinct ones of keys in [0, bound), ascending, and which of them each key is."""
-    if bound > 8 * keys.shape[0] + 2**16:
+    if being_traced(keys) or bound > 8 * keys.shape[0] + 2**16:
         listed, which = keys.unique(return_inverse=True)
         return listed, which
     there = torch.zeros(bound, dtype=torch.int8, device=keys.device).index_fill(0, keys, 1)
@@ -279,7 +321,11 @@ def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence
     Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
     """
     extents = in_order(layout, sizes)
-    listed, which = distinct(linear(in_order(layout, places), extents), math.prod(extents))
+    keys = linear(in_order(layout, places), extents)
+    if flat.validity is None:
+        listed, data = merged(keys, flat.data)
+        return Sparse(Dense(data), pattern_of(layout, in_order(layout, unraveled(listed, extents)), sizes))
+    listed, which = distinct(keys, math.prod(extents))
     shape = (listed.shape[0], *flat.shape[1:])
     wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
     total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))
@@ -307,12 +353,12 @@ def united(records: Sequence[Sparse]) -> Sparse:
     return in_layout(total, layout, first.pattern.block)
 
 
-def joined(flats: Sequence[Dense]) -> Dense:
+def joined(flats: Sequence[Dense], dim: int = 0) -> Dense:
     """Values one after another."""
-    data = torch.cat([flat.data for flat in flats])
+    data = torch.cat([flat.data for flat in flats], dim)
     if all(flat.validity is None for flat in flats):
         return Dense(data)
-    return Dense(data, torch.cat([as_int8(present(flat)) for flat in flats]))
+    return Dense(data, torch.cat([as_int8(present(flat)) for flat in flats], dim))
 
 
 def unblocked(layout: torch.layout) -> torch.layout:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import conversions, harness, reductions
+from benchmarks import conversions, harness, packed, reductions
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
 
 
@@ -63,3 +63,15 @@ def test_conversions_that_are_compared_give_the_same() -> None:
         conversions.converted(conversions.some_tensor(32, 0.3, whose), "csr") for whose in ("masked_dispatch", "torch")
     )
     assert [p.nbytes for p in conversions.pieces(mine)] == [p.nbytes for p in conversions.pieces(torchs)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_blocks_of_the_packed_benchmark_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "lengths", lambda: [packed.TIME, 40])
+    monkeypatch.setattr(packed, "BATCH", 2)
+    calls = packed.candidates(backward=False)
+    there = torch.arange(packed.TIME) < torch.tensor(packed.lengths())[:, None]
+    rows = calls["rows by hand"]()
+    torch.testing.assert_close(calls[packed.PACKED]().to_tensor(0)[there], rows)
+    torch.testing.assert_close(calls[packed.PADDED]()[there], rows)
+    torch.testing.assert_close(calls[packed.NESTED]().values(), rows)

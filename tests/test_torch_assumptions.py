@@ -393,3 +393,30 @@ def test_16_the_engine_adds_by_itself() -> None:
         y.sum().backward()
         assert frames == [(add, False)]
         assert torch._C._current_graph_task_id() == -1
+
+
+def test_17_the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    seen = []
+
+    class Watched(Carrier):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add_.Tensor:
+                caller = inspect.currentframe().f_back
+                inside = caller.f_code is torch.autograd.graph._engine_run_backward.__code__
+                seen.append((inside, torch._C._current_autograd_node().variable is leaf))
+                return args[0]
+            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
+            return torch.utils._pytree.tree_map_only(Tensor, wrap, func(*raw[0], **raw[1]))
+
+    def wrap(inner: Tensor) -> Watched:
+        wrapper = Tensor._make_wrapper_subclass(Watched, inner.shape)
+        wrapper.inner = inner
+        return wrapper
+
+    with assumed("the engine writes into .grad by add_, in a node that has the leaf as its variable"):
+        leaf.grad = wrap(torch.zeros(2))
+        (leaf * 2).sum().backward()
+        assert seen == [(True, True)]
+        assert getattr(torch._C._current_autograd_node(), "variable", None) is None

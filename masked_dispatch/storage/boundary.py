@@ -19,6 +19,7 @@ from op_registry.lowering import values_at
 from op_registry.patterns import Pattern
 from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
 from op_registry.sparse import Sparse
+from op_registry.turned import AnyRecord, Turned, to_dense, turned_back
 
 
 class SparseWrap(torch.autograd.Function):
@@ -26,22 +27,29 @@ class SparseWrap(torch.autograd.Function):
 
     @staticmethod
     @never_compiled
-    def forward(ctx: Any, values: Tensor, validity: Tensor | None, pattern: Pattern) -> SparselyStored:
+    def forward(
+        ctx: Any, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
+    ) -> SparselyStored:
         ctx.save_for_backward(validity)
-        ctx.pattern = pattern
+        ctx.pattern, ctx.order = pattern, order
         ctx.set_materialize_grads(False)
         ctx.like = values.new_empty(()).expand(values.shape)
-        return wrap_sparse(Sparse(Dense(values.detach(), validity), pattern))
+        return wrap_sparse(_in_order(Sparse(Dense(values.detach(), validity), pattern), order))
 
     @staticmethod
     @never_compiled
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
-            return None, None, None
+            return None, None, None, None
         result = Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern)
-        found = values_at(open_any(grad), result)
+        given = open_any(grad)
+        if ctx.order is not None:
+            seen = Turned(result, ctx.order)
+            alike = isinstance(given, Dense) or (isinstance(given, Turned) and given.order == ctx.order)
+            given = turned_back(given if alike else to_dense(given), seen)
+        found = values_at(to_dense(given) if isinstance(given, Turned) else given, result)
         validity = intersect(found.full_validity, result.values.full_validity)
-        return fill_where_invalid(found.data.expand(ctx.like.shape), validity, 0), None, None
+        return fill_where_invalid(found.data.expand(ctx.like.shape), validity, 0), None, None, None
 
 
 class SparseUnwrap(torch.autograd.Function):
@@ -51,38 +59,47 @@ class SparseUnwrap(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Any, tensor: SparselyStored) -> Tensor:
         ctx.save_for_backward(tensor._kept_validity)
-        ctx.pattern = tensor._pattern
+        ctx.pattern, ctx.order = tensor._pattern, tensor._order
         ctx.set_materialize_grads(False)
         return tensor._kept_values.detach()
 
     @staticmethod
     @never_compiled
     def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else closed_sparse(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern))
+        if grad is None:
+            return None
+        return closed_sparse(_in_order(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern), ctx.order))
 
 
-def open_any(tensor: Tensor) -> Dense | Sparse:
+def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Turned:
+    return record if order is None else Turned(record, order)
+
+
+def open_any(tensor: Tensor) -> AnyRecord:
     """The record of a tensor, however it is stored; differentiable."""
     if isinstance(tensor, SparselyStored):
         return opened_sparse(tensor)
     return opened(tensor) if isinstance(tensor, MaskedTensor) else Dense(tensor, None)
 
 
-def opened_sparse(tensor: SparselyStored) -> Sparse:
+def opened_sparse(tensor: SparselyStored) -> Sparse | Turned:
     """The record that a sparse run sees; its values carry the derivatives that are asked for."""
     if under_transform() or in_forward_mode():
         raise NotDense(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern)
+        return tensor.seen(Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern))
     return tensor.record
 
 
-def closed_sparse(record: Sparse) -> SparselyStored:
+def closed_sparse(record: Sparse | Turned) -> SparselyStored:
     """The masked tensor that a sparse record stands for."""
+    order = None
+    if isinstance(record, Turned):
+        order, record = record.order, record.base
     values = record.values
     validity = values.full_validity
     validity = None if validity is None else as_int8(validity)
     if values.data.requires_grad and torch.is_grad_enabled():
-        result: SparselyStored = SparseWrap.apply(values.data, validity, record.pattern)
+        result: SparselyStored = SparseWrap.apply(values.data, validity, record.pattern, order)
         return result
-    return wrap_sparse(Sparse(Dense(values.data, validity), record.pattern))
+    return wrap_sparse(_in_order(Sparse(Dense(values.data, validity), record.pattern), order))

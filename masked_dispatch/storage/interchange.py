@@ -21,9 +21,10 @@ from masked_dispatch.storage.boundary import closed_sparse, opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.lowering import values_at
-from op_registry.patterns import BY_COLUMN, OF_BLOCKS, Pattern, in_order, linear, pattern_of
+from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order, linear, pattern_of
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced, fill_where_invalid
 from op_registry.sparse import NotLowered, Sparse, coalesced
+from op_registry.turned import Turned
 
 
 @dataclass(frozen=True)
@@ -305,9 +306,13 @@ def to_torch_sparse(
     blocksize: tuple[int, int] | None,
 ) -> Tensor:
     """See MaskedTensor.to_torch_sparse."""
-    if layout is torch.strided:
-        raise ValueError("torch.strided is no sparse layout: x.to_tensor(fill) gives a plain strided tensor")
+    if layout in (torch.strided, PACKED):
+        raise ValueError(f"{layout} is no layout of torch.sparse: x.to_tensor(fill) gives a plain strided tensor")
     stored = isinstance(tensor, SparselyStored)
+    if stored and layout is None and tensor.storage_layout is PACKED:
+        layout = torch.sparse_csr  # under another name
+    if stored and isinstance(opened_sparse(tensor), Turned):  # type: ignore[arg-type]
+        tensor, stored = tensor._stored_densely(), False
     if not stored or sparse_dim is not None or blocksize is not None or layout not in (None, tensor.storage_layout):
         if layout is None:
             layout = tensor.storage_layout if stored else torch.sparse_coo
@@ -316,6 +321,7 @@ def to_torch_sparse(
         tensor = tensor.to_layout(layout, sparse_dim=sparse_dim, blocksize=blocksize)
     assert isinstance(tensor, SparselyStored)
     record = opened_sparse(tensor)
+    assert isinstance(record, Sparse)
     values, pattern = record.values, record.pattern
     validity = values.full_validity
     if validity is not None and tensor.device.type != "meta":

@@ -22,9 +22,10 @@ from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.accumulate import accumulate
 from op_registry.categories import REFUSED
-from op_registry.lowering import sparse_run
+from op_registry.lowering import run_sparsely
 from op_registry.records import Dense, map_tensors
-from op_registry.sparse import NotLowered, Sparse, to_dense, united
+from op_registry.sparse import NotLowered, Sparse, united
+from op_registry.turned import AnyRecord, Turned, to_dense
 
 # Told of every call that had to be made on dense storage; conformance counts them.
 watchers: list[Callable[[OpOverload, str], None]] = []
@@ -37,29 +38,29 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     if meaning.rule is not None and meaning.base is op:
         if meaning.rule.category is REFUSED:
             return meaning.rule.bind(op)(*args, **kwargs)
-        run = sparse_run(op, meaning.rule)
-        if run is not None:
-            enter = _raw if below else open_any
-            try:
-                result = run(
-                    *map_tensors(enter, args, Tensor),
-                    **{k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()},
-                )
-            except NotLowered as reason:
-                why = str(reason)
-            else:
-                return map_tensors(_close, result, (Dense, Sparse))
+        enter = _raw if below else open_any
+        records = [map_tensors(enter, a, Tensor) for a in args]
+        named = {k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()}
+        try:
+            result = run_sparsely(op, meaning.rule, records, named)
+        except NotLowered as reason:
+            why = str(reason)
+        else:
+            for argument, record in zip(args, records, strict=True):
+                if record is result:
+                    return argument  # a rule that gives back what it was given means the argument itself
+            return map_tensors(_close, result, (Dense, Sparse, Turned))
     return _densely(op, args, kwargs, why)
 
 
-def _raw(tensor: Tensor) -> Dense | Sparse:
+def _raw(tensor: Tensor) -> AnyRecord:
     if isinstance(tensor, SparselyStored):
         return tensor.record
     return open_any(tensor)
 
 
-def _close(record: Dense | Sparse) -> Tensor:
-    return closed_sparse(record) if isinstance(record, Sparse) else closed(record)
+def _close(record: AnyRecord) -> Tensor:
+    return closed(record) if isinstance(record, Dense) else closed_sparse(record)
 
 
 def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
@@ -99,5 +100,8 @@ def accumulated(tensors: list[Tensor]) -> Tensor:
     records = [open_any(t) for t in tensors]
     if all(isinstance(r, Sparse) for r in records):
         return closed_sparse(united(records))  # type: ignore[arg-type]
-    total = accumulate([to_dense(r) if isinstance(r, Sparse) else r for r in records])
+    turned = [r for r in records if isinstance(r, Turned)]
+    if turned and len(turned) == len(records) and len({r.order for r in turned}) == 1:
+        return closed_sparse(turned[0].like(united([r.base for r in turned])))
+    total = accumulate([r if isinstance(r, Dense) else to_dense(r) for r in records])
     return closed(total) if all(isinstance(t, MaskedTensor) for t in tensors) else total.data

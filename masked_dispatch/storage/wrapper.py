@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
-from masked_dispatch.tensor import MaskedTensor
-from op_registry import MaskedSemanticsError
+from masked_dispatch.messages import tangent_stored_otherwise
+from masked_dispatch.tensor import MaskedTensor, wrap
+from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import Pattern
-from op_registry.records import Dense
+from op_registry.records import Dense, being_traced
 from op_registry.sparse import Sparse
+from op_registry.turned import Turned
+
+# What a compiled graph relies on: the layout, how many dimensions are sparse, the block size, the order in which
+# dimensions are seen, and the rules.
+Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str]
 
 
 class NotDense(MaskedSemanticsError):
@@ -22,9 +30,14 @@ class NotDense(MaskedSemanticsError):
     """
 
     def __init__(self, tensor: SparselyStored) -> None:
-        super().__init__(
-            f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only dense "
-            "storage is supported here yet: use x.to_dense()"
+        super().__init__(tensor)
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        # Said only where nobody takes the other way, which is seldom.
+        return (
+            f"a masked tensor of shape {tuple(self.tensor.shape)} is stored as {self.tensor.storage_layout}, and only "
+            "dense storage is supported here yet: use x.to_dense()"
         )
 
 
@@ -36,6 +49,10 @@ class SparselyStored(MaskedTensor):
     # int8, 1 where a stored value is valid; None where all are.
     _kept_validity: Tensor | None
     _pattern: Pattern
+    # Whether a graph that is being traced was given this: what it stores cannot be exchanged.
+    _is_graph_input = False
+    # Where dense dimensions are seen before sparse ones: which dimension of what is stored each is (turned.py).
+    _order: tuple[int, ...] | None = None
 
     @property
     def _data(self) -> Tensor:  # type: ignore[override]
@@ -56,12 +73,19 @@ class SparselyStored(MaskedTensor):
         return self._pattern.layout
 
     @property
-    def record(self) -> Sparse:
+    def record(self) -> Sparse | Turned:
         """What is stored, without derivatives."""
-        return Sparse(Dense(self._kept_values, self._kept_validity), self._pattern)
+        return self.seen(Sparse(Dense(self._kept_values, self._kept_validity), self._pattern))
 
-    def keep(self, record: Sparse) -> None:
+    def seen(self, base: Sparse) -> Sparse | Turned:
+        """Something stored in the order in which it is stored here, in the order in which its dimensions are seen."""
+        return base if self._order is None else Turned(base, self._order)
+
+    def keep(self, record: Sparse | Turned) -> None:
         """Store something else of the same shape."""
+        self._order = None
+        if isinstance(record, Turned):
+            self._order, record = record.order, record.base
         self._kept_values = record.values.data
         self._kept_validity = record.values.full_validity
         self._pattern = record.pattern
@@ -88,14 +112,66 @@ class SparselyStored(MaskedTensor):
             pattern.pieces,
             pattern.block,
         )
-        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False))
+        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False), self._order)
+
+    @property
+    def _piece_0(self) -> Tensor:
+        return self._pattern.pieces[0]
+
+    @property
+    def _piece_1(self) -> Tensor:
+        return self._pattern.pieces[1]
 
     @never_compiled
-    def __tensor_flatten__(self) -> NoReturn:  # type: ignore[override]
-        raise MaskedSemanticsError(
-            f"a masked tensor of shape {tuple(self.shape)} that is stored as {self.storage_layout} cannot be compiled "
-            "yet. Hand x.to_dense() to the compiled function, or call it outside of torch.compile."
-        )
+    def __tensor_flatten__(self) -> tuple[list[str], Context]:  # type: ignore[override]
+        # As for dense storage: no sizes, each of which would be guarded on, and the registry's version.
+        pattern = self._pattern
+        names = ["_kept_values", *(["_kept_validity"] if self._kept_validity is not None else [])]
+        names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
+        if "torch._dynamo" in sys.modules and not being_traced(self._kept_values):
+            self._let_nnz_change()
+        return names, (str(pattern.layout), pattern.ndim, pattern.block, self._order, registry.version)
+
+    def _let_nnz_change(self) -> None:
+        """Tell Dynamo, which asks for the pieces before it looks at their sizes, that the number stored will change."""
+        stored = [self._kept_values, self._pattern.pieces[-1]]
+        if self._kept_validity is not None:
+            stored.append(self._kept_validity)
+        for piece in stored:
+            torch._dynamo.maybe_mark_dynamic(piece, 0 if piece is not stored[1] else piece.ndim - 1)
+
+    @staticmethod
+    @never_compiled
+    def __tensor_unflatten__(  # type: ignore[override]
+        inner: dict[str, Tensor], context: Context, outer_size: Any, outer_stride: Any
+    ) -> SparselyStored:
+        layout, ndim, block, order, _ = context
+        sizes = outer_size if order is None else [outer_size[order.index(d)] for d in range(len(order))]
+        values = inner["_kept_values"]
+        pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)
+        pattern = Pattern(layout_named(layout), sizes[:ndim], pieces, block)
+        stored = Sparse(Dense(values, inner.get("_kept_validity")), pattern)
+        wrapper = wrap_sparse(stored if order is None else Turned(stored, order))
+        if being_traced(values):
+            prepare_for_tracing()
+            torch._check(values.shape[0] == pieces[-1].shape[-1])  # one number for the graph, not two
+            wrapper._is_graph_input = True
+        return wrapper
+
+    @classmethod
+    def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:  # type: ignore[override]
+        return expected == actual
+
+    def __coerce_tangent_metadata__(self) -> SparselyStored:  # type: ignore[override]
+        return self
+
+    def __coerce_same_metadata_as_tangent__(  # type: ignore[override]
+        self, expected_meta: Any, expected_type: type | None = None
+    ) -> Tensor:
+        if expected_type is None:  # stored sparsely, but otherwise
+            refuse_tangent(self)
+        filled = self.to_tensor(0)
+        return wrap(filled, None) if expected_type is MaskedTensor else filled
 
     def _stored_densely(self) -> MaskedTensor:
         return torch.ops.masked_dispatch.to_layout(self, torch.strided, None, None)
@@ -107,13 +183,18 @@ class SparselyStored(MaskedTensor):
         record = Sparse(
             Dense(self._kept_values.clone(), validity), Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
         )
-        copied = wrap_sparse(record, self.requires_grad)
+        copied = wrap_sparse(self.seen(record), self.requires_grad)
         if getattr(self, "_is_param", False):
             copied._is_param = True  # type: ignore[attr-defined]
         return copied
 
 
-def wrap_sparse(record: Sparse, requires_grad: bool = False) -> SparselyStored:
+def refuse_tangent(found: Tensor) -> NoReturn:
+    """What a compiled region's sparse result got as gradient cannot be laid out as the result is."""
+    raise MaskedSemanticsError(tangent_stored_otherwise(found))
+
+
+def wrap_sparse(record: Sparse | Turned, requires_grad: bool = False) -> SparselyStored:
     """A masked tensor of a record as it is (nothing is checked, copied or differentiated)."""
     wrapper: SparselyStored = make_wrapper_subclass(
         SparselyStored,
@@ -128,6 +209,12 @@ def wrap_sparse(record: Sparse, requires_grad: bool = False) -> SparselyStored:
     return wrapper
 
 
+def layout_named(name: str) -> torch.layout:
+    """`torch.sparse_coo` for "torch.sparse_coo"; torch.layout itself is neither copied nor pickled."""
+    layout: torch.layout = getattr(torch, name.removeprefix("torch."))
+    return layout
+
+
 def rebuild_sparse(
     values: Tensor,
     validity: Tensor | None,
@@ -137,10 +224,12 @@ def rebuild_sparse(
     block: tuple[int, int] | None,
     requires_grad: bool,
     is_parameter: bool,
+    order: tuple[int, ...] | None = None,
 ) -> SparselyStored:
     """What pickle and torch.load call (format 1)."""
-    pattern = Pattern(getattr(torch, layout.removeprefix("torch.")), sizes, pieces, block)
-    wrapper = wrap_sparse(Sparse(Dense(values, validity), pattern), requires_grad)
+    pattern = Pattern(layout_named(layout), sizes, pieces, block)
+    stored = Sparse(Dense(values, validity), pattern)
+    wrapper = wrap_sparse(stored if order is None else Turned(stored, order), requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
     return wrapper

@@ -9,29 +9,54 @@ from masked_dispatch.gradient import opened
 from masked_dispatch.storage.boundary import opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
+from op_registry.places import gathered, scatter_
 from op_registry.records import Dense, as_bool
-from op_registry.sparse import from_dense, in_layout
+from op_registry.sparse import Sparse, from_dense, in_layout
+from op_registry.turned import AnyRecord, Turned, to_dense
 
 
 def update_places(target: Tensor, result: SparselyStored) -> Tensor:
     """A plain tensor takes the valid values of `result` in their places; nothing of its size is made."""
-    record = opened_sparse(result)
+    record, written = opened_sparse(result), target
+    if isinstance(record, Turned):
+        target, record = target.permute(record.back), record.base
     flat, places = record.flat, record.pattern.places()
     values = flat.data.to(target.dtype)
-    if flat.full_validity is not None:
-        values = torch.where(as_bool(flat.full_validity), values, target[places])
-    return target.index_put_(places, values)
+    valid = flat.full_validity
+    if valid is not None:
+        values = torch.where(as_bool(valid), values, gathered(target, places))
+    scatter_(target, places, values)
+    return written
 
 
 def store(target: SparselyStored, source: Tensor) -> None:
     """Let `target` store what `source` holds, in its own layout and dtype, below autograd."""
+    if target._is_graph_input:
+        raise MaskedSemanticsError(
+            f"an in-place operation on a masked tensor of shape {tuple(target.shape)} that is stored as "
+            f"{target.storage_layout} and was given to a compiled function: a graph cannot exchange what its argument "
+            "stores. Return the out-of-place result, or work on x.clone()."
+        )
     layout, block = target._pattern.layout, target._pattern.block
-    if isinstance(source, SparselyStored):
-        record = in_layout(source.record, layout, block)
+    given = open_below(source)
+    if target._order is not None and isinstance(given, Turned) and given.order == target._order:
+        given = given.base
+    elif target._order is not None or isinstance(given, Turned):
+        back = sorted(range(target.ndim), key=(target._order or range(target.ndim)).__getitem__)
+        dense = given if isinstance(given, Dense) else to_dense(given)
+        given = dense.moved(lambda t: t.expand(target.shape).permute(back))
+    if isinstance(given, Sparse):
+        record = in_layout(given, layout, block)
     else:
-        dense = opened(source) if isinstance(source, MaskedTensor) else Dense(source, None)
-        dense = dense.moved(lambda t: t.expand(target.shape))
-        record = from_dense(dense, layout, target._pattern.ndim, block)
+        shape = (*target._pattern.sizes, *target._kept_values.shape[target._pattern.lead :])
+        record = from_dense(given.moved(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
     values = record.values
-    record.values = Dense(values.data.to(target.dtype, copy=True), values.validity)
-    target.keep(record)
+    target.keep(target.seen(Sparse(Dense(values.data.to(target.dtype, copy=True), values.validity), record.pattern)))
+
+
+def open_below(source: Tensor) -> AnyRecord:
+    """What `source` holds, without derivatives."""
+    if isinstance(source, SparselyStored):
+        return source.record
+    return opened(source) if isinstance(source, MaskedTensor) else Dense(source, None)

@@ -41,7 +41,7 @@ LAWS: dict[str, laws.Law] = {
 }
 MODES = ("aot_eager", "inductor")
 ALL_LAWS = (*LAWS, "P4", "P7")
-STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid")
+STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
 
 # The outcomes of a trial, best first. A refusal is no broken law, but no answer either.
 STATUSES = ("pass", "densified", "not asked", "refused", "gap", "broken", "error")

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from op_registry.categories import NORMALIZATION
 from op_registry.ops.norms import affine, returned_dtype, saved_statistics, shaped, standardised
 from op_registry.records import Dense, valid_in_all
-from op_registry.slices import Moments, masked_slices
+from op_registry.slices import Moments, Over, masked_slices
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ def by_own_statistics(
         return aten.batch_norm(x.data.new_zeros((2, 1)), *ends, None, None, True, 0.0, 1.0, False)
 
     dtype = returned_dtype(x, (weight, bias), one_slice)
-    values, m, scale = standardised(x, dims, eps)
+    values, m, scale = standardised(x, Over(dims), eps)
     weight, bias = shaped(weight, channel_shape(x)), shaped(bias, channel_shape(x))
     return Dense(affine(values, weight, bias).to(dtype), valid_in_all(x, weight, bias)), m, scale
 

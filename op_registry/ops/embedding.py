@@ -15,6 +15,7 @@ from op_registry.broadcast import aligned, present
 from op_registry.categories import ACCUMULATION, INDEXING, known_all_valid, masked_rule
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, accumulation_dtype, all_valid, as_bool, as_int8, intersect
+from op_registry.row_gradients import LookedUp, rows_alone
 
 aten = torch.ops.aten
 
@@ -26,12 +27,24 @@ def embedding(
     return _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
 
 
-def _looked_up(weight: Dense, indices: Dense, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> Dense:
+def _looked_up(
+    weight: Dense,
+    indices: Dense,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    factors: Tensor | None = None,
+) -> Dense:
+    """The rows asked for; `factors` says for which of them what comes back counts."""
     # The gradient of a masked weight is stored as the weight is.
     sparse = sparse and weight.validity is None
     safe = _safe(indices, padding_idx, sparse)
     by_frequency = scale_grad_by_freq and indices.validity is not None
-    data = aten.embedding(weight.data, safe, padding_idx, scale_grad_by_freq and not by_frequency, sparse)
+    if sparse and rows_alone(weight.data, safe) and by_frequency == scale_grad_by_freq:
+        counted = _counted(safe, intersect(indices.full_validity, factors), padding_idx)
+        data = LookedUp.apply(weight.data, safe.reshape(-1), counted).reshape(*safe.shape, weight.shape[1])
+    else:
+        data = aten.embedding(weight.data, safe, padding_idx, scale_grad_by_freq and not by_frequency, sparse)
     if by_frequency:
         data = _scaled_by_frequency(data, safe, indices, weight.shape[0])
     v = aligned(indices)
@@ -50,6 +63,15 @@ def _safe(indices: Dense, padding_idx: int, sparse: bool = False) -> Tensor:
     if sparse and indices.validity is not None and safe.numel():
         return indices.filled(safe.amax())
     return safe
+
+
+def _counted(safe: Tensor, validity: Tensor | None, padding_idx: int) -> Tensor | None:
+    """Which look-ups contribute to a gradient: not the invalid ones, nor those of the padding."""
+    counted = None if validity is None else as_bool(validity).reshape(-1)
+    if padding_idx < 0:
+        return counted
+    asked = safe.reshape(-1) != padding_idx
+    return asked if counted is None else asked & counted
 
 
 def _rows_validity(weight: Dense, safe: Tensor) -> Tensor | None:
@@ -107,7 +129,7 @@ def embedding_bag(
     padding_idx: int = -1,
 ) -> tuple[Dense, ...]:
     given = (weight, indices, offsets, per_sample_weights)
-    if all_valid(*given):
+    if all_valid(*given) and not (sparse and rows_alone(weight.data, indices.data)):
         table, asked, starts, factors = (None if x is None else x.data for x in given)
         padding = () if op is aten.embedding_bag.default else (padding_idx,)
         return _plain(
@@ -130,7 +152,7 @@ def embedding_bag_with_padding(
 ) -> tuple[Dense, ...]:
     """As embedding_bag; here a negative `padding_idx` counts from the end."""
     given = (weight, indices, offsets, per_sample_weights)
-    if all_valid(*given):
+    if all_valid(*given) and not (sparse and rows_alone(weight.data, indices.data)):
         table, asked, starts, factors = (None if x is None else x.data for x in given)
         options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
         return _plain(aten.embedding_bag.padding_idx(table, asked, starts, *options))
@@ -162,12 +184,12 @@ def _bags(
     starts = offsets.data[:-1] if include_last_offset else offsets.data
     positions = torch.arange(indices.shape[0], device=indices.device)
     bag = torch.bucketize(positions, starts.to(torch.int64), right=True) - 1
-    rows = _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+    factors = None if per_sample_weights is None else per_sample_weights.full_validity
+    rows = _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse, factors)
     dtype = rows.dtype
     elements, validity = rows.data.to(accumulation_dtype(dtype)), rows.validity
     if per_sample_weights is not None:
         elements = rows.filled(0) * per_sample_weights.filled(0).unsqueeze(-1)
-        factors = per_sample_weights.validity
         validity = intersect(validity, None if factors is None else factors.unsqueeze(-1))
     # What torch would have taken in, and what of it is valid.
     there = indices.data != padding_idx

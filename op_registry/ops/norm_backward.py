@@ -19,14 +19,14 @@ from op_registry.ops.norms import affine, grouped, last_dims, standardised, with
 from op_registry.pullback import derivative, named, plainly, pullback
 from op_registry.records import Dense, all_valid, valid_in_all
 from op_registry.resolve import by_rule
-from op_registry.slices import at_least_one, moments
+from op_registry.slices import Over, at_least_one, moments
 
 aten = torch.ops.aten
 
 
 def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
     """What was added to the variance of each slice before its root was taken, going by the deviation that was saved."""
-    m = moments(with_validity(x.like(x.data.detach())), dims)
+    m = moments(with_validity(x.like(x.data.detach())), Over(dims))
     variance = m.square / at_least_one(m.count)
     eps: Tensor = rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
     return eps
@@ -52,7 +52,7 @@ def native_layer_norm_backward(
     eps = saved_eps(x, dims, rstd)
 
     def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
-        values, _, _ = standardised(x, dims, eps)
+        values, _, _ = standardised(x, Over(dims), eps)
         return Dense(affine(values, weight, bias), valid_in_all(x, weight, bias))
 
     return wanted(pullback(normalised, (x, weight, bias), grad_out), output_mask)

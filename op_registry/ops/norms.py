@@ -20,7 +20,7 @@ from op_registry.broadcast import aligned, reshaped
 from op_registry.categories import NORMALIZATION, masked_rule
 from op_registry.ops.reductions import linalg_vector_norm
 from op_registry.records import Dense, accumulation_dtype, as_int8, valid_in_all
-from op_registry.slices import Moments, any_masked, at_least_one, masked_slices, moments, plainly
+from op_registry.slices import Moments, Over, any_masked, at_least_one, masked_slices, moments, plainly
 
 aten = torch.ops.aten
 
@@ -32,13 +32,13 @@ def with_validity(x: Dense) -> Dense:
     return x if x.validity is not None else Dense(x.data, x.data.new_ones((1,) * x.ndim, dtype=torch.int8))
 
 
-def standardised(x: Dense, dims: tuple[int, ...], eps: float | Tensor) -> tuple[Tensor, Moments, Tensor]:
+def standardised(x: Dense, over: Any, eps: float | Tensor) -> tuple[Tensor, Moments, Tensor]:
     """Each valid element less its slice's mean by its deviation, 0 where invalid; the moments; one by the deviation."""
     x = with_validity(x)
-    m = moments(x, dims)
+    m = moments(x, over)
     spread = m.square / at_least_one(m.count)
     scale = torch.where(m.count == 0, 1, spread + eps).rsqrt()
-    return Dense((m.deviation - m.shift) * scale, x.validity).filled(0), m, scale
+    return Dense((m.deviation - over.spread(m.shift)) * over.spread(scale), x.validity).filled(0), m, scale
 
 
 def shaped(parameter: Dense | None, shape: Sequence[int]) -> Dense | None:
@@ -108,7 +108,7 @@ def layer_norm(
         return aten.layer_norm(row, normalized_shape, plain(weight), plain(bias), eps)
 
     dtype = returned_dtype(x, (weight, bias), one_slice)
-    values, m, scale = standardised(x, dims, eps)
+    values, m, scale = standardised(x, Over(dims), eps)
     result = Dense(affine(values, weight, bias).to(dtype), valid_in_all(x, weight, bias))
     if op is aten.layer_norm.default:
         return result
@@ -198,7 +198,7 @@ def grouped(
     validity = aligned(with_validity(x))
     assert validity is not None
     split = Dense(x.data.reshape(shape), reshaped(validity, x.shape, shape))
-    values, m, scale = standardised(split, tuple(range(2, split.ndim)), eps)
+    values, m, scale = standardised(split, Over(tuple(range(2, split.ndim))), eps)
     channels = (-1,) + (1,) * (x.ndim - 2)
     weight, bias = shaped(weight, channels), shaped(bias, channels)
     result = affine(values.reshape(x.shape), weight, bias).to(dtype)

@@ -35,6 +35,8 @@ from op_registry.records import (
     valid_in_all,
 )
 from op_registry.slices import (
+    Moments,
+    Over,
     at_least_one,
     filled_for_exp_alone,
     first_valid,
@@ -114,8 +116,14 @@ def variance_and_mean(
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
     dims = reduced_dims(x, dim)
-    m = moments(x, dims)
+    m = moments(x, Over(dims))
     exists = without(dims, m.exists, keepdim)
+    square = without(dims, variance(m, correction), keepdim)
+    return Dense(square.to(x.dtype.to_real()), exists), Dense(without(dims, m.mean, keepdim).to(x.dtype), exists)
+
+
+def variance(m: Moments, correction: Number | None) -> Tensor:
+    """Σ|x - mean|² by n - correction, shaped as the moments."""
     correction = 1 if correction is None else correction
     assert not isinstance(correction, complex)  # torch has raised
     # A count less a fraction would be of torch's default dtype.
@@ -125,8 +133,7 @@ def variance_and_mean(
     if correction > 1:
         # Where less than nothing is to divide by, torch's value is that of dividing by 0, its derivative is not.
         square = square + torch.where(divisor < 0, m.square.detach() / 0, 0)
-    square = without(dims, square, keepdim)
-    return Dense(square.to(x.dtype.to_real()), exists), Dense(without(dims, m.mean, keepdim).to(x.dtype), exists)
+    return square
 
 
 def root(spread: Dense) -> Dense:

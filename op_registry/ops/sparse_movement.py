@@ -2,7 +2,8 @@
 
 Law: as views.py, movement.py and joins.py have it for dense storage: an element moves with its validity. An operator
 that mixes sparse with dense dimensions, or writes elements of its own, has no sparse form here. Results keep the layout
-of the input where they have the two sparse dimensions that it takes, and are COO where not.
+of the input where they have the two sparse dimensions that it takes, and are COO where not. What moves dense dimensions
+only leaves the pattern as it is, the same object, so that its operands and its result still meet for free.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor
 
 from op_registry.ops import indexing, joins, movement, views
-from op_registry.patterns import Places, linear, unraveled
-from op_registry.records import Dense, being_traced
+from op_registry.patterns import PACKED, Places, linear, unraveled
+from op_registry.records import Dense
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse, arranged, joined, stored_valid, unblocked
+from op_registry.turned import Turned
 
 aten = torch.ops.aten
 
@@ -42,7 +44,8 @@ def rebuilt(x: Sparse, places: Sequence[Tensor], flat: Dense, sizes: Sequence[in
     """Elements at new places, in the layout of `x` where that has room for them."""
     if not sizes:
         raise NotLowered("no sparse dimension is left")
-    layout = unblocked(x.pattern.layout) if len(sizes) > 1 else torch.sparse_coo
+    fits = len(sizes) == 2 or (len(sizes) > 2 and x.pattern.layout is not PACKED)
+    layout = unblocked(x.pattern.layout) if fits else torch.sparse_coo
     return arranged(layout, tuple(places), flat, sizes)
 
 
@@ -64,6 +67,14 @@ def on_dense(x: Sparse, dim: int, move: Callable[[Tensor, int], Tensor]) -> Spar
     return x.like(x.values.moved(lambda t: move(t, dim - x.pattern.ndim + x.pattern.lead)))
 
 
+def parts_of_dense(x: Sparse, dim: int, divide: Callable[[Tensor, int], Sequence[Tensor]]) -> list[Any]:
+    """A division of one dense dimension, in one step: its derivative is one step too."""
+    at = dim - x.pattern.ndim + x.pattern.lead
+    pieces, v = divide(x.values.data, at), x.values.full_validity
+    validities = [None] * len(pieces) if v is None else divide(v, at)
+    return [x.like(Dense(piece, part)) for piece, part in zip(pieces, validities, strict=True)]
+
+
 def only_sparse(x: Sparse) -> None:
     if x.dense_sizes:
         raise NotLowered("it would mix sparse with dense dimensions")
@@ -75,9 +86,19 @@ def only_sparse(x: Sparse) -> None:
 @moves(views.permute)
 def permute(x: Sparse, dims: Sequence[int]) -> Any:
     order = [position(d, x.ndim) for d in dims]
+    if len(set(order)) != x.ndim or len(order) != x.ndim:
+        torch.empty(x.shape, device="meta").permute(tuple(dims))  # raises torch's error
+    return in_order_of(x, order)
+
+
+def in_order_of(x: Sparse, order: Sequence[int]) -> Any:
+    """The dimensions of `x` in another order, none negative."""
     sparse = x.pattern.ndim
-    if len(set(order)) != x.ndim or set(order[:sparse]) != set(range(sparse)):
-        raise NotLowered("sparse and dense dimensions would change places")
+    if list(order[:sparse]) == list(range(sparse)):
+        inner = [*range(x.pattern.lead), *(d - sparse + x.pattern.lead for d in order[sparse:])]
+        return x.like(x.values.moved(lambda t: t.permute(inner))) if list(order) != list(range(x.ndim)) else x
+    if set(order[:sparse]) != set(range(sparse)):
+        return Turned(x, order)
     flat, places = stored_valid(x)
     inner = [0, *(d - sparse + 1 for d in order[sparse:])]
     moved = flat.moved(lambda t: t.permute(inner))
@@ -115,6 +136,9 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Any:
     asked = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {d for d in (position(d, x.ndim) for d in asked) if x.shape[d] == 1}
     sparse = x.pattern.ndim
+    if not any(d < sparse for d in gone):
+        dense = [d - sparse + x.pattern.lead for d in sorted(gone)]
+        return x.like(x.values.moved(lambda t: t.squeeze(dense))) if dense else x
     flat, places = stored_valid(x)
     inner = [d - sparse + 1 for d in sorted(gone) if d >= sparse]
     flat = flat.moved(lambda t: t.squeeze(inner)) if inner else flat
@@ -124,13 +148,21 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Any:
 
 @moves(views.view)
 def view(x: Sparse, size: Sequence[int]) -> Any:
-    shape = tuple(torch.empty(x.shape, device="meta").reshape(tuple(size)).shape)
+    shape = tuple(size)
+    if -1 in shape or math.prod(shape) != math.prod(x.shape):
+        shape = tuple(torch.empty(x.shape, device="meta").reshape(shape).shape)  # or torch's error
     sparse, dense = x.pattern.ndim, len(x.dense_sizes)
+    if shape[:sparse] == x.pattern.sizes and math.prod(shape[sparse:]) == math.prod(x.dense_sizes):
+        return x.like(x.values.moved(lambda t: t.reshape(*t.shape[: x.pattern.lead], *shape[sparse:])))
     kept = len(shape) - dense
     if dense and shape[kept:] != x.dense_sizes:
         raise NotLowered("it would mix sparse with dense dimensions")
     if kept < 1 or 0 in shape:
         raise NotLowered("no sparse dimension is left")
+    if x.pattern.layout in (torch.sparse_coo, torch.sparse_csr, PACKED):
+        # These list elements in the order of their positions, which a view does not change.
+        fits = kept == 2 or (kept > 2 and x.pattern.layout is not PACKED)
+        return Sparse(x.values, x.pattern.viewed(shape[:kept], x.pattern.layout if fits else torch.sparse_coo))
     flat, places = stored_valid(x)
     at = linear(places, x.pattern.sizes[:sparse])
     return rebuilt(x, unraveled(at, shape[:kept]), flat, shape[:kept])
@@ -141,8 +173,6 @@ def view(x: Sparse, size: Sequence[int]) -> Any:
 
 def filtered(x: Sparse, dim: int, keep: Callable[[Tensor], tuple[Tensor, Tensor]], size: int | None) -> Any:
     """The elements that `keep` keeps by their place in `dim`, at the place that it gives them; without `dim`: None."""
-    if being_traced(x.pattern.pieces[0]):
-        raise NotLowered("how many elements are left is not known while tracing")
     flat, places = stored_valid(x)
     kept, moved = keep(places[dim])
     index = kept.nonzero()[:, 0]
@@ -191,6 +221,9 @@ def narrow_copy(x: Sparse, dim: int, start: int, length: int) -> Any:
 @moves(views.split_with_sizes)
 def split_with_sizes(x: Sparse, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
     torch.empty(x.shape, device="meta").split_with_sizes(list(split_sizes), dim)  # raises torch's error
+    at = position(dim, x.ndim)
+    if at >= x.pattern.ndim:
+        return parts_of_dense(x, at, lambda t, d: t.split_with_sizes(list(split_sizes), d))
     starts = [sum(split_sizes[:n]) for n in range(len(split_sizes))]
     return [slice(x, dim, start, start + size) for start, size in zip(starts, split_sizes, strict=True)]
 
@@ -203,7 +236,10 @@ def split(x: Sparse, split_size: int, dim: int = 0) -> list[Any]:
 
 @moves(views.unbind)
 def unbind(x: Sparse, dim: int = 0) -> list[Any]:
-    return [select(x, dim, index) for index in range(x.shape[position(dim, x.ndim)])]
+    at = position(dim, x.ndim)
+    if at >= x.pattern.ndim:
+        return parts_of_dense(x, at, lambda t, d: t.unbind(d))
+    return [select(x, at, index) for index in range(x.shape[at])]
 
 
 @moves(views.diagonal)
@@ -211,8 +247,6 @@ def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     only_sparse(x)
     a, b = position(dim1, x.ndim), position(dim2, x.ndim)
     length = torch.empty(x.shape, device="meta").diagonal(offset, dim1, dim2).shape[-1]
-    if being_traced(x.pattern.pieces[0]):
-        raise NotLowered("how many elements are left is not known while tracing")
     flat, places = stored_valid(x)
     index = (places[b] - places[a] == offset).nonzero()[:, 0]
     along = torch.minimum(places[a], places[b])[index]
@@ -230,8 +264,6 @@ def index_select(x: Sparse, dim: int, index: Any) -> Any:
         return on_dense(x, at, lambda t, d: t.index_select(d, index.data))
     wanted = index.data.reshape(-1).to(torch.int64)
     aten.index_select(torch.empty(x.shape[at], dtype=torch.int8, device=x.device), 0, index.data)  # torch's error
-    if being_traced(wanted):
-        raise NotLowered("how many elements there will be is not known while tracing")
     flat, places = stored_valid(x)
     order = places[at].argsort(stable=True)
     counts = torch.zeros(x.shape[at], dtype=torch.int64, device=x.device)
@@ -239,7 +271,7 @@ def index_select(x: Sparse, dim: int, index: Any) -> Any:
     starts = counts.cumsum(0) - counts
     each = counts[wanted]
     where = torch.repeat_interleave(torch.arange(len(wanted), device=x.device), each)
-    inside = torch.arange(len(where), device=x.device) - (each.cumsum(0) - each)[where]
+    inside = torch.arange(where.shape[0], device=x.device) - (each.cumsum(0) - each)[where]
     source = order[starts[wanted][where] + inside]
     moved = [p[source] for p in places]
     moved[at] = where
@@ -258,6 +290,9 @@ def flip(x: Sparse, *given: Any, dims: Sequence[int] = ()) -> Any:
     del dims  # of a quarter turn
     turned = {position(d, x.ndim) for d in given[0]}
     sparse = x.pattern.ndim
+    if not any(d < sparse for d in turned):
+        dense = [d - sparse + x.pattern.lead for d in turned]
+        return x.like(x.values.moved(lambda t: t.flip(dense)))
     flat, places = stored_valid(x)
     inner = [d - sparse + 1 for d in turned if d >= sparse]
     flat = flat.moved(lambda t: t.flip(inner)) if inner else flat
@@ -267,7 +302,9 @@ def flip(x: Sparse, *given: Any, dims: Sequence[int] = ()) -> Any:
 @moves(movement.roll)
 def roll(x: Sparse, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     given = [shifts] if isinstance(shifts, int) else list(shifts)
-    along = [dims] if isinstance(dims, int) else list(dims)
+    along = [position(d, x.ndim) for d in ([dims] if isinstance(dims, int) else dims)]
+    if along and len(given) == len(along) and not any(d < x.pattern.ndim for d in along):
+        return x.like(x.values.moved(lambda t: t.roll(given, [d - x.pattern.ndim + x.pattern.lead for d in along])))
     flat, places = stored_valid(x)
     if not along:
         only_sparse(x)
@@ -295,8 +332,11 @@ def repeat(x: Sparse, repeats: Sequence[int]) -> Any:
 def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Any:
     shape = torch.empty(x.shape, device="meta").expand(list(size)).shape
     dense, new = len(x.dense_sizes), len(shape) - x.ndim
-    if tuple(shape[len(shape) - dense :]) != x.dense_sizes and dense:
-        raise NotLowered("it expands dense dimensions")
+    inner = tuple(shape[len(shape) - dense :]) if dense else ()
+    if inner != x.dense_sizes:
+        x = x.like(x.values.moved(lambda t: t.expand(*t.shape[: x.pattern.lead], *inner)))
+    if tuple(shape) == tuple(x.shape):
+        return x
     if 0 in shape:
         raise NotLowered("there is nothing in it")
     kept = (1,) * new + x.pattern.sizes
@@ -326,8 +366,12 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
         raise NotLowered("they have different numbers of dimensions")
     at = position(dim, first.ndim)
     alike = {(x.ndim, x.pattern.ndim, tuple(n for d, n in enumerate(x.shape) if d != at)) for x in tensors}
-    if len(alike) > 1 or at >= first.pattern.ndim:
-        raise NotLowered("they are not stored alike, or joined along a dense dimension")
+    if len(alike) > 1:
+        raise NotLowered("they are not stored alike")
+    if at >= first.pattern.ndim:
+        if not all(x.pattern.same_as(first.pattern) for x in tensors):
+            raise NotLowered("they are joined along a dense dimension, and do not share a pattern")
+        return first.like(joined([x.values for x in tensors], at - first.pattern.ndim + first.pattern.lead))
     dtype = torch.empty(0, dtype=first.dtype)
     for x in tensors[1:]:
         dtype = dtype.to(torch.promote_types(dtype.dtype, x.dtype))
@@ -347,6 +391,4 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     if len({tuple(x.shape) for x in tensors}) > 1:
         raise NotLowered("they are of different shapes")
     at = position(dim, tensors[0].ndim + 1)
-    if at > tensors[0].pattern.ndim:
-        raise NotLowered("they are stacked along a dense dimension")
     return cat([unsqueeze(x, at) for x in tensors], at)

@@ -1,0 +1,171 @@
+"""R10: a transformer block on a padded batch of which 60 % of the tokens are valid.
+
+The limit is the matrix products of the valid tokens alone: those of the linear layers, and of each sequence's
+attention, into memory that is there already; forward and backward, each product and the two of its gradients. Beside
+packed storage, inside a block as people write it: the same block by hand on rows, with a loop over sequences; on the
+padded batch with a bool mask for the keys; and on a NestedTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
+
+BATCH, TIME, WIDTH, HEADS = 16, 512, 256, 4
+PACKED, WITH_BORDERS, PADDED, NESTED = "packed", "packed, from and to padded", "padded, bool mask", "NestedTensor"
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block; `attend` takes and gives (B, H, T, D), or heads of whatever `heads` makes."""
+
+    def __init__(self, attend: Attend = F.scaled_dot_product_attention) -> None:
+        super().__init__()
+        self.attend = attend
+        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(-3, -2) for part in self.qkv(self.ln1(x)).chunk(3, -1))
+        x = x + self.proj(self.attend(q, k, v).transpose(-3, -2).flatten(-2))
+        return x + self.mlp(self.ln2(x))
+
+
+def lengths() -> list[int]:
+    """Between 32 and 512 tokens, one sequence as long as the batch: 60 % of its tokens, 42 % of its pairs of tokens."""
+    drawn = torch.randint(32, TIME + 1, (BATCH,), generator=torch.Generator().manual_seed(0)).tolist()
+    return [TIME, *drawn[1:]]
+
+
+def by_sequence(sizes: list[int]) -> Attend:
+    """Attention of rows (H, rows, D) by hand, one sequence after another."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(*(t.transpose(0, 1).split(sizes) for t in (q, k, v)), strict=True)
+        attended = [F.scaled_dot_product_attention(*(t.transpose(0, 1)[None] for t in part)) for part in parts]
+        return torch.cat([t[0].transpose(0, 1) for t in attended]).transpose(0, 1)
+
+    return attend
+
+
+class Products:
+    """The limit: nothing but the matrix products of the valid tokens."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        tokens, depth = sum(sizes), WIDTH // HEADS
+        self.linear = []
+        for n, m in ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)):
+            x, w, y = torch.randn(tokens, n), torch.randn(m, n), torch.randn(tokens, m)
+            self.linear.append((x, w, y, torch.empty_like(x), torch.empty_like(w), torch.empty_like(y)))
+        self.attention = []
+        for n in sizes:
+            q, o, p = torch.randn(HEADS, n, depth), torch.empty(HEADS, n, depth), torch.randn(HEADS, n, n)
+            self.attention.append((q, o, p, torch.empty_like(p)))
+
+    def forward(self) -> None:
+        for x, w, _, _, _, y in self.linear:
+            torch.mm(x, w.mT, out=y)
+        for q, o, p, scores in self.attention:
+            torch.bmm(q, q.mT, out=scores)
+            torch.bmm(p, q, out=o)
+
+    def forward_backward(self) -> None:
+        self.forward()
+        for x, w, y, dx, dw, _ in self.linear:
+            torch.mm(y, w, out=dx)
+            torch.mm(y.mT, x, out=dw)
+        for q, o, p, scores in self.attention:
+            torch.bmm(q, q.mT, out=scores)
+            torch.bmm(p.mT, q, out=o)
+            torch.bmm(p, q, out=o)
+            torch.bmm(p.mT, q, out=o)
+
+
+def candidates(backward: bool) -> dict[str, Call]:
+    """Each way to compute the block, by name."""
+    sizes = lengths()
+    torch.manual_seed(0)
+    block = Block()
+    x = torch.randn(BATCH, TIME, WIDTH)
+    there = torch.arange(TIME) < torch.tensor(sizes)[:, None]
+    rows = x[there]
+    products = Products(sizes)
+
+    def with_weights(attend: Attend) -> Block:
+        other = Block(attend)
+        other.load_state_dict(block.state_dict())
+        return other
+
+    def step(module: Block, given: Tensor, gradient: Tensor) -> Call:
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return module(given)
+
+        def forward_backward() -> None:
+            module.zero_grad(set_to_none=True)
+            module(given).backward(gradient)
+
+        return forward_backward if backward else forward
+
+    masked = md.masked_tensor(x, there[..., None])
+    packed = masked.to_packed()
+    nested = torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, *sizes]).cumsum(0))
+    keys = there[:, None, None, :]
+
+    def on_padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
+
+    def from_and_to_padded() -> None:
+        if backward:
+            block.zero_grad(set_to_none=True)
+            block(masked.to_packed()).to_dense().backward(masked)
+        else:
+            with torch.no_grad():
+                block(masked.to_packed()).to_dense()
+
+    def attend_nested(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # torch wants nested heads to have been contiguous before they were transposed.
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    return {
+        "products of the valid tokens": products.forward_backward if backward else products.forward,
+        PACKED: step(block, packed, packed.detach()),
+        WITH_BORDERS: from_and_to_padded,
+        "rows by hand": step(with_weights(by_sequence(sizes)), rows, rows),
+        PADDED: step(with_weights(on_padded), x, torch.where(there[..., None], x, 0)),
+        NESTED: step(with_weights(attend_nested), nested, nested),
+    }
+
+
+def run(rounds: int = 9) -> list[Goal]:
+    """Measure and print; what was promised."""
+    goals = []
+    for name, backward in zip(progress(("forward", "forward and backward"), "packed"), (False, True), strict=True):
+        calls = candidates(backward)
+        measured = measure(calls, rounds=rounds, warm_up=1)
+        limit = measured["products of the valid tokens"]
+        timings = {candidate: timing(seconds, limit) for candidate, seconds in measured.items()}
+        table = [
+            (candidate, duration(t.seconds), str(t), f"{t.low:.2f}–{t.high:.2f}") for candidate, t in timings.items()
+        ]
+        share = sum(lengths()) / (BATCH * TIME)
+        print_table(
+            f"transformer block, {name}: {BATCH} sequences of up to {TIME} tokens, {share:.0%} valid, width {WIDTH}",
+            ("", "time", "× products", "quartiles"),
+            table,
+        )
+        ours = timings[PACKED].ratio
+        goals += [
+            Goal(f"packed block, {name}, × products of the valid tokens", ours, 1.12),
+            Goal(f"packed block, {name}, times as fast as padded", timings[PADDED].ratio / ours, 1.85, at_least=True),
+            Goal(f"packed block, {name}, times as fast as nested", timings[NESTED].ratio / ours, 2.8, at_least=True),
+        ]
+    return goals

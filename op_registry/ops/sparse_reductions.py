@@ -1,0 +1,227 @@
+"""Reductions, softmax and norms of slices on sparse storage, by segments.
+
+Law: as reductions.py, softmax.py and norms.py have it; what is not stored is invalid, so it takes no part. Each is
+written with the sum and the extremum of the stored elements of a slice (segments.py), which cost one pass over what is
+stored and can be compiled. An operator or a call that is not written so goes by lines (lowering.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.lowering import NotSegmented, by_segments, values_at
+from op_registry.ops import norms
+from op_registry.ops.norms import affine, plain, returned_dtype, standardised
+from op_registry.ops.reductions import identity_of, is_inexact, root, variance
+from op_registry.records import (
+    Dense,
+    accumulation_dtype,
+    as_bool,
+    as_int8,
+    gradients_may_flow,
+    valid_in_all,
+)
+from op_registry.segments import Segments
+from op_registry.slices import at_least_one, moments, squared
+from op_registry.sparse import NotLowered, Sparse
+
+aten = torch.ops.aten
+
+
+def exists(over: Segments, x: Dense) -> Tensor:
+    """Validity of a reduction: where a slice has a valid element."""
+    return as_int8(over.count(x) > 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- sums
+
+
+@by_segments("sum", "nansum")
+def sum(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None = None) -> Dense:
+    data = x.filled(0)
+    result = dtype or (x.dtype if is_inexact(x.dtype) else torch.int64)
+    if "nansum" in op._schema.name:
+        data = data.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf) if x.dtype.is_floating_point else data
+    if dtype is not None and not dtype.is_floating_point and is_inexact(x.dtype):
+        raise NotSegmented("torch sums in the wider dtype")
+    return Dense(over.sum(data.to(accumulation_dtype(result))).to(result), exists(over, x))
+
+
+@by_segments("mean")
+def mean(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None = None) -> Dense:
+    result = dtype or x.dtype
+    if not is_inexact(result):
+        raise NotSegmented("torch takes no mean of integers")
+    count = over.count(x)
+    total = over.sum(x.filled(0).to(accumulation_dtype(result)))
+    return Dense((total / at_least_one(count)).to(result), as_int8(count > 0))
+
+
+@by_segments("any", "all")
+def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
+    every = "all" in op._schema.name
+    hits = over.sum(((x.filled(every) != 0) != every).to(torch.int32)) > 0
+    result = ~hits if every else hits
+    return Dense(result.to(torch.uint8) if x.dtype is torch.uint8 else result, exists(over, x))
+
+
+# --------------------------------------------------------------------------------------------------------- variance
+
+
+@by_segments("var", "std", "var_mean", "std_mean")
+def var(over: Segments, x: Dense, op: OpOverload, *, correction: Any = None) -> Any:
+    if not is_inexact(x.dtype) or isinstance(correction, complex):
+        raise NotSegmented("torch refuses it")
+    m = moments(x, over)
+    spread = Dense(variance(m, correction).to(x.dtype.to_real()), m.exists)
+    name = op._schema.name
+    spread = root(spread) if "std" in name else spread
+    return (spread, Dense(m.mean.to(x.dtype), m.exists)) if "mean" in name else spread
+
+
+# -------------------------------------------------------------------------------------------------------- extremum
+
+
+@by_segments("amax", "amin", "max", "min", "aminmax")
+def amax(over: Segments, x: Dense, op: OpOverload) -> Any:
+    if x.dtype.is_complex or x.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
+        raise NotSegmented(f"torch has no extremum by segments of {x.dtype}")
+    name = op._schema.name.partition("::")[2]
+    if name in ("max", "min") and op._overloadname != "default":
+        raise NotSegmented("it gives positions as well")
+    if name == "aminmax":
+        return extremum(over, x, aten.amin.default), extremum(over, x, aten.amax.default)
+    return extremum(over, x, aten.amax.default if "max" in name else aten.amin.default)
+
+
+def extremum(over: Segments, x: Dense, op: OpOverload) -> Dense:
+    """As reductions.extremum: the mean of the valid elements that equal the greatest (least), with its derivative."""
+    word = op._schema.name.partition("::")[2]
+    seen = Dense(x.data.detach(), x.validity).filled(identity_of(op, x.dtype))
+    peak = over.extremum(seen, word)
+    there = exists(over, x)
+    if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
+        return Dense(peak, there)
+    ties = as_int8(Dense((seen == over.spread(peak)) | (seen != seen), x.validity).filled(False))
+    base = torch.where(peak.isinf(), 0, peak)
+    rest = over.sum(Dense(x.data - over.spread(base), ties).filled(0))
+    shares = at_least_one(over.count(Dense(x.data, ties)))
+    return Dense((base + rest / shares).to(x.dtype), there)
+
+
+# ------------------------------------------------------------------------------------------------------ exponentials
+
+
+def exponentials(over: Segments, x: Dense) -> tuple[Dense, Tensor, Tensor]:
+    """In accumulation dtype: each element less the greatest of its slice, that, and the sum of the exponentials."""
+    x = x.like(x.data.to(accumulation_dtype(x.dtype)))
+    peak = over.extremum(Dense(x.data.detach(), x.validity).filled(-math.inf), "amax")
+    # A slice of which nothing is valid, though something is stored: finite inside, for anomaly detection.
+    peak = torch.where(as_bool(exists(over, x)), peak, 0)
+    return x, peak, over.spread(peak)
+
+
+@by_segments("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax")
+def softmax(over: Segments, x: Dense, op: OpOverload, *, dtype: Any = None, half_to_float: bool = False) -> Dense:
+    name = op._schema.name
+    if not (dtype or x.dtype).is_floating_point or "safe" in name:
+        raise NotSegmented("torch refuses it, or treats it in a way of its own")
+    result = dtype or (torch.float32 if half_to_float or torch.is_autocast_enabled(x.device.type) else x.dtype)
+    x, _, peak = exponentials(over, x.like(x.data.to(dtype or x.dtype)))
+    apart = Dense(x.data - peak, x.validity)
+    powers = Dense(apart.filled(0).exp(), x.validity).filled(0)
+    total = over.sum(powers)
+    total = torch.where(total == 0, 1, total)  # of a slice of which nothing is valid; else it is at least 1, or NaN
+    if "log" in name:
+        return x.like((apart.filled(0) - over.spread(total.log())).to(result))
+    return x.like((powers / over.spread(total)).to(result))
+
+
+@by_segments("logsumexp")
+def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
+    x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
+    if x.dtype.is_complex:
+        raise NotSegmented("complex numbers have no greatest")
+    wide, peak, _ = exponentials(over, x)
+    base = torch.where(peak.isinf(), 0, peak)
+    apart = Dense(wide.data - over.spread(base), wide.validity)
+    total = over.sum(Dense(apart.filled(0).exp(), x.validity).filled(0))
+    some = as_bool(exists(over, x))
+    # Of -inf alone: the result is -inf, and its derivative that of the sum, 0.
+    none = some & (peak == -math.inf)
+    logarithm = torch.where(none, total - math.inf, torch.where(some & ~none, total, 1).log())
+    return Dense((logarithm + base).to(x.dtype), as_int8(some))
+
+
+# ------------------------------------------------------------------------------------------------------------ norms
+
+
+@by_segments("linalg_vector_norm", "norm")
+def vector_norm(
+    over: Segments, x: Dense, op: OpOverload, *, ord: Any = 2, p: Any = 2, dtype: torch.dtype | None = None
+) -> Dense:
+    order = float(2 if (ord if p == 2 else p) is None else (ord if p == 2 else p))
+    if order not in (1.0, 2.0, math.inf) or x.dtype is torch.complex32 or not is_inexact(x.dtype) or dtype is not None:
+        raise NotSegmented(f"no norm of order {order} by segments")
+    filled = x.filled(0)
+    wide = filled.to(accumulation_dtype(x.dtype))
+    there = exists(over, x)
+    real = x.dtype.to_real()
+    if order == 2:
+        return Dense(root(Dense(over.sum(squared(wide)))).data.to(real), there)
+    if order == 1:
+        return Dense(over.sum(wide.abs()).to(real), there)
+    return extremum(over, Dense(filled.abs(), x.validity), aten.amax.default)
+
+
+# ------------------------------------------------------------------------------------------- over the last dimensions
+
+
+def last_slices(x: Any, normalized_shape: Sequence[int]) -> Segments:
+    """The slices that a normalized_shape names."""
+    if not isinstance(x, Sparse):
+        raise NotLowered("its input is stored densely")
+    first = x.ndim - len(normalized_shape)
+    if first < 0 or not normalized_shape or tuple(x.shape[first:]) != tuple(normalized_shape) or 0 in x.shape:
+        raise NotLowered("the shapes don't fit, or there is nothing in it")
+    sparse = x.pattern.ndim
+    return Segments(x, range(first, sparse), [d - sparse + 1 for d in range(max(first, sparse), x.ndim)])
+
+
+def parameter_at(parameter: Any, x: Sparse) -> Any:
+    """A scale or shift for each stored element."""
+    if parameter is None or (isinstance(parameter, Dense) and parameter.ndim <= len(x.dense_sizes)):
+        return parameter
+    found = values_at(parameter, x).moved(lambda t: t.expand(x.values.shape))
+    return Sparse(found, x.pattern).flat
+
+
+@norms.layer_norm.lowering(Sparse)
+def layer_norm(
+    op: OpOverload,
+    x: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Sparse:
+    """Standardised over the stored elements of each slice, scaled and shifted element by element."""
+    over = last_slices(x, normalized_shape)
+    if op is not aten.layer_norm.default:
+        raise NotLowered("it gives the statistics as well")
+    flat, w, b = x.flat, parameter_at(weight, x), parameter_at(bias, x)
+
+    def one_slice() -> Any:
+        row = flat.data.new_zeros(tuple(normalized_shape))
+        return aten.layer_norm(row, normalized_shape, plain(weight), plain(bias), eps)
+
+    dtype = returned_dtype(flat, (w, b), one_slice)
+    values, _, _ = standardised(flat, over, eps)
+    return x.folded(Dense(affine(values, w, b).to(dtype), valid_in_all(flat, w, b)))

@@ -1,0 +1,125 @@
+"""Segments: the stored elements of each slice of a sparse record, one after another as they lie.
+
+What reductions need of them is few words: the sum and the extremum of each slice, and back, a number of each slice for
+every one of its elements. Nothing depends on how long the longest slice is, so that it is the same graph for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.patterns import BY_COLUMN, linear
+from op_registry.records import Dense, as_int8, being_traced
+from op_registry.sparse import Sparse
+
+
+class Segments:
+    """The slices of a sparse record that run over the sparse dimensions `along`, and over the dense ones `inside`.
+
+    slices  how many there are
+    sizes   of the sparse dimensions that are left
+
+    Its words take values as they are stored one after another, (stored, *dense), and give one for each slice,
+    (slices, *dense), where the dense dimensions that are `inside` are 1.
+    """
+
+    def __init__(self, x: Sparse, along: Sequence[int], inside: Sequence[int] = ()) -> None:
+        self.pattern = x.pattern
+        self.along = tuple(along)
+        self.inside = tuple(inside)  # as dimensions of (stored, *dense)
+        self.kept = tuple(d for d in range(self.pattern.ndim) if d not in along)
+        self.sizes = tuple(self.pattern.sizes[d] for d in self.kept)
+        self.slices = math.prod(self.sizes)
+
+    def sum(self, t: Tensor) -> Tensor:
+        """Σ over each slice, in the dtype of `t`."""
+        t = t.sum(self.inside, keepdim=True, dtype=t.dtype) if self.inside else t
+        if not self.kept:
+            return t.sum(0, keepdim=True, dtype=t.dtype)
+        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and not being_traced(t):
+            total: Tensor = _Sum.apply(t, self.ends, self)
+            return total
+        return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.line, t)
+
+    def extremum(self, t: Tensor, word: str) -> Tensor:
+        """The greatest ("amax") or least ("amin") of each slice, without derivative; 0 in a slice that has none."""
+        t = t.detach()
+        if self.inside:
+            t = torch.amax(t, self.inside, True) if word == "amax" else torch.amin(t, self.inside, True)
+        if not self.kept and not being_traced(t):
+            return getattr(torch, word)(t, 0, True) if t.shape[0] else t.new_zeros((1, *t.shape[1:]))
+        line = self.line.reshape(-1, *[1] * (t.ndim - 1)).expand(t.shape)
+        empty = t.new_zeros((self.slices, *t.shape[1:]))
+        return empty.scatter_reduce(0, line, t, word, include_self=False)
+
+    def spread(self, each: Tensor) -> Tensor:
+        """For every stored element the number of its slice; the dense dimensions that are `inside` stay 1."""
+        return each.index_select(0, self.line) if self.kept else each
+
+    def count(self, x: Dense) -> Tensor:
+        """How many of the values `x` are valid in each slice, int64."""
+        validity = x.full_validity
+        if validity is not None:
+            whole = as_int8(validity).to(torch.int32)
+            return self.sum(whole).to(torch.int64)
+        each = math.prod(x.shape[d] for d in self.inside)
+        shape = (-1, *(1 if d in self.inside else x.shape[d] for d in range(1, x.ndim)))
+        return (self.stored * each).reshape(-1, *[1] * (x.ndim - 1)).expand(self.slices, *shape[1:])
+
+    @property
+    def line(self) -> Tensor:
+        """The slice of every stored element, int64."""
+        return self.pattern.remembered(("line", self.along), self._line)
+
+    @property
+    def stored(self) -> Tensor:
+        """How many elements are stored of each slice, int64."""
+        return self.pattern.remembered(("stored", self.along), self._stored)
+
+    @property
+    def ends(self) -> Tensor | None:
+        """Where slices begin and end, if they lie one after another: (slices + 1,), the compressed indices."""
+        pattern = self.pattern
+        if pattern.block is not None or len(pattern.pieces) == 1:
+            return None
+        plain = pattern.ndim - 2 if pattern.layout in BY_COLUMN else pattern.ndim - 1
+        in_order = pattern.layout not in BY_COLUMN or pattern.ndim == 2
+        return pattern.pieces[0] if self.along == (plain,) and in_order else None
+
+    def _line(self) -> Tensor:
+        places = self.pattern.places()
+        if not self.kept:
+            return torch.zeros_like(places[0])
+        return linear([places[d] for d in self.kept], self.sizes)
+
+    def _stored(self) -> Tensor:
+        if self.ends is not None:
+            return self.ends.diff().to(torch.int64)
+        line = self.line
+        return torch.zeros(self.slices, dtype=torch.int64, device=line.device).scatter_add(
+            0, line, torch.ones_like(line)
+        )
+
+
+class _Sum(torch.autograd.Function):
+    """Σ over slices that lie one after another.
+
+    torch's own formula for it has no second derivative, and a scatter takes four times as long. The derivative is
+    `spread`, whose own is a sum again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, ends: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        if t.shape[0] == 0:
+            return t.new_zeros(segments.slices)
+        return torch.segment_reduce(t, "sum", offsets=ends, axis=0, unsafe=True, initial=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.segments.spread(grad), None, None
