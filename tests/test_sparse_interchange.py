@@ -130,6 +130,18 @@ def test_dense_storage_goes_out_as_coo_or_as_asked():
         x.to_torch_sparse(layout=torch.strided)
 
 
+def test_packed_storage_goes_out_as_csr():
+    there = torch.arange(5) < torch.tensor([[2], [5], [0]])
+    x = md.masked_tensor(torch.randn(3, 5, 4), there[..., None].expand(3, 5, 4)).to_packed()
+    out = check(x.to_torch_sparse())
+    assert (out.layout, out.dense_dim()) == (CSR, 1)
+    assert torch.equal(out.to_dense(), x.to_tensor(0))
+    heads = x.unflatten(2, (2, 2)).transpose(1, 2)
+    assert torch.equal(heads.to_torch_sparse().to_dense(), heads.to_tensor(0))
+    with pytest.raises(ValueError, match="torch.jagged is no layout of torch.sparse"):
+        x.to_torch_sparse(layout=torch.jagged)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_what_has_become_invalid_is_not_specified(layout):
     x = md.masked_tensor(torch.ones(4, 6)).to_layout(layout, blocksize=(2, 3) if layout in (BSR, BSC) else None)

@@ -309,10 +309,10 @@ def to_torch_sparse(
     if layout in (torch.strided, PACKED):
         raise ValueError(f"{layout} is no layout of torch.sparse: x.to_tensor(fill) gives a plain strided tensor")
     stored = isinstance(tensor, SparselyStored)
-    if stored and layout is None and tensor.storage_layout is PACKED:
-        layout = torch.sparse_csr  # under another name
-    if stored and isinstance(opened_sparse(tensor), Turned):  # type: ignore[arg-type]
+    if isinstance(tensor, SparselyStored) and isinstance(opened_sparse(tensor), Turned):
         tensor, stored = tensor._stored_densely(), False
+    if layout is None and tensor.storage_layout is PACKED:
+        layout = torch.sparse_csr  # which is packed storage under another name
     if not stored or sparse_dim is not None or blocksize is not None or layout not in (None, tensor.storage_layout):
         if layout is None:
             layout = tensor.storage_layout if stored else torch.sparse_coo
