@@ -138,7 +138,7 @@ def test_packed_storage_goes_out_as_csr():
     assert torch.equal(out.to_dense(), x.to_tensor(0))
     heads = x.unflatten(2, (2, 2)).transpose(1, 2)
     assert torch.equal(heads.to_torch_sparse().to_dense(), heads.to_tensor(0))
-    with pytest.raises(ValueError, match="torch.jagged is no layout of torch.sparse"):
+    with pytest.raises(ValueError, match=r"torch\.jagged is no layout of torch\.sparse"):
         x.to_torch_sparse(layout=torch.jagged)
 
 
