@@ -77,11 +77,16 @@ _to_other_storage = refused(
     reason=NOT_DENSE,
     instead="Fill it first, x.to_tensor(0), and keep x.get_mask() beside it",
 )
+_OF_TORCH = "it works on a sparse tensor of torch's own, in which what is absent is zero"
 _with_sparse = refused(
-    aten.sparse_sampled_addmm.default,
     aten._sparse_mm_reduce_impl.default,
     aten._sparse_addmm.default,
     aten.sparse_mask.default,
-    reason="it works on a sparse tensor of torch's own, in which what is absent is zero",
+    reason=_OF_TORCH,
     instead="Fill the masked operands first, x.to_tensor(0), or work with dense tensors throughout",
+)
+sampled_addmm = refused(
+    aten.sparse_sampled_addmm.default,
+    reason=_OF_TORCH,
+    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
 )
