@@ -64,7 +64,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 
 # In every layout; the others in two of them.
-EVERYWHERE = ("elementwise", "beside dense", "mean of rows", "transpose")
+EVERYWHERE = ("elementwise", "beside dense", "mean of rows", "transpose", "product")
 
 
 @pytest.mark.parametrize(

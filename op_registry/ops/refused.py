@@ -77,12 +77,12 @@ _to_other_storage = refused(
     reason=NOT_DENSE,
     instead="Fill it first, x.to_tensor(0), and keep x.get_mask() beside it",
 )
+_OF_TORCH = "it works on a sparse tensor of torch's own, in which what is absent is zero"
 _with_sparse = refused(
-    aten.sparse_sampled_addmm.default,
     aten._sparse_mm_reduce_impl.default,
     aten._sparse_addmm.default,
     aten.sparse_mask.default,
-    reason="it works on a sparse tensor of torch's own, in which what is absent is zero",
+    reason=_OF_TORCH,
     instead="Fill the masked operands first, x.to_tensor(0), or work with dense tensors throughout",
 )
 _part_of_sparse = refused(
@@ -104,4 +104,9 @@ _part_of_sparse = refused(
     reason="it asks for a part of one of torch's own sparse tensors, and the layout of a masked tensor is strided "
     "whatever it is stored in (x.storage_layout, x.nnz)",
     instead="Call it on x.to_torch_sparse()",
+)
+sampled_addmm = refused(
+    aten.sparse_sampled_addmm.default,
+    reason=_OF_TORCH,
+    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
 )

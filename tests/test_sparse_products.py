@@ -1,0 +1,168 @@
+"""Matrix products with sparse storage: what dense storage gives, without ever storing densely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import masked_dispatch as md
+from op_registry.products import Placed, multiply, sample
+
+LAYOUTS = {
+    "coo": torch.sparse_coo,
+    "csr": torch.sparse_csr,
+    "csc": torch.sparse_csc,
+    "bsr": torch.sparse_bsr,
+    "bsc": torch.sparse_bsc,
+}
+M, K, N = 6, 4, 8
+
+
+def masked(*shape: int, seed: int = 0, density: float = 0.5, dtype: torch.dtype = torch.float64) -> md.MaskedTensor:
+    """Values of both signs, and NaN where invalid; the first row has nothing valid."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(shape, generator=generator) < density
+    mask[..., 0, :] = False
+    data = torch.where(mask, torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype), torch.nan)
+    return md.masked_tensor(data, mask)
+
+
+def plain(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def stored(x: md.MaskedTensor, layout: str) -> md.MaskedTensor:
+    return x.to_layout(LAYOUTS[layout], blocksize=(2, 2) if layout[0] == "b" else None)
+
+
+# A function of a sparse matrix (M, K), or a batch of them, and of other operands.
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {
+    "matrix by plain": (torch.mm, (lambda: plain(K, N),)),
+    "matrix by masked": (torch.matmul, (lambda: masked(K, N, seed=2),)),
+    "plain by matrix": (lambda x, y: y @ x, (lambda: plain(3, M),)),
+    "masked by matrix": (lambda x, y: y @ x, (lambda: masked(3, M, seed=2),)),
+    "matrix by vector": (torch.mv, (lambda: plain(K),)),
+    "matrix by masked vector": (torch.matmul, (lambda: masked(2, K, seed=3)[1],)),
+    "vector by matrix": (lambda x, y: y @ x, (lambda: plain(M),)),
+    "matrix by its transpose": (lambda x: x @ x.t(), ()),
+    "linear": (F.linear, (lambda: plain(N, K), lambda: plain(N))),
+    "linear without bias": (F.linear, (lambda: plain(N, K),)),
+    "linear of masked parameters": (F.linear, (lambda: masked(N, K, seed=2), lambda: masked(2, N, seed=3)[1])),
+    "addmm": (lambda x, s, y: torch.addmm(s, x, y, beta=0.5, alpha=2), (lambda: plain(N), lambda: plain(K, N))),
+    "addmm of masked": (lambda x, s, y: torch.addmm(s, x, y), (lambda: masked(M, N, seed=4), lambda: plain(K, N))),
+    "beta = 0": (lambda x, s, y: torch.addmm(s, x, y, beta=0), (lambda: masked(M, N, seed=4), lambda: plain(K, N))),
+    "sampled": (lambda x, a, b: torch.addmm(x, a, b, beta=2, alpha=3), (lambda: plain(M, 3), lambda: plain(3, K))),
+    "sampled of masked": (torch.addmm, (lambda: masked(M, 3, seed=5), lambda: masked(3, K, seed=6))),
+}
+BATCHED: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {
+    "batch by batch": (torch.bmm, (lambda: plain(2, K, N),)),
+    "batch by masked batch": (torch.bmm, (lambda: masked(2, K, N, seed=2),)),
+    "batch by matrix": (torch.matmul, (lambda: plain(K, N),)),
+    "linear of a batch": (F.linear, (lambda: plain(N, K), lambda: plain(N))),
+}
+
+
+def leaves(*tensors: Any) -> list[Any]:
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def filled(x: Tensor | None) -> Any:
+    if x is None:  # nothing came back, where with beta = 0 dense storage gives zeros
+        return torch.zeros(M, N, dtype=torch.float64)
+    return x.to_dense().to_tensor(0) if isinstance(x, md.MaskedTensor) else x
+
+
+def check(layout: str, function: Callable[..., Tensor], x: md.MaskedTensor, others: list[Tensor]) -> None:
+    dense, *beside = leaves(x, *others)
+    sparse, *beside_sparse = leaves(stored(x, layout), *others)
+    expected = function(dense, *beside)
+    with md.densify("never"):
+        found = function(sparse, *beside_sparse)
+        assert torch.equal(found.to_dense().get_mask(), expected.get_mask())
+        torch.testing.assert_close(filled(found), filled(expected))
+        found.square().sum().to_tensor(0).backward()
+    expected.square().sum().to_tensor(0).backward()
+    for mine, others_ in zip([sparse, *beside_sparse], [dense, *beside], strict=True):
+        torch.testing.assert_close(filled(mine.grad), filled(others_.grad))
+    assert sparse.grad.storage_layout is LAYOUTS[layout]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_product_is_that_of_dense_storage(layout, name):
+    function, others = PRODUCTS[name]
+    check(layout, function, masked(M, K), [make() for make in others])
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_product_of_batches_is_that_of_dense_storage(layout, name):
+    function, others = BATCHED[name]
+    check(layout, function, masked(2, M, K), [make() for make in others])
+
+
+def test_sampled_addmm_of_a_masked_tensor_is_addmm_in_its_places():
+    x, a, b = masked(M, K).to_sparse_csr(), plain(M, 3), plain(3, K)
+    with md.densify("never"):
+        found = torch.sparse.sampled_addmm(x, a, b, beta=2.0, alpha=3.0)
+    assert torch.equal(found.get_mask(), x.get_mask())
+    torch.testing.assert_close(filled(found), filled(x.to_dense() * 2 + 3 * (a @ b)))
+
+
+@pytest.mark.parametrize("shape", [(0, K), (M, 0), (0, 0)])
+def test_of_nothing_there_is_what_dense_storage_gives(shape):
+    x = md.masked_tensor(torch.ones(shape), torch.ones(shape, dtype=torch.bool))
+    other = torch.ones(shape[1], 3)
+    found, expected = x.to_sparse_csr() @ other, x @ other
+    assert torch.equal(found.get_mask(), expected.get_mask())
+    assert torch.equal(filled(found), filled(expected))
+
+
+def test_nothing_stored_gives_nothing_valid():
+    x = md.masked_tensor(torch.ones(M, K), torch.zeros(M, K, dtype=torch.bool)).to_sparse_csr()
+    assert not (x @ torch.ones(K, N)).get_mask().any()
+    assert (x @ x.t()).nnz == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.complex64])
+def test_every_dtype_multiplies(dtype):
+    mask = torch.rand(M, K, generator=torch.Generator().manual_seed(0)) < 0.5
+    x = md.masked_tensor((plain(M, K) * 3).to(dtype), mask)
+    y = (plain(K, N) * 3).to(dtype)
+    with md.densify("never"):
+        found = x.to_sparse_csr() @ y
+    assert found.dtype is dtype
+    torch.testing.assert_close(filled(found), filled(x @ y), rtol=1e-2, atol=1e-2)
+
+
+def test_shapes_that_do_not_fit_raise_torchs_own_error():
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(6x4 and 6x4\)"):
+        masked(M, K).to_sparse() @ plain(M, K)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_kernels_have_derivatives_of_every_order(in_order):
+    """What multiply and sample say of themselves: each is the derivative of the other."""
+    mask = torch.rand(5, 4, generator=torch.Generator().manual_seed(3)) < 0.6
+    row, column = mask.nonzero(as_tuple=True)
+    if not in_order:
+        shuffled = torch.randperm(len(row), generator=torch.Generator().manual_seed(4))
+        row, column = row[shuffled], column[shuffled]
+    placed = Placed(row, column, 5, 4, in_order=in_order)
+    values, dense, left, right = plain(len(row)), plain(4, 3), plain(5, 3, seed=2), plain(4, 3, seed=3)
+    whole = torch.zeros(5, 4, dtype=torch.float64).index_put((row, column), values)
+    torch.testing.assert_close(multiply(values, dense, placed), whole @ dense)
+    torch.testing.assert_close(sample(left, right, placed), (left @ right.t())[row, column])
+    for function, arguments in ((multiply, (values, dense)), (sample, (left, right))):
+        inputs = [a.clone().requires_grad_() for a in arguments]
+        assert gradcheck(lambda *a, f=function: f(*a, placed), inputs)
+        assert gradgradcheck(lambda *a, f=function: f(*a, placed), inputs)
+        # The plain formula, which a graph and other dtypes take, says the same.
+        narrow = [a.to(torch.complex128) for a in arguments]
+        torch.testing.assert_close(function(*narrow, placed).real, function(*arguments, placed))
