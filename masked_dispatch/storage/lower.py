@@ -36,7 +36,7 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     meaning = resolve(op)
     why = "its rule works on dense storage"
     if meaning.rule is not None and meaning.base is op:
-        if meaning.rule.category is REFUSED:
+        if meaning.rule.category is REFUSED and not meaning.rule.lowerings:
             return meaning.rule.bind(op)(*args, **kwargs)
         enter = _raw if below else open_any
         records = [map_tensors(enter, a, Tensor) for a in args]
