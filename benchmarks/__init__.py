@@ -2,6 +2,7 @@
 
 overhead     what one small eager call costs, beside plain torch, torch.masked and NestedTensor
 reductions   compiled masked reductions, beside hand-written torch.where and a one-pass kernel
+conversions  dense to sparse storage and back, beside torch.sparse and scipy: time, and peak memory
 untouched    what plain tensors, and the import, pay for the library
 
 Only ratios are goals. Candidates run side by side in one process, interleaved, on one thread and in thread CPU time,

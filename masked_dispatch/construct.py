@@ -9,9 +9,11 @@ from torch import Tensor
 
 from masked_dispatch.compile import teach_inductor
 from masked_dispatch.interception import recording, under_transform
+from masked_dispatch.storage.interchange import from_torch_sparse
 from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
 from op_registry import MaskedSemanticsError, registry
+from op_registry.patterns import LAYOUTS, PACKED
 from op_registry.records import being_traced
 
 
@@ -23,34 +25,46 @@ def is_masked_tensor(value: Any) -> bool:
 def masked_tensor(data: Any, mask: Any = None, *, requires_grad: bool = False) -> MaskedTensor:
     """A new masked tensor from copies of data and mask, a leaf, as torch.tensor makes one.
 
-    data  a plain tensor of any shape and dtype (or what torch.as_tensor takes)
+    data  a plain tensor of any shape and dtype (or what torch.as_tensor takes). One of torch's sparse tensors, of any
+          layout, is stored as it is: what it specifies is valid, and `mask` takes from that
     mask  bool, or integers 0 and 1, True where valid; of data's shape or broadcastable to it; None: all valid
 
     Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit, and
     RuntimeError, as torch.tensor does, where data of this dtype cannot require grad.
     """
-    data = as_data(data)
+    data = as_data(data, sparse=True)
     if mask is not None:
         mask = check_mask(data, mask)
+    if data.layout is not torch.strided:
+        data = from_torch_sparse(data.detach().clone())
+        data = data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
+        return data.requires_grad_(_checked(data, requires_grad))
     copy = torch.ops.masked_dispatch.masked_tensor(data.detach(), mask, book())
-    if requires_grad:
-        if not (copy.is_floating_point() or copy.is_complex()):
-            raise RuntimeError(
-                f"Only Tensors of floating point and complex dtype can require gradients; the data is {data.dtype}"
-            )
-        copy.requires_grad_(True)
-    return copy
+    return copy.requires_grad_(_checked(copy, requires_grad))
+
+
+def _checked(tensor: Tensor, requires_grad: bool) -> bool:
+    if requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise RuntimeError(
+            f"Only Tensors of floating point and complex dtype can require gradients; the data is {tensor.dtype}"
+        )
+    return requires_grad
 
 
 def as_masked_tensor(data: Any, mask: Any = None) -> MaskedTensor:
     """A masked tensor that shares memory with `data`; differentiable with respect to it.
 
     The mask's memory is shared where it is bool or int8 of data's shape and strides; otherwise it is copied. Data that
-    is already masked keeps its mask, intersected with `mask`.
+    is already masked keeps its mask, intersected with `mask`. One of torch's sparse tensors, of any layout, is stored
+    as it is: what it specifies is valid; elements that it lists twice are accumulated. Its gradient is sparse.
+
+    Raises as :func:`masked_tensor` does, and ValueError for a sparse tensor whose indices are not well formed.
     """
-    data = as_data(data)
+    data = as_data(data, sparse=True)
     if mask is not None:
         mask = check_mask(data, mask)
+    if data.layout is not torch.strided:
+        data = from_torch_sparse(data)
     if isinstance(data, MaskedTensor):
         return data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
     return torch.ops.masked_dispatch.as_masked_tensor(data, mask, book())
@@ -124,15 +138,22 @@ def book() -> str:
     return BOOK + registry.version
 
 
-def as_data(data: Any) -> Tensor:
-    """What may be masked: a strided tensor, or what torch.as_tensor makes one of."""
+SPARSE = tuple(layout for layout in LAYOUTS if layout is not PACKED)
+
+
+def as_data(data: Any, sparse: bool = False) -> Tensor:
+    """What may be masked: a strided tensor, or what torch.as_tensor makes one of; a sparse one too if `sparse`."""
     if not isinstance(data, Tensor):
         data = torch.as_tensor(data)
-    if data.layout is not torch.strided:
+    if data.layout in SPARSE and not sparse:
         raise MaskedSemanticsError(
-            f"data of layout {data.layout} and shape {tuple(data.shape)} cannot be masked yet; pass data.to_dense() "
-            f"and the mask of "
-            "its specified elements"
+            f"data of layout {data.layout} and shape {tuple(data.shape)} is taken by masked_tensor and "
+            "as_masked_tensor only, for which its specified elements are the valid ones; elsewhere pass "
+            "data.to_dense()"
+        )
+    if data.layout is not torch.strided and data.layout not in SPARSE:
+        raise MaskedSemanticsError(
+            f"data of layout {data.layout} and shape {tuple(data.shape)} cannot be masked; pass data.to_dense()"
         )
     if data.is_quantized:
         raise MaskedSemanticsError(

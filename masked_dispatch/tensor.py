@@ -198,6 +198,28 @@ class MaskedTensor(torch.Tensor):
         return dense if dtype is None else dense.to(dtype)  # type: ignore[return-value]
 
     @never_compiled
+    def to_torch_sparse(
+        self,
+        fill: Any = None,
+        *,
+        layout: torch.layout | None = None,
+        sparse_dim: int | None = None,
+        blocksize: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """One of torch's own sparse tensors, which specifies the valid elements, zeros among them; differentiable.
+
+        fill    for invalid elements inside of blocks, or of what hybrid storage stores whole; None: they are an error
+        layout  one of torch's five sparse layouts; None: the one it is stored in, COO for dense storage
+        sparse_dim, blocksize  as for :meth:`to_layout`
+
+        Raises ValueError for invalid elements in blocks without a `fill`, and for batches of a compressed layout that
+        store different numbers of values, which torch cannot hold.
+        """
+        from masked_dispatch.storage.interchange import to_torch_sparse
+
+        return to_torch_sparse(self, fill, layout, sparse_dim, blocksize)
+
+    @never_compiled
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         from masked_dispatch.printing import describe
 

@@ -98,7 +98,9 @@ class Pattern:
 
     def at(self) -> Tensor:
         """The position of every stored element in a tensor of `sizes`, int64 of shape (stored,)."""
-        return self.remembered("at", lambda: linear(self.places(), self.sizes))
+        return self.remembered(
+            "at", lambda: self.positions() if self.block is None else linear(self.places(), self.sizes)
+        )
 
     def viewed(self, sizes: Sequence[int], layout: torch.layout) -> Pattern:
         """The same elements of a tensor viewed in other sizes; the same object each time, to be recognised by."""
@@ -116,10 +118,26 @@ class Pattern:
         """
 
         def keys() -> Tensor:
-            listed = linear(self._ordered(self._listed()), self._ordered(self._listed_sizes()))
+            listed = linear(self._ordered(self.listed()), self._ordered(self.listed_sizes()))
             return torch.cat([listed, listed.new_full((1,), torch.iinfo(torch.int64).max)])
 
         return self.remembered("keys", keys)
+
+    def positions(self) -> Tensor:
+        """The position of each listed element (or block) in a dense tensor of them all: int64, (listed,)."""
+        sizes = self.listed_sizes()
+        if self.layout is torch.sparse_coo:
+            return linear(self.listed(), sizes)
+        compressed, plain = self.pieces
+        rows, columns = sizes[-2:]
+        line = torch.arange(compressed.shape[0] - 1, device=self.device)
+        if self.layout in BY_COLUMN:
+            first = line if len(sizes) == 2 else line // columns * (rows * columns) + line % columns
+            step = columns
+        else:
+            first, step = line * columns, 1
+        first = torch.repeat_interleave(first, compressed.diff(), output_size=plain.shape[0])
+        return first.add_(plain, alpha=step)
 
     def find(self, places: Places) -> tuple[Tensor, Tensor]:
         """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
@@ -129,7 +147,7 @@ class Pattern:
             rows, columns = self.block
             inside = places[-2] % rows * columns + places[-1] % columns
             listed = (*places[:-2], places[-2] // rows, places[-1] // columns)
-            sizes = self._listed_sizes()
+            sizes = self.listed_sizes()
         wanted, keys = linear(self._ordered(listed), self._ordered(sizes)), self.keys()
         position = torch.searchsorted(keys, wanted)
         found = keys[position] == wanted
@@ -140,14 +158,16 @@ class Pattern:
 
     def fold(self, flat: Tensor) -> Tensor:
         """Values one after another, as the pattern lists them: in blocks, where it has some."""
-        return flat if self.block is None else flat.reshape(-1, *self.block, *flat.shape[1:])
+        if self.block is None:
+            return flat
+        return flat.unflatten(0, (-1, *self.block))
 
-    def _listed(self) -> Places:
-        """The place of each listed element or block, in units of blocks."""
+    def listed(self) -> Places:
+        """The place of each listed element or block, in units of blocks; in the dtype of the pieces or int64."""
         if self.layout is torch.sparse_coo:
             return tuple(self.pieces[0].unbind(0))
         compressed, plain = self.pieces
-        sizes = self._listed_sizes()
+        sizes = self.listed_sizes()
         lines = compressed.shape[0] - 1
         line = torch.repeat_interleave(
             torch.arange(lines, device=self.device), compressed.diff(), output_size=plain.shape[0]
@@ -158,13 +178,14 @@ class Pattern:
         rest = (plain, own) if self.layout in BY_COLUMN else (own, plain)
         return (*batch, *rest)
 
-    def _listed_sizes(self) -> tuple[int, ...]:
+    def listed_sizes(self) -> tuple[int, ...]:
+        """Sizes of the sparse dimensions, in units of blocks."""
         if self.block is None:
             return self.sizes
         return (*self.sizes[:-2], self.sizes[-2] // self.block[0], self.sizes[-1] // self.block[1])
 
     def _places(self) -> Places:
-        listed = tuple(p.to(torch.int64) for p in self._listed())
+        listed = tuple(p.to(torch.int64) for p in self.listed())
         if self.block is None:
             return listed
         rows, columns = self.block
@@ -195,7 +216,15 @@ def in_order(layout: torch.layout, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def linear(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """One number for each place: its position in a tensor of `sizes`, int64."""
+    """One number for each place: its position in a tensor of `sizes`, int64.
+
+    Raises ValueError for a tensor with more places than int64 can number (torch makes none).
+    """
+    if all(type(size) is int for size in sizes) and math.prod(sizes) > 2**63:
+        raise ValueError(
+            f"a tensor of sizes {tuple(sizes)} has {math.prod(sizes):,} places, more than int64 can number: "
+            "leave some dimensions dense, or split it"
+        )
     total = torch.zeros_like(places[0], dtype=torch.int64)
     for place, size in zip(places, sizes, strict=True):
         total = total * size + place

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from op_registry.accumulate import accumulate, dtype_of_sum
 from op_registry.broadcast import aligned, present
+from op_registry.conversions import blocked, in_chunks, sorted_order, sparse_parts
 from op_registry.merging import merged
 from op_registry.patterns import (
     BY_COLUMN,
@@ -83,7 +84,7 @@ class Sparse:
         """The values one after another, (stored, *dense)."""
         if self.pattern.block is None:
             return self.values
-        return self.values.moved(lambda t: t.reshape(-1, *self.dense_sizes))
+        return self.values.moved(lambda t: t.flatten(0, 2))
 
     def folded(self, flat: Dense) -> Sparse:
         """Other values, given one after another, in the same places."""
@@ -122,23 +123,28 @@ class Sparse:
 
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
-    flat, at = x.flat, x.pattern.at()
-    number = math.prod(x.pattern.sizes)
-    signed = torch.int8 if flat.dtype.is_floating_point and flat.dtype.itemsize == 1 else SIGNED.get(flat.dtype)
+    position, values = x.pattern.positions(), x.values
+    signed = torch.int8 if x.dtype.is_floating_point and x.dtype.itemsize == 1 else SIGNED.get(x.dtype)
     if signed is not None:  # torch cannot write single elements of these
-        empty = flat.data.new_zeros((number, *x.dense_sizes)).view(signed)
-        data = empty.index_copy(0, at, flat.data.view(signed)).view(flat.dtype)
+        whole = _spread(x.pattern, position, values.data.view(signed)).view(x.dtype)
     else:
-        data = flat.data.new_zeros((number, *x.dense_sizes)).index_copy(0, at, flat.data)
+        whole = _spread(x.pattern, position, values.data)
+    if values.validity is not None:
+        return Dense(whole, _spread(x.pattern, position, as_int8(present(values))))
     # Where stored elements are valid throughout, one validity for each will do.
-    inside = x.dense_sizes if flat.validity is not None else (1,) * len(x.dense_sizes)
-    there = (
-        as_int8(present(flat))
-        if flat.validity is not None
-        else flat.data.new_ones((at.shape[0], *inside), dtype=torch.int8)
-    )
-    validity = torch.zeros((number, *inside), dtype=torch.int8, device=x.device).index_copy(0, at, there)
-    return Dense(data.reshape(x.shape), validity.reshape(*x.pattern.sizes, *inside))
+    there = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
+    validity = _spread(x.pattern, position, there)
+    return Dense(whole, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
+
+
+def _spread(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
+    """Values as a pattern lists them, at their positions among zeros."""
+    grid, inner = pattern.listed_sizes(), values.shape[1:]
+    whole = values.new_zeros((math.prod(grid), *inner)).index_copy(0, position, values).reshape(*grid, *inner)
+    if pattern.block is None:
+        return whole
+    whole = whole.transpose(len(grid) - 1, len(grid))
+    return whole.reshape(*pattern.sizes, *inner[2:])
 
 
 def from_dense(
@@ -157,6 +163,11 @@ def from_dense(
     validity = aligned(x)
     if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
         return _whole_rows(x, validity, layout, dims)
+    if block is not None:
+        check_blocks(x.shape[:dims], layout, block)
+    if in_chunks(x):
+        pattern, data, inside = sparse_parts(x, layout, dims, block)
+        return Sparse(Dense(data, inside), pattern)
     validity = x.full_validity
     whole = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
     some = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
@@ -164,13 +175,34 @@ def from_dense(
         some = whole.new_zeros(x.shape[:dims])
     if block is not None:
         return _blocks_of_dense(x, whole, some, layout, block)
-    places = as_bool(some).nonzero(as_tuple=True)
-    sizes = x.shape[:dims]
-    if layout in BY_COLUMN:
-        order = order_of(layout, places, sizes)
-        places = tuple(p[order] for p in places)
+    places = nonzero_in_order(layout, some)
     inside = whole[places] if dims < x.ndim and validity is not None else None
-    return Sparse(Dense(x.data[places], inside), pattern_of(layout, places, sizes))
+    return Sparse(Dense(x.data[places], inside), pattern_of_mask(layout, places, some))
+
+
+def nonzero_in_order(layout: torch.layout, mask: Tensor) -> Places:
+    """Where a mask is 1, in the order of a layout."""
+    turned = mask.transpose(-1, -2) if layout in BY_COLUMN else mask
+    return in_order(layout, as_bool(turned).nonzero(as_tuple=True))
+
+
+def pattern_of_mask(layout: torch.layout, places: Places, mask: Tensor) -> Pattern:
+    """The pattern of the `places` where an int8 mask is 1, which come in the order of a layout."""
+    if layout is torch.sparse_coo:
+        return pattern_of(layout, places, mask.shape)
+    by_column = layout in BY_COLUMN
+    ends = mask.sum(-2 if by_column else -1, dtype=torch.int64).reshape(-1).cumsum(0)
+    return Pattern(
+        layout, mask.shape, (torch.cat([ends.new_zeros(1), ends]), places[-2 if by_column else -1].contiguous())
+    )
+
+
+def check_blocks(sizes: Sequence[int], layout: torch.layout, block: tuple[int, int]) -> None:
+    """Refuse blocks that a layout does not have, or that do not fill a matrix."""
+    if layout not in OF_BLOCKS:
+        raise ValueError(f"{layout} has no blocks")
+    if sizes[-2] % block[0] or sizes[-1] % block[1]:
+        raise ValueError(f"blocks of {block} do not divide a matrix of {tuple(sizes[-2:])}")
 
 
 def _whole_rows(x: Dense, validity: Tensor | None, layout: torch.layout, dims: int) -> Sparse:
@@ -190,27 +222,13 @@ def _whole_rows(x: Dense, validity: Tensor | None, layout: torch.layout, dims: i
 
 
 def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
-    sizes = tuple(some.shape)
-    rows, columns = block
-    if sizes[-2] % rows or sizes[-1] % columns:
-        raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
-    dense = tuple(x.shape[len(sizes) :])
-    grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
-    batch = len(sizes) - 2
-
-    def blocked(t: Tensor, *rest: int) -> Tensor:
-        split = t.reshape(*sizes[:-2], grid[-2], rows, grid[-1], columns, *rest)
-        return split.transpose(batch + 1, batch + 2)
-
-    stored = blocked(some).flatten(-2).amax(-1)
-    places = as_bool(stored).nonzero(as_tuple=True)
-    if layout not in OF_BLOCKS:
-        raise ValueError(f"{layout} has no blocks")
-    order = order_of(layout, places, grid)
-    places = tuple(p[order] for p in places)
-    listing = pattern_of(layout, places, grid)
-    values = Dense(blocked(x.data, *dense)[places], blocked(whole, *dense)[places])
-    return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+    sizes, dims = tuple(some.shape), some.ndim
+    grid = (*sizes[:-2], sizes[-2] // block[0], sizes[-1] // block[1])
+    stored = blocked(some, dims, block).flatten(-2).amax(-1) if some.numel() else some.new_zeros(grid)
+    places = nonzero_in_order(layout, stored)
+    listing = pattern_of_mask(layout, places, stored)
+    validity = None if x.validity is None else blocked(whole, dims, block)[places]
+    return Sparse(Dense(blocked(x.data, dims, block)[places], validity), Pattern(layout, sizes, listing.pieces, block))
 
 
 def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = None) -> Sparse:
@@ -227,7 +245,20 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
     if {layout, x.pattern.layout} == {PACKED, torch.sparse_csr} and x.pattern.ndim == 2:
         return Sparse(x.values, Pattern(layout, x.pattern.sizes, x.pattern.pieces))
     flat, places = stored_valid(x)
-    return arranged(layout, places, flat, x.pattern.sizes)
+    sizes = x.pattern.sizes
+    if x.pattern.block is not None:
+        return arranged(layout, places, flat, sizes)
+    if (layout in BY_COLUMN) == (x.pattern.layout in BY_COLUMN):
+        return Sparse(flat, pattern_of(layout, places, sizes))
+    # Rows in order become columns in order, or the other way round, where elements are sorted by the new ones alone.
+    across = -1 if layout in BY_COLUMN else -2
+    lines = (*sizes[:-2], sizes[across])
+    order = sorted_order(linear((*places[:-2], places[across]), lines), math.prod(lines))
+    taken = flat.full_validity
+    return Sparse(
+        Dense(flat.data[order], None if taken is None else taken[order]),
+        pattern_of(layout, tuple(p[order] for p in places), sizes),
+    )
 
 
 def stored_valid(x: Sparse) -> tuple[Dense, Places]:
@@ -239,7 +270,8 @@ def stored_valid(x: Sparse) -> tuple[Dense, Places]:
     if x.pattern.block is None or flat.full_validity is None or being_traced(flat.data):
         return flat, places
     valid = as_int8(flat.full_validity)
-    kept = as_bool(valid.flatten(1).amax(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
+    there = as_bool(valid)
+    kept = (there.flatten(1).any(1) if there.ndim > 1 else there).nonzero()[:, 0]
     inside = valid[kept] if valid.ndim > 1 else None
     return Dense(flat.data[kept], inside), tuple(p[kept] for p in places)
 
@@ -258,21 +290,29 @@ def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -
         raise ValueError(f"{layout} needs a block size")
     rows, columns = block
     sizes = x.pattern.sizes
-    if sizes[-2] % rows or sizes[-1] % columns:
-        raise ValueError(f"blocks of {block} do not divide a matrix of {sizes[-2:]}")
+    check_blocks(sizes, layout, block)
     flat, places = stored_valid(x)
     grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
     of_block = (*places[:-2], places[-2] // rows, places[-1] // columns)
     extents = in_order(layout, grid)
-    listed, which = linear(in_order(layout, of_block), extents).unique(return_inverse=True)
+    listed, which = distinct(linear(in_order(layout, of_block), extents), math.prod(extents))
     at = in_order(layout, unraveled(listed, extents))
     inside = which * (rows * columns) + places[-2] % rows * columns + places[-1] % columns
     shape = (listed.shape[0] * rows * columns, *x.dense_sizes)
     data = flat.data.new_zeros(shape).index_copy(0, inside, flat.data)
     validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, inside, as_int8(present(flat)))
     listing = pattern_of(layout, at, grid)
-    values = Dense(data, validity).moved(lambda t: t.reshape(-1, rows, columns, *x.dense_sizes))
+    values = Dense(data, validity).moved(lambda t: t.reshape(listed.shape[0], rows, columns, *x.dense_sizes))
     return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+
+
+def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """The distinct ones of keys in [0, bound), ascending, and which of them each key is."""
+    if being_traced(keys) or bound > 8 * keys.shape[0] + 2**16:
+        listed, which = keys.unique(return_inverse=True)
+        return listed, which
+    there = torch.zeros(bound, dtype=torch.int8, device=keys.device).index_fill(0, keys, 1)
+    return as_bool(there).nonzero()[:, 0], (there.cumsum(0, dtype=torch.int64) - 1)[keys]
 
 
 def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence[int]) -> Sparse:
@@ -282,10 +322,10 @@ def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence
     """
     extents = in_order(layout, sizes)
     keys = linear(in_order(layout, places), extents)
-    if flat.validity is None:
+    if flat.validity is None and not being_traced(keys):
         listed, data = merged(keys, flat.data)
         return Sparse(Dense(data), pattern_of(layout, in_order(layout, unraveled(listed, extents)), sizes))
-    listed, which = keys.unique(return_inverse=True)
+    listed, which = distinct(keys, math.prod(extents))
     shape = (listed.shape[0], *flat.shape[1:])
     wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
     total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))

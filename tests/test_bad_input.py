@@ -67,11 +67,11 @@ MASK = torch.tensor([[T, T, F], [T, F, T]])
             id="mask requires grad",
         ),
         pytest.param(
-            DATA.to_sparse(),
+            DATA.to_mkldnn(),
             None,
             md.MaskedSemanticsError,
-            "data of layout torch.sparse_coo and shape (2, 3) cannot be masked yet; pass data.to_dense() and the mask",
-            id="sparse data",
+            "data of layout torch._mkldnn and shape (2, 3) cannot be masked; pass data.to_dense()",
+            id="other storage",
         ),
         pytest.param(
             DATA,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import harness, packed, reductions
+from benchmarks import conversions, harness, packed, reductions
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
 
 
@@ -53,6 +53,16 @@ def test_a_goal_knows_its_direction(measured: float, at_least: bool, reached: bo
 def test_what_could_not_be_measured_is_not_reached() -> None:
     assert not harness.Goal("", float("nan"), bound=2.0).reached
     assert not harness.Goal("", float("nan"), bound=2.0, at_least=True).reached
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")
+def test_conversions_that_are_compared_give_the_same() -> None:
+    for call in conversions.candidates(32, 0.3).values():  # ours are checked there
+        assert call() is not None
+    mine, torchs = (
+        conversions.converted(conversions.some_tensor(32, 0.3, whose), "csr") for whose in ("masked_dispatch", "torch")
+    )
+    assert [p.nbytes for p in conversions.pieces(mine)] == [p.nbytes for p in conversions.pieces(torchs)]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

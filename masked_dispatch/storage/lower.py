@@ -21,6 +21,7 @@ from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.accumulate import accumulate
+from op_registry.categories import REFUSED
 from op_registry.lowering import run_sparsely
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse, united
@@ -47,6 +48,8 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
                 if record is result:
                     return argument  # a rule that gives back what it was given means the argument itself
             return map_tensors(_close, result, (Dense, Sparse, Turned))
+        if meaning.rule.category is REFUSED:
+            return meaning.rule.bind(op)(*args, **kwargs)
     return _densely(op, args, kwargs, why)
 
 

@@ -90,3 +90,23 @@ sampled_addmm = refused(
     reason=_OF_TORCH,
     instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
 )
+_part_of_sparse = refused(
+    aten.indices.default,
+    aten._indices.default,
+    aten.values.default,
+    aten._values.default,
+    aten.crow_indices.default,
+    aten.col_indices.default,
+    aten.ccol_indices.default,
+    aten.row_indices.default,
+    aten.is_coalesced.default,
+    aten.coalesce.default,
+    aten.sparse_dim.default,
+    aten.dense_dim.default,
+    aten._nnz.default,
+    aten._dimI.default,
+    aten._dimV.default,
+    reason="it asks for a part of one of torch's own sparse tensors, and the layout of a masked tensor is strided "
+    "whatever it is stored in (x.storage_layout, x.nnz)",
+    instead="Call it on x.to_torch_sparse()",
+)

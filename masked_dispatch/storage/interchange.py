@@ -1,0 +1,392 @@
+"""torch.sparse tensors in and out: what is specified there is what is valid here.
+
+In: the pieces of a tensor of any of torch's five layouts, taken as they are where they list every element once and in
+order, accumulated where not. Indices that point nowhere are refused, whatever torch let pass.
+Out: the same the other way round. Both are differentiable, to any order: what is known of a tensor's indices is kept in
+a :class:`Structure`, and each direction is the other's derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.gradient import closed
+from masked_dispatch.interception import never_compiled
+from masked_dispatch.storage.boundary import closed_sparse, opened_sparse
+from masked_dispatch.storage.wrapper import SparselyStored
+from masked_dispatch.tensor import MaskedTensor
+from op_registry.lowering import values_at
+from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order, linear, pattern_of
+from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced, fill_where_invalid
+from op_registry.sparse import NotLowered, Sparse, coalesced
+from op_registry.turned import Turned
+
+
+@dataclass(frozen=True)
+class Structure:
+    """All of a torch.sparse tensor but its values.
+
+    layout, size  of the tensor
+    pieces        its index tensors, in the shapes that torch gives them: COO (sparse dimensions, n), which may list an
+                  element twice; the others (*batch, rows + 1) and (*batch, n)
+    block         rows and columns of a block, where the layout has blocks
+    coalesced     what a COO tensor says of itself
+    """
+
+    layout: torch.layout
+    size: tuple[int, ...]
+    pieces: tuple[Tensor, ...]
+    block: tuple[int, int] | None = None
+    coalesced: bool = False
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The batch dimensions, which torch's values and indices have in front."""
+        return () if self.layout is torch.sparse_coo else tuple(self.pieces[0].shape[:-1])
+
+    @property
+    def sparse_sizes(self) -> tuple[int, ...]:
+        """Sizes of the sparse dimensions and of the batch."""
+        if self.layout is torch.sparse_coo:
+            return self.size[: self.pieces[0].shape[0]]
+        return self.size[: len(self.batch) + 2]
+
+    def pattern(self) -> Pattern:
+        """Where the values are, batches one after another; in whatever order torch has them."""
+        if not self.batch:
+            return Pattern(self.layout, self.sparse_sizes, self.pieces, self.block)
+        compressed, plain = self.pieces
+        flat = compressed.reshape(-1, compressed.shape[-1])
+        each = plain.shape[-1]
+        before = torch.arange(flat.shape[0], device=flat.device, dtype=torch.int64)[:, None] * each
+        dtype = flat.dtype if flat.shape[0] * each <= torch.iinfo(flat.dtype).max else torch.int64
+        lines = (flat[:, 1:] + before).reshape(-1).to(dtype)
+        pieces = (torch.cat([lines.new_zeros(1), lines]), plain.reshape(-1).to(dtype))
+        return Pattern(self.layout, self.sparse_sizes, pieces, self.block)
+
+    def listed(self, values: Tensor) -> Tensor:
+        """torch's values as a pattern lists them."""
+        return values.flatten(0, len(self.batch)) if self.batch else values
+
+    def build(self, values: Tensor) -> Tensor:
+        """The torch.sparse tensor with `values`, which come as a pattern lists them."""
+        if self.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                self.pieces[0], values, self.size, is_coalesced=self.coalesced, check_invariants=False
+            )
+        if self.batch:
+            values = values.reshape(*self.pieces[1].shape, *values.shape[1:])
+        compressed, plain = self.pieces
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, self.size, layout=self.layout, check_invariants=False
+        )
+
+    def element_by_element(self, dense: int) -> Structure:
+        """The same elements as COO, with so many dense dimensions."""
+        places = self.pattern().places()
+        assert len(places) + dense == len(self.size)
+        return Structure(torch.sparse_coo, self.size, (torch.stack(places),))
+
+
+def structure_of(tensor: Tensor) -> Structure:
+    """The structure of a torch.sparse tensor; its indices are shared with it."""
+    tensor, size = tensor.detach(), tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        return Structure(tensor.layout, size, (tensor._indices(),), coalesced=tensor.is_coalesced())
+    if tensor.layout in BY_COLUMN:
+        pieces = (tensor.ccol_indices().detach(), tensor.row_indices().detach())
+    else:
+        pieces = (tensor.crow_indices().detach(), tensor.col_indices().detach())
+    block = None
+    if tensor.layout in OF_BLOCKS:
+        at = pieces[0].ndim
+        rows, columns = tensor.values().shape[at : at + 2]
+        block = (int(rows), int(columns))
+    return Structure(tensor.layout, size, pieces, block)
+
+
+class Specified(torch.autograd.Function):
+    """A torch.sparse tensor → the values that it specifies, as its pattern lists them."""
+
+    @staticmethod
+    @never_compiled
+    def forward(ctx: Any, tensor: Tensor, structure: Structure) -> Tensor:
+        ctx.structure = structure
+        ctx.to_keep = tensor.is_leaf
+        ctx.dense = len(structure.size) - len(structure.sparse_sizes)
+        ctx.set_materialize_grads(False)
+        return values_of(tensor, structure)
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return None, None
+        structure: Structure = ctx.structure
+        as_csr = structure.layout is torch.sparse_csr and not structure.batch and not ctx.dense
+        if ctx.to_keep and structure.layout is not torch.sparse_coo and not as_csr:
+            # torch can add to a .grad that is COO, or CSR of two dimensions; COO it takes as gradient of any layout.
+            grad = grad if structure.block is None else grad.flatten(0, 2)
+            structure = structure.element_by_element(ctx.dense)
+        return Built.apply(grad, structure), None
+
+
+class Built(torch.autograd.Function):
+    """Values, as a pattern lists them → a torch.sparse tensor that specifies them."""
+
+    @staticmethod
+    @never_compiled
+    def forward(ctx: Any, values: Tensor, structure: Structure) -> Tensor:
+        ctx.structure = structure
+        ctx.set_materialize_grads(False)
+        ctx.like = values.new_empty(()).expand(values.shape)
+        return structure.build(values.detach())
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        return (None if grad is None else values_in(grad, ctx.structure, ctx.like)), None
+
+
+def values_in(tensor: Tensor, structure: Structure, like: Tensor) -> Tensor:
+    """What a plain tensor, strided or sparse, has where `structure` lists values; 0 where it specifies nothing."""
+    lead = Sparse(Dense(like, None), structure.pattern())
+    record: Any = Dense(tensor, None)
+    if tensor.layout is not torch.strided:
+        record = record_of(tensor)
+    try:
+        found = values_at(record, lead)
+    except NotLowered:
+        found = values_at(Dense(tensor.to_dense(), None), lead)
+    return fill_where_invalid(found.data.expand(like.shape), found.full_validity, 0)
+
+
+def values_of(tensor: Tensor, structure: Structure) -> Tensor:
+    """The specified values as a pattern lists them, sharing memory, without derivatives."""
+    tensor = tensor.detach()
+    return structure.listed(tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()).detach()
+
+
+# ------------------------------------------------------------------------------------------------------------------ in
+
+
+def from_torch_sparse(tensor: Tensor) -> MaskedTensor:
+    """A torch.sparse tensor as masked tensor, stored alike: specified = valid. Differentiable; shares memory.
+
+    Elements that are listed twice are accumulated (half precision in float32, bool by "or"); a layout's order is
+    restored. Raises ValueError for indices that point nowhere, and for pieces that do not fit each other.
+    """
+    record = record_of(tensor)
+    return closed_sparse(record) if isinstance(record, Sparse) else closed(record)
+
+
+def record_of(tensor: Tensor) -> Dense | Sparse:
+    """The record of a torch.sparse tensor; a dense one where it has no sparse dimension."""
+    structure = structure_of(tensor)
+    known = not (being_traced(tensor) or tensor.device.type == "meta")
+    if known:
+        check_structure(structure, values_of(tensor, structure))
+    if tensor.requires_grad and torch.is_grad_enabled():
+        values: Tensor = Specified.apply(tensor, structure)
+    else:
+        values = values_of(tensor, structure)
+    if not structure.sparse_sizes:
+        return without_sparse_dimensions(values)
+    pattern = structure.pattern()
+    if not known or in_listed_order(pattern):
+        return Sparse(Dense(values, None), pattern)
+    grid = pattern.listed_sizes()
+    record = coalesced(
+        unblocked_order(pattern.layout), tuple(p.to(torch.int64) for p in pattern.listed()), Dense(values, None), grid
+    )
+    return Sparse(record.values, Pattern(pattern.layout, pattern.sizes, record.pattern.pieces, pattern.block))
+
+
+def unblocked_order(layout: torch.layout) -> torch.layout:
+    """The layout that lists elements in the order in which `layout` lists its blocks."""
+    return {torch.sparse_bsr: torch.sparse_csr, torch.sparse_bsc: torch.sparse_csc}.get(layout, layout)
+
+
+def without_sparse_dimensions(values: Tensor) -> Dense:
+    """What a COO tensor with dense dimensions alone is: the sum of its values, all invalid if there are none."""
+    wide = torch.int64 if values.dtype is torch.bool else accumulation_dtype(values.dtype)
+    total = values.to(wide).sum(0).to(values.dtype)
+    return Dense(total, None if values.shape[0] else torch.zeros_like(total, dtype=torch.int8))
+
+
+def in_listed_order(pattern: Pattern) -> bool:
+    """Whether every element is listed once, and in the order of the layout."""
+    if pattern.layout is torch.sparse_coo:
+        keys = linear(pattern.listed(), pattern.sizes)
+        return bool((keys[1:] > keys[:-1]).all())
+    compressed, plain = pattern.pieces
+    if plain.shape[0] < 2:
+        return True
+    descends = plain[1:] <= plain[:-1]
+    starts = compressed[1:-1].to(torch.int64) - 1
+    # The first of a line may be less than the last of the line before.
+    inside = starts[(starts >= 0) & (starts < descends.shape[0])]
+    return not bool(descends.index_fill(0, inside, False).any())
+
+
+def check_structure(structure: Structure, values: Tensor) -> None:
+    """Refuse pieces that do not fit each other, and indices that point nowhere."""
+    problem = (problem_of_coo if structure.layout is torch.sparse_coo else problem_of_compressed)(structure, values)
+    if problem:
+        raise ValueError(
+            f"a {structure.layout} tensor of shape {structure.size} is not well formed: {problem}. Make it with "
+            "check_invariants=True to hear of it where it comes from."
+        )
+
+
+def problem_of_coo(structure: Structure, values: Tensor) -> str | None:
+    indices = structure.pieces[0]
+    if indices.shape[1] == 0 or indices.shape[0] == 0:
+        return None
+    extremes = torch.stack([indices.amin(1), indices.amax(1)], 1).tolist()
+    for dim, ((low, high), size) in enumerate(zip(extremes, structure.sparse_sizes, strict=True)):
+        if low < 0 or high >= size:
+            return f"indices of dimension {dim} run from {low} to {high}, and it has {size} places"
+    return None
+
+
+def problem_of_compressed(structure: Structure, values: Tensor) -> str | None:
+    by_column = structure.layout in BY_COLUMN
+    names = ("ccol_indices", "row_indices") if by_column else ("crow_indices", "col_indices")
+    compressed, plain = structure.pieces
+    for name, piece in zip(names, structure.pieces, strict=True):
+        if piece.dtype not in (torch.int32, torch.int64):
+            return f"{name} are of dtype {piece.dtype}, not int64 or int32"
+    matrix = structure.size[len(structure.batch) : len(structure.batch) + 2]
+    block = structure.block or (1, 1)
+    if any(b < 1 or n % b for n, b in zip(matrix, block, strict=True)):
+        return f"blocks of {block} do not divide a matrix of {matrix}"
+    grid = (matrix[0] // block[0], matrix[1] // block[1])
+    lines, across = (grid[1], grid[0]) if by_column else grid
+    if compressed.shape[-1] != lines + 1:
+        return f"{names[0]} have {compressed.shape[-1]} entries for each matrix, and {lines} lines need {lines + 1}"
+    if tuple(plain.shape[:-1]) != structure.batch or tuple(structure.size[: len(structure.batch)]) != structure.batch:
+        return f"{names[0]} of shape {tuple(compressed.shape)} and {names[1]} of shape {tuple(plain.shape)} do not fit"
+    if values.shape[0] != math.prod(plain.shape):
+        return f"there are {values.shape[0]} values for {math.prod(plain.shape)} {names[1]}"
+    if 0 in compressed.shape:
+        return None
+    each = plain.shape[-1]
+    steps = compressed.diff(dim=-1)
+    facts = [
+        compressed[..., 0].amin(), compressed[..., 0].amax(), compressed[..., -1].amin(), compressed[..., -1].amax(),
+        *((steps.amin(), steps.amax()) if lines else (steps.new_zeros(()),) * 2),
+        *((plain.amin(), plain.amax()) if plain.numel() else (steps.new_zeros(()),) * 2),
+    ]  # fmt: skip
+    first_low, first, last_low, last, step_low, _, low, high = torch.stack([f.to(torch.int64) for f in facts]).tolist()
+    if first_low or first:
+        return f"{names[0]} begin with {first or first_low}, not with 0"
+    if last_low != each or last != each:
+        return f"{names[0]} end with {last if last != each else last_low}, and {each} {names[1]} are there"
+    if step_low < 0:
+        return f"{names[0]} descend by {-step_low}; they count the elements from line to line"
+    if plain.numel() and (low < 0 or high >= across):
+        return f"{names[1]} run from {low} to {high}, and there are {across} places"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------- out
+
+
+def to_torch_sparse(
+    tensor: MaskedTensor,
+    fill: Any,
+    layout: torch.layout | None,
+    sparse_dim: int | None,
+    blocksize: tuple[int, int] | None,
+) -> Tensor:
+    """See MaskedTensor.to_torch_sparse."""
+    if layout in (torch.strided, PACKED):
+        raise ValueError(f"{layout} is no layout of torch.sparse: x.to_tensor(fill) gives a plain strided tensor")
+    stored = isinstance(tensor, SparselyStored)
+    if isinstance(tensor, SparselyStored) and isinstance(opened_sparse(tensor), Turned):
+        tensor, stored = tensor._stored_densely(), False
+    if layout is None and tensor.storage_layout is PACKED:
+        layout = torch.sparse_csr  # which is packed storage under another name
+    if not stored or sparse_dim is not None or blocksize is not None or layout not in (None, tensor.storage_layout):
+        if layout is None:
+            layout = tensor.storage_layout if stored else torch.sparse_coo
+        if stored and blocksize is None and layout in OF_BLOCKS:
+            blocksize = tensor._pattern.block  # type: ignore[attr-defined]
+        tensor = tensor.to_layout(layout, sparse_dim=sparse_dim, blocksize=blocksize)
+    assert isinstance(tensor, SparselyStored)
+    record = opened_sparse(tensor)
+    assert isinstance(record, Sparse)
+    values, pattern = record.values, record.pattern
+    validity = values.full_validity
+    if validity is not None and tensor.device.type != "meta":
+        record = without_invalid(record)
+        values, pattern = record.values, record.pattern
+        if values.validity is not None and fill is None:
+            invalid = values.validity.numel() - int(as_int8(values.validity).sum(dtype=torch.int64))
+            raise ValueError(
+                f"{invalid} invalid elements lie among the valid ones of a "
+                f"masked tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout}"
+                f"{f' in blocks of {pattern.block}' if pattern.block else ' with dense dimensions'}, and a "
+                "torch.sparse tensor specifies all of them. Say what to put there: x.to_torch_sparse(fill); or list "
+                "elements one by one: x.to_torch_sparse(layout=torch.sparse_coo)."
+            )
+    structure = structure_for(pattern, tuple(tensor.shape))
+    data = fill_where_invalid(values.data, values.full_validity, fill) if values.validity is not None else values.data
+    if data.dtype is not tensor.dtype:
+        data = data.to(tensor.dtype)
+    if data.requires_grad and torch.is_grad_enabled():
+        result: Tensor = Built.apply(data, structure)
+        return result
+    return structure.build(data)
+
+
+def without_invalid(record: Sparse) -> Sparse:
+    """The record without what is listed and wholly invalid, and without a validity if that was all there was to it."""
+    pattern, values = record.pattern, record.values
+    valid = as_int8(values.full_validity)  # type: ignore[arg-type]
+    whole = valid.flatten(1) if valid.ndim > 1 else valid[:, None]
+    some = as_bool(whole.amax(1)) if whole.shape[1] else torch.zeros_like(whole.sum(1), dtype=torch.bool)
+    if bool(as_bool(valid).all()):
+        return Sparse(Dense(values.data), pattern)
+    if not bool(some.all()):
+        kept = some.nonzero()[:, 0]
+        places = tuple(p[kept].to(torch.int64) for p in pattern.listed())
+        listing = pattern_of(unblocked_order(pattern.layout), places, pattern.listed_sizes(), pattern.pieces[0].dtype)
+        pattern = Pattern(pattern.layout, pattern.sizes, listing.pieces, pattern.block)
+        values = Dense(values.data[kept], valid[kept])
+        valid = valid[kept]
+    return Sparse(Dense(values.data, None if bool(as_bool(valid).all()) else valid), pattern)
+
+
+def structure_for(pattern: Pattern, size: tuple[int, ...]) -> Structure:
+    """The structure of the torch.sparse tensor of `size` that has its values where `pattern` lists them."""
+    if pattern.layout is torch.sparse_coo:
+        return Structure(pattern.layout, size, (pattern.pieces[0].to(torch.int64),), coalesced=True)
+    batch = pattern.sizes[:-2]
+    compressed, plain = pattern.pieces
+    if not batch:
+        return Structure(pattern.layout, size, pattern.pieces, pattern.block)
+    lines = in_order(pattern.layout, pattern.listed_sizes())[-2]
+    matrices = math.prod(batch)
+    if lines and matrices:
+        counted = compressed.unfold(0, lines + 1, lines)
+        counted = counted - counted[:, :1]
+    else:
+        counted = compressed.new_zeros((matrices, lines + 1))
+    each = [0]
+    if compressed.device.type != "meta" and matrices:
+        each = sorted(set(counted[:, -1].tolist()))
+    if len(each) > 1:
+        raise ValueError(
+            f"the {matrices} matrices of a masked tensor of shape {size} store between {each[0]} and {each[-1]} "
+            f"{'blocks' if pattern.block else 'values'} each, and a batched {pattern.layout} tensor of torch's own "
+            "stores as many for each: use x.to_torch_sparse(layout=torch.sparse_coo)"
+        )
+    pieces = (counted.reshape(*batch, lines + 1), plain.reshape(*batch, each[0]))
+    return Structure(pattern.layout, size, pieces, pattern.block)
