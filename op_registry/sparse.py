@@ -282,7 +282,7 @@ def coalesced(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence
     """
     extents = in_order(layout, sizes)
     keys = linear(in_order(layout, places), extents)
-    if flat.validity is None:
+    if flat.validity is None and not being_traced(keys):
         listed, data = merged(keys, flat.data)
         return Sparse(Dense(data), pattern_of(layout, in_order(layout, unraveled(listed, extents)), sizes))
     listed, which = keys.unique(return_inverse=True)
