@@ -140,7 +140,7 @@ def to_dense(x: Sparse) -> Dense:
 def _spread(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
     """Values as a pattern lists them, at their positions among zeros."""
     grid, inner = pattern.listed_sizes(), values.shape[1:]
-    whole = values.new_zeros((math.prod(grid), *inner)).index_copy(0, position, values).reshape(*grid, *inner)
+    whole = values.new_zeros((math.prod(grid), *inner)).index_copy_(0, position, values).reshape(*grid, *inner)
     if pattern.block is None:
         return whole
     whole = whole.transpose(len(grid) - 1, len(grid))
@@ -311,7 +311,7 @@ def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     if being_traced(keys) or bound > 8 * keys.shape[0] + 2**16:
         listed, which = keys.unique(return_inverse=True)
         return listed, which
-    there = torch.zeros(bound, dtype=torch.int8, device=keys.device).index_fill(0, keys, 1)
+    there = torch.zeros(bound, dtype=torch.int8, device=keys.device).index_fill_(0, keys, 1)
     return as_bool(there).nonzero()[:, 0], (there.cumsum(0, dtype=torch.int64) - 1)[keys]
 
 

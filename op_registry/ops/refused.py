@@ -85,11 +85,6 @@ _with_sparse = refused(
     reason=_OF_TORCH,
     instead="Fill the masked operands first, x.to_tensor(0), or work with dense tensors throughout",
 )
-sampled_addmm = refused(
-    aten.sparse_sampled_addmm.default,
-    reason=_OF_TORCH,
-    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
-)
 _part_of_sparse = refused(
     aten.indices.default,
     aten._indices.default,
@@ -109,4 +104,9 @@ _part_of_sparse = refused(
     reason="it asks for a part of one of torch's own sparse tensors, and the layout of a masked tensor is strided "
     "whatever it is stored in (x.storage_layout, x.nnz)",
     instead="Call it on x.to_torch_sparse()",
+)
+sampled_addmm = refused(
+    aten.sparse_sampled_addmm.default,
+    reason=_OF_TORCH,
+    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
 )
