@@ -68,7 +68,10 @@ def run(rounds: int = 5) -> list[Goal]:
                 cells = []
                 for family in WORK:
                     stored = forms(x, family, density, structure)
-                    chosen = str(choice.choose(x, density, family, structure=structure).layout)
+                    choose = choice.choose(x, density, family, structure=structure)
+                    chosen = str(choose.layout)
+                    if choose.all_valid:
+                        stored[chosen] = choose.of(x)
                     if len(stored) == 1:
                         cells.append("only dense" if chosen in stored else f"not tried: {chosen}")
                         continue

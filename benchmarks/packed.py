@@ -8,16 +8,22 @@ padded batch with a bool mask for the keys; and on a NestedTensor.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
+from benchmarks.adagrad import resident
 from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
 
 BATCH, TIME, WIDTH, HEADS = 16, 512, 256, 4
+PRODUCTS, BY_HAND = "products of the valid tokens", "rows by hand"
 PACKED, WITH_BORDERS, PADDED, NESTED = "packed", "packed, from and to padded", "padded, bool mask", "NestedTensor"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -136,13 +142,32 @@ def candidates(backward: bool) -> dict[str, Call]:
         return F.scaled_dot_product_attention(q, k, v)
 
     return {
-        "products of the valid tokens": products.forward_backward if backward else products.forward,
+        PRODUCTS: products.forward_backward if backward else products.forward,
         PACKED: step(block, packed, packed.detach()),
         WITH_BORDERS: from_and_to_padded,
-        "rows by hand": step(with_weights(by_sequence(sizes)), rows, rows),
+        BY_HAND: step(with_weights(by_sequence(sizes)), rows, rows),
         PADDED: step(with_weights(on_padded), x, torch.where(there[..., None], x, 0)),
         NESTED: step(with_weights(attend_nested), nested, nested),
     }
+
+
+def peak_of(name: str, backward: bool) -> float:
+    """What a second run allocates at most, in MiB, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.packed", name, "backward" if backward else "forward"]
+    # An allocator that gives back what is freed, at once: what it kept of the first run would hide part of the peak.
+    eager = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"}
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=eager).stdout.split()[-1])
+
+
+def measure_peak(name: str, direction: str) -> float:
+    """The same, in this process: resident memory at its highest, less what was there before."""
+    torch.set_num_threads(1)
+    call = candidates(direction == "backward")[name]
+    call()
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
+    before = resident("VmRSS")
+    call()
+    return resident("VmHWM") - before
 
 
 def run(rounds: int = 9) -> list[Goal]:
@@ -151,15 +176,17 @@ def run(rounds: int = 9) -> list[Goal]:
     for name, backward in zip(progress(("forward", "forward and backward"), "packed"), (False, True), strict=True):
         calls = candidates(backward)
         measured = measure(calls, rounds=rounds, warm_up=1)
-        limit = measured["products of the valid tokens"]
+        limit = measured[PRODUCTS]
         timings = {candidate: timing(seconds, limit) for candidate, seconds in measured.items()}
+        peaks = {c: f"{peak_of(c, backward):.0f}" for c in timings if c != PRODUCTS} if sys.platform == "linux" else {}
         table = [
-            (candidate, duration(t.seconds), str(t), f"{t.low:.2f}–{t.high:.2f}") for candidate, t in timings.items()
+            (candidate, duration(t.seconds), str(t), f"{t.low:.2f}–{t.high:.2f}", peaks.get(candidate, "–"))
+            for candidate, t in timings.items()
         ]
         share = sum(lengths()) / (BATCH * TIME)
         print_table(
             f"transformer block, {name}: {BATCH} sequences of up to {TIME} tokens, {share:.0%} valid, width {WIDTH}",
-            ("", "time", "× products", "quartiles"),
+            ("", "time", "× products", "quartiles", "peak MiB"),
             table,
         )
         ours = timings[PACKED].ratio
@@ -169,3 +196,7 @@ def run(rounds: int = 9) -> list[Goal]:
             Goal(f"packed block, {name}, times as fast as nested", timings[NESTED].ratio / ours, 2.8, at_least=True),
         ]
     return goals
+
+
+if __name__ == "__main__":
+    print(measure_peak(*sys.argv[1:]))

@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from torch.library import Library
 
 from masked_dispatch.calls import Kernel, has_masked, rule_kernel, run_rule
-from masked_dispatch.elementwise import elementwise_kernel
+from masked_dispatch.elementwise import elementwise_kernel, reduction_kernel
 from masked_dispatch.interception import (
     DispatchKeySet,
     aten_overloads,
@@ -52,7 +52,7 @@ from masked_dispatch.writes import (
     update,
 )
 from op_registry import MaskedSemanticsError, registry, resolve
-from op_registry.categories import COMPOSITE, ELEMENTWISE, REFUSED
+from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
 from op_registry.records import being_traced, set_transform_probe
 from op_registry.resolve import Meaning
 from op_registry.rule import Rule
@@ -115,7 +115,9 @@ def kernel_of(meaning: Meaning) -> Kernel:
     if rule is not None and base is op:
         if is_view(op):
             return view_kernel(op, rule)
-        return elementwise_kernel(op, rule) if rule.category is ELEMENTWISE else rule_kernel(op, rule)
+        if rule.category is ELEMENTWISE:
+            return elementwise_kernel(op, rule)
+        return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
     if base is not None:
         compute = functional_call(op)
         return inplace_kernel(op, compute) if is_inplace(op) else out_kernel(op, compute, written_arguments(op))

@@ -1,4 +1,5 @@
-"""The short way for the commonest calls: elementwise operators with one or two operands, no derivative asked for.
+"""The short way for the commonest calls, no derivative asked for: elementwise operators with one or two operands, and
+reductions of what is valid everywhere.
 
 Everything else goes the general way. What these kernels leave out is bookkeeping only; the law is the same:
 the operator on the data, valid where every operand is.
@@ -25,7 +26,7 @@ from masked_dispatch.interception import (
 from masked_dispatch.storage.gradients import sum_of_gradients
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
-from op_registry.categories import run_elementwise
+from op_registry.categories import run_elementwise, run_reduction
 from op_registry.records import Dense, being_traced, intersect
 from op_registry.rule import Rule
 
@@ -64,6 +65,28 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         ):
             return general(keyset, x, *rest, **kwargs)
         return wrap(call(x._data, *rest), x._stored if x._family is None else lent_validity(x))
+
+    return kernel
+
+
+def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A reduction to one tensor: of what is valid everywhere it is torch's own, and so is what it costs."""
+    general, call, returns = rule_kernel(op, rule), direct_call(op), op._schema.returns
+    if rule.run is not run_reduction or len(returns) != 1 or str(returns[0].type) != "Tensor":
+        return general
+
+    def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        if (
+            kwargs
+            or type(x) is not MaskedTensor
+            or x._stored is not None
+            or x._family is not None
+            or (x.requires_grad and _grad_enabled())
+            or forward_ad._current_level >= 0
+            or not outside_of_transforms()
+        ):
+            return general(keyset, x, *rest, **kwargs)
+        return wrap(call(x._data, *rest), None)
 
     return kernel
 

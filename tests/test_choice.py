@@ -75,7 +75,11 @@ def test_columns_where_columns_are_reduced():
 def test_what_is_all_valid_or_not_measured_stays_dense():
     everything = {key: {64: 1.0} for key in CROSSOVERS}
     with md.storage.choosing(everything):
-        assert md.storage.choose(md.masked_tensor(torch.ones(64, 64))).layout is torch.strided
+        whole = md.masked_tensor(torch.ones(64, 64), torch.ones(64, 64, dtype=torch.bool)).to_sparse()
+        chosen = md.storage.choose(whole)
+        assert (chosen.layout, chosen.all_valid) == (torch.strided, True)
+        assert chosen.of(whole)._validity is None
+        assert torch.equal(chosen.of(whole).to_tensor(0), torch.ones(64, 64))
         assert md.storage.choose(torch.ones(64, 64)).layout is torch.strided
         assert md.storage.choose(some_tensor(), op="tril").why == "nothing is measured for tril"
 

@@ -38,8 +38,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "to csr": lambda x: x.to_sparse_csr().exp(),
     "to coo": lambda x: x.to_sparse().softmax(0),
     "to dense": lambda x: x.to_dense().exp(),
-    # P    "product": lambda x: x @ torch.linspace(0, 1, COLUMNS * 2).reshape(COLUMNS, 2),
-    # P    "linear": lambda x: F.linear(x, torch.linspace(0, 1, COLUMNS * 3).reshape(3, COLUMNS)),
+    "product": lambda x: x @ torch.linspace(0, 1, COLUMNS * 2).reshape(COLUMNS, 2),
+    "linear": lambda x: F.linear(x, torch.linspace(0, 1, COLUMNS * 3).reshape(3, COLUMNS)),
 }
 
 

@@ -397,3 +397,18 @@ def test_masked_parameters_take_torchs_step():
         parameter.square().sum().backward()
         optimizer.step()
     assert torch.equal(parameters[0].to_tensor(0), parameters[1].to_tensor(0))
+
+
+@pytest.mark.parametrize(
+    "cls", [md.optim.Adagrad, md.optim.SGD, md.optim.LazyAdam, torch.optim.Adagrad, torch.optim.SGD]
+)
+def test_gradients_of_packed_batches(cls):
+    gradient, parameters = some_gradient((2, 4, 6), 0), []
+    gradient = gradient.mask_with(gradient.get_mask()[..., :1])
+    for given in (gradient, gradient.to_packed()):
+        parameters.append(nn.Parameter(torch.ones(2, 4, 6)))
+        parameters[-1].grad = given
+        with md.densify("never"):
+            cls(parameters[-1:], lr=0.1).step()
+    assert torch.equal(*parameters)
+    assert torch.equal(parameters[0] != 1, gradient.get_mask())

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from masked_dispatch.construct import as_masked_tensor
 from masked_dispatch.storage.crossovers import CROSSOVERS
 from masked_dispatch.storage.gradients import masked_record
 from masked_dispatch.storage.wrapper import SparselyStored
@@ -62,11 +63,13 @@ class Choice:
     layout      torch.strided, a sparse layout, or torch.jagged (packed rows)
     sparse_dim  how many of the first dimensions are stored sparsely; None: all
     why         in words
+    all_valid   whether no mask is stored, because everything is valid
     """
 
     layout: torch.layout
     sparse_dim: int | None
     why: str
+    all_valid: bool = False
 
     def __str__(self) -> str:
         dims = "" if self.sparse_dim is None else f" with sparse_dim={self.sparse_dim}"
@@ -74,6 +77,8 @@ class Choice:
 
     def of(self, x: MaskedTensor) -> MaskedTensor:
         """The same tensor, stored so; differentiable."""
+        if self.all_valid:
+            return as_masked_tensor(x.to_dense().get_data())
         return x.to_layout(self.layout, sparse_dim=self.sparse_dim)
 
 
@@ -157,7 +162,8 @@ def choose(
     if family is None:
         return Choice(torch.strided, None, f"nothing is measured for {op}")
     if density == 1 or not shape:
-        return Choice(torch.strided, None, "all is valid: as plain torch" if shape else "there are no dimensions")
+        why = "all is valid: as plain torch, without a mask" if density == 1 else "there are no dimensions"
+        return Choice(torch.strided, None, why, all_valid=density == 1)
     crossover = crossover_of(family, shape, structure, override or {})
     if density >= crossover:
         side = f"quicker from a density of {crossover:.2g} on" if crossover else "quicker at every density"

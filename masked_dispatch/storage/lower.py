@@ -36,8 +36,6 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     meaning = resolve(op)
     why = "its rule works on dense storage"
     if meaning.rule is not None and meaning.base is op:
-        if meaning.rule.category is REFUSED and not meaning.rule.lowerings:
-            return meaning.rule.bind(op)(*args, **kwargs)
         enter = _raw if below else open_any
         records = [map_tensors(enter, a, Tensor) for a in args]
         named = {k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()}
@@ -50,6 +48,8 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
                 if record is result:
                     return argument  # a rule that gives back what it was given means the argument itself
             return map_tensors(_close, result, (Dense, Sparse, Turned))
+        if meaning.rule.category is REFUSED:
+            return meaning.rule.bind(op)(*args, **kwargs)
     return _densely(op, args, kwargs, why)
 
 

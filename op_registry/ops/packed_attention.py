@@ -92,8 +92,9 @@ def _at_once(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | No
 def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
     """One call of torch's kernel for each sequence, on its rows as they lie."""
     queries, keys = q.pattern.lengths(), k.pattern.lengths()
+    # Divided as they lie: gradients are then joined as they lie, and copied once.
     parts = [
-        _heads_first(x.values.data.unsqueeze(0)).split_with_sizes(lengths, -2)
+        map(_heads_first, x.values.data.unsqueeze(0).split_with_sizes(lengths, 1))
         for x, lengths in ((q, queries), (k, keys), (v, keys))
     ]
     outputs = []

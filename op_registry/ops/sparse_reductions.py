@@ -191,6 +191,8 @@ def last_slices(x: Any, normalized_shape: Sequence[int]) -> Segments:
     if first < 0 or not normalized_shape or tuple(x.shape[first:]) != tuple(normalized_shape) or 0 in x.shape:
         raise NotLowered("the shapes don't fit, or there is nothing in it")
     sparse = x.pattern.ndim
+    if first >= sparse:
+        raise NotLowered("the slices are rows of values: the rule itself runs on those, by torch's kernel (packed.py)")
     return Segments(x, range(first, sparse), [d - sparse + 1 for d in range(max(first, sparse), x.ndim)])
 
 
