@@ -265,4 +265,41 @@ void layer_norm_backward(
         for (int64_t i = 0; i < n; i++) dx[r * n + i] = or_else((gr[i] - total - yr[i] * dot) * scale, mr[i], 0);
     });
 }
+
+// Rows of a matrix in compressed storage: `ends` (rows + 1), `column` and `value` of each stored element.
+
+void csr_sum(const int64_t* ends, const float* value, float* out, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++) {
+        float total = 0;
+#pragma omp simd reduction(+ : total)
+        for (int64_t i = ends[r]; i < ends[r + 1]; i++) total += value[i];
+        out[r] = total;
+    }
+}
+
+void csr_amax(const int64_t* ends, const float* value, float* out, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++) {
+        float greatest = lowest;
+#pragma omp simd reduction(max : greatest)
+        for (int64_t i = ends[r]; i < ends[r + 1]; i++) greatest = value[i] > greatest ? value[i] : greatest;
+        out[r] = greatest;
+    }
+}
+
+// out (rows, width) = matrix · dense (columns, width), width a multiple of 128: eight vectors stay in registers.
+void csr_matmul(const int64_t* ends, const int64_t* column, const float* value, const float* dense, float* out,
+                int64_t rows, int64_t width) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t w = 0; w < width; w += 128) {
+            float total[128] = {0};
+            for (int64_t i = ends[r]; i < ends[r + 1]; i++) {
+                const float factor = value[i];
+                const float* row = dense + column[i] * width + w;
+#pragma omp simd
+                for (int64_t j = 0; j < 128; j++) total[j] += factor * row[j];
+            }
+            for (int64_t j = 0; j < 128; j++) out[r * width + w + j] = total[j];
+        }
+    }
+}
 }

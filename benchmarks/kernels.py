@@ -76,3 +76,16 @@ class OnePass:
         arguments = (self.x, self.mask, out, g, self.gradient)
         self._backward(*(_address(t) for t in arguments), *self._sizes)
         return self.gradient
+
+
+def rows_of_csr(name: str, ends: Tensor, values: Tensor, out: Tensor) -> None:
+    """One number for each row of a CSR matrix: "csr_sum" or "csr_amax" of float32 `values`, int64 `ends`."""
+    _function(name)(_address(ends), _address(values), _address(out), ctypes.c_int64(out.shape[0]))
+
+
+def csr_matmul(ends: Tensor, columns: Tensor, values: Tensor, dense: Tensor, out: Tensor) -> None:
+    """A CSR matrix by a dense one, whose width is a multiple of 128."""
+    rows, width = out.shape
+    assert width % 128 == 0
+    pieces = (_address(t) for t in (ends, columns, values, dense, out))
+    _function("csr_matmul")(*pieces, ctypes.c_int64(rows), ctypes.c_int64(width))
