@@ -286,19 +286,20 @@ void csr_amax(const int64_t* ends, const float* value, float* out, int64_t rows)
     }
 }
 
+typedef float Vector __attribute__((vector_size(64), aligned(4)));
+
 // out (rows, width) = matrix · dense (columns, width), width a multiple of 128: eight vectors stay in registers.
 void csr_matmul(const int64_t* ends, const int64_t* column, const float* value, const float* dense, float* out,
                 int64_t rows, int64_t width) {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t w = 0; w < width; w += 128) {
-            float total[128] = {0};
+            Vector total[8] = {};
             for (int64_t i = ends[r]; i < ends[r + 1]; i++) {
-                const float factor = value[i];
-                const float* row = dense + column[i] * width + w;
-#pragma omp simd
-                for (int64_t j = 0; j < 128; j++) total[j] += factor * row[j];
+                const Vector* row = reinterpret_cast<const Vector*>(dense + column[i] * width + w);
+                for (int j = 0; j < 8; j++) total[j] += value[i] * row[j];
             }
-            for (int64_t j = 0; j < 128; j++) out[r * width + w + j] = total[j];
+            Vector* result = reinterpret_cast<Vector*>(out + r * width + w);
+            for (int j = 0; j < 8; j++) result[j] = total[j];
         }
     }
 }

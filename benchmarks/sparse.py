@@ -39,15 +39,16 @@ def candidates(x: md.MaskedTensor) -> dict[str, dict[str, Call]]:
     ends, columns, values = pieces(x)
     size = x.shape[0]
     y = x * 2
+    doubled = pieces(y)[2]
     other = torch.randn(size, WIDTH)
     product, out = torch.empty(size, WIDTH), torch.empty(size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torchs = torch.sparse_csr_tensor(ends, columns, values, (size, size))
-        torchs_too = torch.sparse_csr_tensor(ends, columns, values * 2, (size, size))
+        torchs_too = torch.sparse_csr_tensor(ends, columns, doubled, (size, size))
     work: dict[str, dict[str, Call]] = {
         "x * y": {
-            LIMIT: lambda: values * values,
+            LIMIT: lambda: values * doubled,
             "masked_dispatch": lambda: x * y,
             "torch.sparse": lambda: torchs * torchs_too,
         },

@@ -24,6 +24,7 @@ from masked_dispatch.interception import (
     outside_of_transforms,
 )
 from masked_dispatch.storage.gradients import sum_of_gradients
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor, wrap
 from masked_dispatch.validity import lent_validity
 from op_registry.categories import run_elementwise, run_reduction
@@ -58,12 +59,16 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
             kwargs
-            or type(x) is not MaskedTensor
+            or (type(x) is not MaskedTensor and type(x) is not SparselyStored)
             or (x.requires_grad and _grad_enabled())
             or forward_ad._current_level >= 0
             or not outside_of_transforms()
         ):
             return general(keyset, x, *rest, **kwargs)
+        if isinstance(x, SparselyStored):
+            if being_traced(x._kept_values):
+                return general(keyset, x, *rest)
+            return x.storing(call(x._kept_values, *rest), x._kept_validity)
         return wrap(call(x._data, *rest), x._stored if x._family is None else lent_validity(x))
 
     return kernel
@@ -91,6 +96,23 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     return kernel
 
 
+def of_one_pattern(call: Any, x: SparselyStored, y: Any) -> SparselyStored | None:
+    """Two operands stored in one pattern, or one and a number: the operator on the values. None: not so simple."""
+    validity = x._kept_validity
+    if being_traced(x._kept_values) or (_grad_enabled() and x.requires_grad):
+        return None
+    if type(y) is not SparselyStored:
+        return x.storing(call(x._kept_values, y), validity)
+    if (
+        y._pattern is not x._pattern
+        or y._order != x._order
+        or y._kept_values.shape != x._kept_values.shape
+        or (_grad_enabled() and y.requires_grad)
+    ):
+        return None
+    return x.storing(call(x._kept_values, y._kept_values), intersect(validity, y._kept_validity))
+
+
 def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """Two tensor operands, or one and a number."""
     general, call = rule_kernel(op, rule), direct_call(op)
@@ -99,8 +121,13 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
         if adds and engine_run() >= 0 and called_by_engine(1):
             return sum_of_gradients(x, y)
-        if kwargs or type(x) is not MaskedTensor or forward_ad._current_level >= 0 or not outside_of_transforms():
+        if kwargs or forward_ad._current_level >= 0 or not outside_of_transforms():
             return general(keyset, x, y, **kwargs)
+        if type(x) is SparselyStored and (type(y) is SparselyStored or not isinstance(y, Tensor)):
+            result = of_one_pattern(call, x, y)
+            return general(keyset, x, y) if result is None else result
+        if type(x) is not MaskedTensor:
+            return general(keyset, x, y)
         validity = x._stored if x._family is None else lent_validity(x)
         if _grad_enabled() and (
             x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)

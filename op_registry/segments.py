@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.long_rows import IDENTITY, WIDTH, Chunks, pays
 from op_registry.patterns import BY_COLUMN, linear
 from op_registry.records import Dense, as_int8, being_traced
 from op_registry.sparse import Sparse
@@ -42,17 +43,38 @@ class Segments:
         if not self.kept:
             return t.sum(0, keepdim=True, dtype=t.dtype)
         if self.ends is not None and t.ndim == 1 and t.is_floating_point() and not being_traced(t):
-            total: Tensor = _Sum.apply(t, self.ends, self)
+            differentiable = t.requires_grad and torch.is_grad_enabled()
+            total: Tensor = _Sum.apply(t, self) if differentiable else self.sum_in_order(t)
             return total
         return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.line, t)
 
+    def sum_in_order(self, t: Tensor) -> Tensor:
+        """Σ over slices that lie one after another, (stored,) → (slices,), without derivative."""
+        return self._in_order(t, "sum")
+
+    def _in_order(self, t: Tensor, word: str) -> Tensor:
+        if t.shape[0] == 0:
+            return t.new_zeros(self.slices)
+        if pays(t.shape[0], self.slices, t):
+            width = WIDTH[word]
+            chunks = self.pattern.remembered(
+                ("chunks", self.along, width),
+                lambda: Chunks(self.ends, t.shape[0], width),  # type: ignore[arg-type]
+            )
+            reduced: Tensor = chunks.reduced(t.contiguous(), word)
+            return reduced
+        reduction = word if word == "sum" else word[1:]
+        return torch.segment_reduce(t, reduction, offsets=self.ends, axis=0, unsafe=True, initial=IDENTITY[word])
+
     def extremum(self, t: Tensor, word: str) -> Tensor:
-        """The greatest ("amax") or least ("amin") of each slice, without derivative; 0 in a slice that has none."""
+        """The greatest ("amax") or least ("amin") of each slice, without derivative; anything where there is none."""
         t = t.detach()
         if self.inside:
             t = torch.amax(t, self.inside, True) if word == "amax" else torch.amin(t, self.inside, True)
         if not self.kept and not being_traced(t):
             return getattr(torch, word)(t, 0, True) if t.shape[0] else t.new_zeros((1, *t.shape[1:]))
+        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and t.shape[0] and not being_traced(t):
+            return self._in_order(t, word)
         line = self.line.reshape(-1, *[1] * (t.ndim - 1)).expand(t.shape)
         empty = t.new_zeros((self.slices, *t.shape[1:]))
         return empty.scatter_reduce(0, line, t, word, include_self=False)
@@ -114,12 +136,10 @@ class _Sum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, t: Tensor, ends: Tensor, segments: Segments) -> Tensor:
+    def forward(ctx: Any, t: Tensor, segments: Segments) -> Tensor:
         ctx.segments = segments
-        if t.shape[0] == 0:
-            return t.new_zeros(segments.slices)
-        return torch.segment_reduce(t, "sum", offsets=ends, axis=0, unsafe=True, initial=0)
+        return segments.sum_in_order(t)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.segments.spread(grad), None, None
+        return ctx.segments.spread(grad), None

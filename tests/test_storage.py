@@ -235,3 +235,15 @@ def test_what_sparse_storage_cannot_do_yet_is_said():
     x = some_tensor((4, 6)).to_sparse()
     with pytest.raises(md.MaskedSemanticsError, match="and only dense storage is supported here yet"):
         md.functional.grad(lambda x: x.exp().sum().to_tensor(0))(x)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.parametrize("word", ["amax", "amin"])
+def test_the_extremum_of_a_slice_is_one_of_its_elements(layout, word):
+    """Neither 0, nor what an empty slice begins with."""
+    sign = -1 if word == "amax" else 1
+    x = md.masked_tensor(sign * torch.arange(1.0, 13).reshape(3, 4), torch.ones(3, 4, dtype=torch.bool).triu(1))
+    for dim in (0, 1):
+        found, expected = (getattr(t, word)(dim) for t in (x.to_layout(layout), x))
+        assert torch.equal(found.get_mask(), expected.get_mask())
+        assert torch.equal(found.to_tensor(0), expected.to_tensor(0))

@@ -90,6 +90,16 @@ class SparselyStored(MaskedTensor):
         self._kept_validity = record.values.full_validity
         self._pattern = record.pattern
 
+    def storing(self, values: Tensor, validity: Tensor | None) -> SparselyStored:
+        """Other values of the same shape and device in the same places, without derivatives: the short way to wrap."""
+        wrapper: SparselyStored = make_wrapper_subclass(
+            SparselyStored, self.shape, dtype=values.dtype, device=values.device, _extra_dispatch_keys=PRE_DISPATCH
+        )
+        make_data_pointer_raise(wrapper)
+        wrapper._kept_values, wrapper._kept_validity = values, validity
+        wrapper._pattern, wrapper._order = self._pattern, self._order
+        return wrapper
+
     def share_memory_(self) -> MaskedTensor:
         """Move all that is stored to shared memory, in place."""
         for piece in (self._kept_values, self._kept_validity, *self._pattern.pieces):

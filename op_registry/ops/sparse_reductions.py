@@ -36,7 +36,10 @@ aten = torch.ops.aten
 
 def exists(over: Segments, x: Dense) -> Tensor:
     """Validity of a reduction: where a slice has a valid element."""
-    return as_int8(over.count(x) > 0)
+    if x.validity is not None or x.ndim > 1:
+        return as_int8(over.count(x) > 0)
+    some: Tensor = over.pattern.remembered(("some", over.along), lambda: as_int8(over.stored > 0))
+    return some
 
 
 # ------------------------------------------------------------------------------------------------------------- sums
@@ -60,7 +63,7 @@ def mean(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None 
         raise NotSegmented("torch takes no mean of integers")
     count = over.count(x)
     total = over.sum(x.filled(0).to(accumulation_dtype(result)))
-    return Dense((total / at_least_one(count)).to(result), as_int8(count > 0))
+    return Dense((total / at_least_one(count)).to(result), exists(over, x))
 
 
 @by_segments("any", "all")
