@@ -64,7 +64,7 @@ class SparselyStored(MaskedTensor):
 
     @property
     def nnz(self) -> int:
-        """Number of stored elements; of blocks, every element of each."""
+        """Number of stored elements of the sparse dimensions; of blocks, every element of each."""
         return self._pattern.stored
 
     @property
