@@ -89,6 +89,7 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, dense: Tensor, placed: Placed) -> Tensor:
         ctx.save_for_backward(values, dense)
+        ctx.save_for_forward(values, dense)
         ctx.placed = placed
         if 0 in (values.shape[0], placed.rows, dense.shape[1]):
             return dense.new_zeros((placed.rows, dense.shape[1]))
@@ -107,11 +108,16 @@ class _Multiply(torch.autograd.Function):
         of_dense = multiply(values, grad, ctx.placed.transposed) if ctx.needs_input_grad[1] else None
         return of_values, of_dense, None
 
+    @staticmethod
+    def jvp(ctx: Any, of_values: Tensor | None, of_dense: Tensor | None, _: Any) -> Any:
+        return _both(multiply, of_values, of_dense, ctx)
+
 
 class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, placed: Placed) -> Tensor:
         ctx.save_for_backward(left, right)
+        ctx.save_for_forward(left, right)
         ctx.placed = placed
         stored = placed.row.shape[0]
         if 0 in (stored, placed.rows, placed.columns, left.shape[1]):
@@ -128,3 +134,15 @@ class _Sample(torch.autograd.Function):
         of_left = multiply(grad, right, ctx.placed) if ctx.needs_input_grad[0] else None
         of_right = multiply(grad, left, ctx.placed.transposed) if ctx.needs_input_grad[1] else None
         return of_left, of_right, None
+
+    @staticmethod
+    def jvp(ctx: Any, of_left: Tensor | None, of_right: Tensor | None, _: Any) -> Any:
+        return _both(sample, of_left, of_right, ctx)
+
+
+def _both(product: Any, of_first: Tensor | None, of_second: Tensor | None, ctx: Any) -> Any:
+    """The derivative of a product of two: of the one, times the other, and the other way round."""
+    first, second = ctx.saved_tensors
+    terms = [product(of_first, second, ctx.placed)] if of_first is not None else []
+    terms += [product(first, of_second, ctx.placed)] if of_second is not None else []
+    return sum(terms[1:], terms[0])

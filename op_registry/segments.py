@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from op_registry.long_rows import IDENTITY, WIDTH, Chunks, pays
 from op_registry.patterns import BY_COLUMN, linear
@@ -43,8 +44,7 @@ class Segments:
         if not self.kept:
             return t.sum(0, keepdim=True, dtype=t.dtype)
         if self.ends is not None and t.ndim == 1 and t.is_floating_point() and not being_traced(t):
-            differentiable = t.requires_grad and torch.is_grad_enabled()
-            total: Tensor = _Sum.apply(t, self) if differentiable else self.sum_in_order(t)
+            total: Tensor = _Sum.apply(t, self)
             return total
         return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.line, t)
 
@@ -68,7 +68,7 @@ class Segments:
 
     def extremum(self, t: Tensor, word: str) -> Tensor:
         """The greatest ("amax") or least ("amin") of each slice, without derivative; anything where there is none."""
-        t = t.detach()
+        t = forward_ad.unpack_dual(t.detach()).primal
         if self.inside:
             t = torch.amax(t, self.inside, True) if word == "amax" else torch.amin(t, self.inside, True)
         if not self.kept and not being_traced(t):
@@ -143,3 +143,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.segments.spread(grad), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
+        return ctx.segments.sum(tangent)

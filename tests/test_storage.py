@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import masked_dispatch as md
 from op_registry.conformance.trials import STORAGES, Settings, run_operator
@@ -247,3 +248,29 @@ def test_the_extremum_of_a_slice_is_one_of_its_elements(layout, word):
         found, expected = (getattr(t, word)(dim) for t in (x.to_layout(layout), x))
         assert torch.equal(found.get_mask(), expected.get_mask())
         assert torch.equal(found.to_tensor(0), expected.to_tensor(0))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.exp() * x,
+        lambda x: x.sum(1),
+        lambda x: x.amax(0),
+        lambda x: x.softmax(1),
+        lambda x: x @ torch.linspace(0, 1, 12, dtype=torch.float64).reshape(6, 2),
+        lambda x: x.t().sort(0)[0],
+        lambda x: x.to_sparse_csr().mean(0),
+        lambda x: x.to_dense().exp(),
+    ],
+)
+def test_forward_mode_is_that_of_dense_storage(layout, function):
+    x, tangent = some_tensor((4, 6)).to(torch.float64), some_tensor((4, 6)).to(torch.float64)
+    tangents = []
+    for stored in (torch.strided, layout):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.to_layout(stored), (tangent * 3).to_layout(stored))
+            result, found = forward_ad.unpack_dual(function(dual))
+            assert torch.equal(found.get_mask() | ~result.get_mask(), torch.ones(result.shape, dtype=torch.bool))
+            tangents.append(found.to_dense().to_tensor(0))
+    torch.testing.assert_close(tangents[1], tangents[0])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.gradient import opened
+from masked_dispatch.gradient import keep, opened
 from masked_dispatch.interception import in_forward_mode, never_compiled, under_transform
 from masked_dispatch.storage.wrapper import NotDense, SparselyStored, wrap_sparse
 from masked_dispatch.tensor import MaskedTensor
@@ -30,7 +30,7 @@ class SparseWrap(torch.autograd.Function):
     def forward(
         ctx: Any, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
     ) -> SparselyStored:
-        ctx.save_for_backward(validity)
+        keep(ctx, validity)
         ctx.pattern, ctx.order = pattern, order
         ctx.set_materialize_grads(False)
         ctx.like = values.new_empty(()).expand(values.shape)
@@ -41,15 +41,14 @@ class SparseWrap(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        result = Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern)
-        given = open_any(grad)
-        if ctx.order is not None:
-            seen = Turned(result, ctx.order)
-            alike = isinstance(given, Dense) or (isinstance(given, Turned) and given.order == ctx.order)
-            given = turned_back(given if alike else to_dense(given), seen)
-        found = values_at(to_dense(given) if isinstance(given, Turned) else given, result)
-        validity = intersect(found.full_validity, result.values.full_validity)
-        return fill_where_invalid(found.data.expand(ctx.like.shape), validity, 0), None, None, None
+        return in_places(grad, Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern), ctx.order), None, None, None
+
+    @staticmethod
+    @never_compiled
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> SparselyStored:
+        filled = fill_where_invalid(tangent, ctx.validity, 0)
+        result: SparselyStored = SparseWrap.apply(filled, ctx.validity, ctx.pattern, ctx.order)
+        return result
 
 
 class SparseUnwrap(torch.autograd.Function):
@@ -58,9 +57,10 @@ class SparseUnwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def forward(ctx: Any, tensor: SparselyStored) -> Tensor:
-        ctx.save_for_backward(tensor._kept_validity)
+        keep(ctx, tensor._kept_validity)
         ctx.pattern, ctx.order = tensor._pattern, tensor._order
         ctx.set_materialize_grads(False)
+        ctx.like = tensor._kept_values.new_empty(()).expand(tensor._kept_values.shape)
         return tensor._kept_values.detach()
 
     @staticmethod
@@ -69,6 +69,23 @@ class SparseUnwrap(torch.autograd.Function):
         if grad is None:
             return None
         return closed_sparse(_in_order(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern), ctx.order))
+
+    @staticmethod
+    @never_compiled
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return in_places(tangent, Sparse(Dense(ctx.like, ctx.validity), ctx.pattern), ctx.order)
+
+
+def in_places(given: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
+    """What a gradient or a tangent, stored anyhow, has for the values of `record`: 0 where it, or they, are invalid."""
+    found = open_any(given)
+    if order is not None:
+        seen = Turned(record, order)
+        alike = isinstance(found, Dense) or (isinstance(found, Turned) and found.order == order)
+        found = turned_back(found if alike else to_dense(found), seen)
+    there = values_at(to_dense(found) if isinstance(found, Turned) else found, record)
+    validity = intersect(there.full_validity, record.values.full_validity)
+    return fill_where_invalid(there.data.expand(record.values.shape), validity, 0)
 
 
 def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Turned:
@@ -84,9 +101,9 @@ def open_any(tensor: Tensor) -> AnyRecord:
 
 def opened_sparse(tensor: SparselyStored) -> Sparse | Turned:
     """The record that a sparse run sees; its values carry the derivatives that are asked for."""
-    if under_transform() or in_forward_mode():
+    if under_transform():
         raise NotDense(tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         return tensor.seen(Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern))
     return tensor.record
 
@@ -99,7 +116,7 @@ def closed_sparse(record: Sparse | Turned) -> SparselyStored:
     values = record.values
     validity = values.full_validity
     validity = None if validity is None else as_int8(validity)
-    if values.data.requires_grad and torch.is_grad_enabled():
+    if (values.data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: SparselyStored = SparseWrap.apply(values.data, validity, record.pattern, order)
         return result
     return wrap_sparse(_in_order(Sparse(Dense(values.data, validity), record.pattern), order))
