@@ -1,9 +1,9 @@
 """Words for sparse runs that are written in other operators, or in single elements.
 
-    call         an operator on records, by its sparse run or by its rule
-    elements_at  the elements at given places, of a record stored anyhow
-    listed       the stored elements with all dimensions sparse, and where they are
-    from_listed  the reverse
+call         an operator on records, by its sparse run or by its rule
+elements_at  the elements at given places, of a record stored anyhow
+listed       the stored elements with all dimensions sparse, and where they are
+from_listed  the reverse
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def listed(x: Sparse) -> tuple[Dense, Places]:
 
 
 def listed_of(x: Dense | Sparse) -> tuple[Dense, Places]:
-    """`listed`, of a record stored anyhow."""
+    """`listed`, of a record stored anyhow; a number is listed though it be invalid."""
+    if isinstance(x, Dense) and x.ndim == 0:
+        return x.moved(lambda t: t.reshape(1)), ()
     return listed(x if isinstance(x, Sparse) else from_dense(x, torch.sparse_coo))
 
 

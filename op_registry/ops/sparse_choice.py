@@ -57,7 +57,7 @@ def _of_two(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
     parts = []
     for branch, chosen in ((self, True), (other, False)):
         plain = in_layout(branch, layout_for(branch, branch.pattern.ndim))
-        asked = values_at(condition, plain).moved(lambda t, n=plain.values.ndim: t.reshape(t.shape + (1,) * (n - t.ndim)))
+        asked = _with_ones_behind(values_at(condition, plain), plain.values.ndim)
         here = as_int8(asked.data if chosen else ~asked.data)
         validity = intersect(plain.values.full_validity, intersect(asked.validity, here))
         assert validity is not None
@@ -71,6 +71,10 @@ def _of_two(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
     return coalesced(layout_for(self, self.pattern.ndim), places, flat, sizes)
 
 
+def _with_ones_behind(x: Dense, ndim: int) -> Dense:
+    return x.moved(lambda t: t.reshape(t.shape + (1,) * (ndim - t.ndim)))
+
+
 @indexing.masked_select.lowering(Sparse)
 def masked_select(x: Any, mask: Any) -> Dense:
     only_sparse_records(x, mask)
@@ -79,13 +83,17 @@ def masked_select(x: Any, mask: Any) -> Dense:
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     places = true_places(mask, shape)
     if x.ndim == 0:
-        return x.moved(lambda t: t.expand(places[0].shape if places else (int(mask.filled(False)),)))
+        return _repeated(x, places[0].shape[0] if places else int(mask.filled(False)))
     if tuple(x.shape) != tuple(shape):
         missing = len(shape) - x.ndim
         places = tuple(
             torch.zeros_like(p) if size == 1 else p for p, size in zip(places[missing:], x.shape, strict=True)
         )
     return elements_at(x, places)
+
+
+def _repeated(x: Dense, number: int) -> Dense:
+    return x.moved(lambda t: t.expand(number))
 
 
 def true_places(mask: Dense | Sparse, shape: Sequence[int]) -> tuple[Tensor, ...]:
@@ -218,5 +226,3 @@ def equal(self: Any, other: Any) -> bool:
 @queries.allclose.lowering(Sparse)
 def allclose(self: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
     return _agree(aten.allclose.default, self, other, rtol, atol, equal_nan)
-
-
