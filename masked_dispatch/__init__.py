@@ -13,6 +13,7 @@ from masked_dispatch.construct import (
     mask_like,
     masked_tensor,
 )
+from masked_dispatch.producers import sparse_relu, sparse_threshold, sparse_topk, sparse_where
 from masked_dispatch.reductions import (
     all,
     amax,
@@ -96,6 +97,10 @@ __all__ = [
     "prod",
     "quantile",
     "registry",
+    "sparse_relu",
+    "sparse_threshold",
+    "sparse_topk",
+    "sparse_where",
     "std",
     "std_mean",
     "sum",

@@ -17,6 +17,7 @@ from masked_dispatch.gradient import closed, masked_gradient, opened, plain_grad
 from masked_dispatch.interception import never_compiled
 from masked_dispatch.storage.boundary import closed_sparse, open_any
 from masked_dispatch.storage.lower import accumulated
+from masked_dispatch.storage.producing import keep_top, keep_where
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
@@ -206,6 +207,10 @@ def install() -> None:
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("to_layout(Tensor x, Layout layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
+    _define(
+        "keep_where(Tensor x, Tensor condition, Layout layout, int? sparse_dim, int[]? block) -> Tensor", keep_where
+    )
+    _define("keep_top(Tensor x, int k, int dim, bool largest, Layout layout, int[]? block) -> Tensor", keep_top)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

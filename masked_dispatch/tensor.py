@@ -386,7 +386,7 @@ class InTransform(MaskedTensor):
 
 
 def check_layout(
-    tensor: MaskedTensor, layout: torch.layout, sparse_dim: int | None, blocksize: tuple[int, int] | None
+    tensor: Tensor, layout: torch.layout, sparse_dim: int | None, blocksize: tuple[int, int] | None
 ) -> None:
     """Refuse storage that does not fit the tensor's shape."""
     shape = tuple(tensor.shape)

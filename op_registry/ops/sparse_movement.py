@@ -20,7 +20,7 @@ from op_registry.patterns import PACKED, Places, linear, unraveled
 from op_registry.records import Dense
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse, arranged, joined, stored_valid, unblocked
-from op_registry.turned import Turned
+from op_registry.turned import Turned, to_dense
 
 aten = torch.ops.aten
 
@@ -258,18 +258,24 @@ def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 @moves(indexing.index_select)
 def index_select(x: Sparse, dim: int, index: Any) -> Any:
     at = position(dim, x.ndim)
-    if isinstance(index, Sparse) or index.validity is not None or index.ndim > 1:
-        raise NotLowered("the index is masked, or has more than one dimension")
-    if at >= x.pattern.ndim:
+    index = to_dense(index)  # as long as the result
+    if index.ndim > 1:
+        raise NotLowered("the index has more than one dimension")
+    if at >= x.pattern.ndim and index.validity is None:
         return on_dense(x, at, lambda t, d: t.index_select(d, index.data))
-    wanted = index.data.reshape(-1).to(torch.int64)
-    aten.index_select(torch.empty(x.shape[at], dtype=torch.int8, device=x.device), 0, index.data)  # torch's error
+    if at >= x.pattern.ndim:
+        return x.like(indexing.index_select.run(x.values, at - x.pattern.ndim + x.pattern.lead, index))
+    wanted = index.filled(0).reshape(-1).to(torch.int64)
+    line = torch.empty(x.shape[at], dtype=torch.int8, device=x.device)
+    aten.index_select(line, 0, index.filled(0))  # torch's error
     flat, places = stored_valid(x)
     order = places[at].argsort(stable=True)
     counts = torch.zeros(x.shape[at], dtype=torch.int64, device=x.device)
     counts = counts.scatter_add(0, places[at], torch.ones_like(places[at]))
     starts = counts.cumsum(0) - counts
     each = counts[wanted]
+    if index.validity is not None:
+        each = each * index.validity.reshape(-1)  # of an invalid index nothing is valid
     where = torch.repeat_interleave(torch.arange(len(wanted), device=x.device), each)
     inside = torch.arange(where.shape[0], device=x.device) - (each.cumsum(0) - each)[where]
     source = order[starts[wanted][where] + inside]

@@ -1,0 +1,62 @@
+"""The operators behind producers.py: what is kept of a record, in the storage that was asked for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.storage.boundary import closed_sparse, open_any
+from masked_dispatch.tensor import MaskedTensor
+from op_registry.broadcast import present
+from op_registry.lowering import values_at
+from op_registry.patterns import OF_BLOCKS
+from op_registry.records import Dense, as_bool, as_int8, being_traced, intersect
+from op_registry.sparse import Sparse, arranged, from_dense, in_layout, unblocked
+from op_registry.sparse_words import call, elements_at, listed_of
+from op_registry.turned import Turned, to_dense
+
+aten = torch.ops.aten
+
+
+def keep_where(
+    tensor: Tensor, condition: Tensor, layout: torch.layout, sparse_dim: int | None, block: list[int] | None
+) -> MaskedTensor:
+    """What is valid and meets the condition."""
+    record, asked = open_any(tensor), open_any(condition)
+    torch.broadcast_to(torch.empty(asked.shape, device="meta"), record.shape)  # raises torch's own error
+    size = None if block is None else (block[0], block[1])
+    if isinstance(record, Sparse) and record.pattern.ndim == (record.ndim if sparse_dim is None else sparse_dim):
+        there = values_at(asked if not isinstance(asked, Turned) else to_dense(asked), record)
+        met = as_int8(there.data) if there.validity is None else as_int8(there.filled(False))
+        kept = record.values.keep(met.reshape(met.shape + (1,) * (record.values.ndim - met.ndim)))
+        return closed_sparse(in_layout(without_invalid(record.like(kept)), layout, size))
+    whole, mask = to_dense(record), to_dense(asked)
+    chosen = as_int8(mask.filled(False)).expand(whole.shape)
+    return closed_sparse(from_dense(Dense(whole.data, intersect(whole.validity, chosen)), layout, sparse_dim, size))
+
+
+def without_invalid(x: Sparse) -> Sparse:
+    """Only what has something valid; in a graph, where nobody knows how much that is, all of it."""
+    if being_traced(x.values.data):
+        return x
+    plain = in_layout(x, unblocked(x.pattern.layout))
+    valid = as_int8(present(plain.values))
+    there = as_bool(valid)
+    kept = (there.flatten(1).any(1) if there.ndim > 1 else there).nonzero()[:, 0]
+    flat = Dense(plain.values.data.index_select(0, kept), valid[kept] if valid.ndim > 1 else None)
+    return arranged(plain.pattern.layout, tuple(p[kept] for p in plain.pattern.places()), flat, plain.pattern.sizes)
+
+
+def keep_top(
+    tensor: Tensor, k: int, dim: int, largest: bool, layout: torch.layout, block: list[int] | None
+) -> MaskedTensor:
+    """The k greatest or least of each slice, at the positions that topk gives."""
+    record = open_any(tensor)
+    x = to_dense(record) if isinstance(record, Turned) else record
+    _, index = call(aten.topk.default, x, k, dim, largest, True)
+    flat, places = listed_of(index)
+    at = [flat.filled(0).to(torch.int64) if d == dim % x.ndim else p for d, p in enumerate(places)]
+    found = elements_at(x, at).keep(flat.full_validity)
+    listing = torch.sparse_coo if layout in OF_BLOCKS else layout
+    kept = arranged(listing, tuple(at), found, tuple(x.shape))
+    return closed_sparse(in_layout(kept, layout, None if block is None else (block[0], block[1])))

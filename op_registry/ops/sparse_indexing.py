@@ -1,0 +1,546 @@
+"""Reading and writing by index on sparse storage.
+
+Law: as indexing.py, assignment.py and scatter.py have it. Elements read by an index for each are looked up where they
+are stored; a result has the storage of its index. Elements read by one index along a dimension are joined with it, so
+that nothing is looked at that is not stored. What is written takes the place of what was stored there, or is summed
+with it; an index that is written to twice is left to torch, which promises nothing for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.broadcast import present
+from op_registry.lowering import values_at
+from op_registry.ops import assignment, embedding, indexing, interpolation, movement, scatter, views
+from op_registry.ops.sparse_movement import (
+    flip,
+    in_order_of,
+    index_select,
+    moves,
+    only_sparse,
+    position,
+    rebuilt,
+    taken,
+    view,
+)
+from op_registry.patterns import Places, linear, unraveled
+from op_registry.records import Dense, Number, as_bool, as_int8, being_traced, valid_in_all
+from op_registry.sparse import NotLowered, Sparse, joined, stored_valid
+from op_registry.sparse_words import (
+    densely,
+    elements_at,
+    from_listed,
+    grid,
+    listed,
+    listed_of,
+    only_sparse_records,
+)
+
+aten = torch.ops.aten
+
+# ---------------------------------------------------------------------------------------- an index for every element
+
+
+def as_tensor_of(shape: Sequence[int], like: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of a shape that takes no memory, for torch to check an index against."""
+    return torch.zeros((), dtype=dtype or torch.int8, device=like.device).expand(tuple(shape))
+
+
+def in_range(index: Tensor, size: int) -> Tensor:
+    """Indices as non-negative numbers."""
+    index = index.to(torch.int64)
+    return torch.where(index < 0, index + size, index)
+
+
+@indexing.gather.lowering(Sparse)
+def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    only_sparse_records(x, index)
+    if x.ndim == 0 or index.ndim != x.ndim or sparse_grad:
+        raise NotLowered("its operands have different numbers of dimensions, or its gradient is to be sparse")
+    at = position(dim, x.ndim)
+    safe = index.values.filled(0) if isinstance(index, Sparse) else index.filled(0)
+    if isinstance(index, Sparse):
+        if index.dense_sizes:
+            raise NotLowered("its index has dense dimensions")
+        flat, places = index.flat, index.pattern.places()
+        aten.gather(as_tensor_of((x.shape[at],), x), 0, flat.filled(0))  # raises where one is out of range
+        aten.gather(as_tensor_of(x.shape, x), dim, as_tensor_of(index.shape, x, safe.dtype))  # torch's other errors
+        read = [flat.filled(0).to(torch.int64) if d == at else p for d, p in enumerate(places)]
+        return index.folded(elements_at(x, read).keep(flat.full_validity))
+    aten.gather(as_tensor_of(x.shape, x), dim, safe)  # raises torch's errors
+    read = [safe.reshape(-1).to(torch.int64) if d == at else p for d, p in enumerate(grid(index.shape, x.device))]
+    return elements_at(x, read).moved(lambda t: t.reshape(index.shape)).keep(index.full_validity)
+
+
+@indexing.take.lowering(Sparse)
+def take(x: Any, index: Any) -> Any:
+    only_sparse_records(x, index)
+    if math.prod(x.shape) == 0 or x.ndim == 0:
+        raise NotLowered("there is nothing in it, or one number")
+    given = index.values if isinstance(index, Sparse) else index
+    aten.take(as_tensor_of(x.shape, x), given.filled(0))  # raises where one is out of range
+    at = in_range(given.filled(0).reshape(-1), math.prod(x.shape))
+    found = elements_at(x, unraveled(at, x.shape)).moved(lambda t: t.reshape(given.shape)).keep(given.full_validity)
+    return index.like(found) if isinstance(index, Sparse) else found
+
+
+@indexing.index.lowering(Sparse)
+def index(op: OpOverload, x: Any, indices: Sequence[Any]) -> Any:
+    only_sparse_records(x, *indices)
+    used = [d for d, i in enumerate(indices) if i is not None]
+    given = [i for i in indices if i is not None]
+    if any(indexing.is_boolean(i) for i in given):
+        return _by_mask(op, x, indices, given)
+    if len(given) == 1 and isinstance(x, Sparse) and isinstance(given[0], Dense):
+        at, wanted = used[0], given[0]
+        _check_range(x, at, wanted)
+        safe = wanted.moved(lambda t: t.reshape(-1))
+        lines = Dense(in_range(safe.filled(0), x.shape[at]), safe.validity)
+        selected = index_select(x, at, lines)
+        return view(selected, (*x.shape[:at], *wanted.shape, *x.shape[at + 1 :])) if wanted.ndim != 1 else selected
+    if used != list(range(x.ndim)):
+        raise NotLowered("some dimensions have an index and some have none")
+    for d, wanted in enumerate(given):
+        _check_range(x, d, wanted)
+    shape = torch.broadcast_shapes(*(i.shape for i in given))
+    lead = next((i for i in given if isinstance(i, Sparse) and i.shape == shape), None)
+    if lead is not None:
+        there = [values_at(i, lead).moved(lambda t: t.expand(lead.values.shape).reshape(-1)) for i in given]
+    elif any(isinstance(i, Sparse) for i in given):
+        raise NotLowered("no sparse index has the shape of the result")
+    else:
+        there = [i.moved(lambda t: t.expand(shape).reshape(-1)) for i in given]
+    found = elements_at(x, [in_range(i.filled(0), size) for i, size in zip(there, x.shape, strict=True)])
+    for i in there:
+        found = found.keep(i.validity)
+    if lead is None:
+        return found.moved(lambda t: t.reshape(shape))
+    return lead.like(found.moved(lambda t: t.reshape(lead.values.shape)))
+
+
+def _by_mask(op: OpOverload, x: Any, indices: Sequence[Any], given: Sequence[Any]) -> Any:
+    mask = given[0]
+    if (
+        len(given) > 1
+        or indices[0] is None
+        or being_traced(mask.values.data if isinstance(mask, Sparse) else mask.data)
+    ):
+        raise NotLowered("a mask among other indices, or how much it selects is not known while tracing")
+    if mask.shape != x.shape:
+        if isinstance(x, Sparse) and mask.ndim == 1 and mask.shape[0] == x.shape[0] and mask.dtype is torch.bool:
+            return index_select(x, 0, Dense(densely(mask).filled(False).nonzero()[:, 0]))
+        raise NotLowered("the mask has not the shape of what it selects from")
+    flat, places = listed_of(mask)
+    kept = flat.filled(0).nonzero()[:, 0]
+    chosen = [p[kept] for p in places]
+    order = linear(chosen, x.shape).argsort()
+    return elements_at(x, [p[order] for p in chosen])
+
+
+def _check_range(x: Any, dim: int, wanted: Any) -> None:
+    """torch's own error where a valid index is out of range."""
+    safe = (wanted.values if isinstance(wanted, Sparse) else wanted).filled(0)
+    aten.index(as_tensor_of((x.shape[dim],), x), [safe])
+
+
+@indexing.index_select.lowering(Sparse)
+def index_select_of_dense(x: Any, dim: int, index: Any) -> Any:
+    if not isinstance(x, Dense) or index.ndim > 1:
+        raise NotLowered("what is read from is sparse, or the index has more than one dimension")
+    return indexing.index_select.run(x, dim, densely(index))  # the index is as long as the result
+
+
+@embedding.embedding.lowering(Sparse)
+def embedding_of_sparse(
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
+    only_sparse_records(weight, indices)
+    if not isinstance(weight, Sparse) or not isinstance(indices, Dense) or scale_grad_by_freq or weight.ndim != 2:
+        raise NotLowered("its weight is no sparse matrix, or its indices are sparse, or gradients are scaled")
+    aten.embedding(as_tensor_of(weight.shape, weight, torch.float32), indices.filled(0))  # raises torch's errors
+    if 0 <= padding_idx < weight.shape[0]:
+        rows = weight.pattern.fold(weight.pattern.places()[0])
+        rows = rows.reshape(rows.shape + (1,) * (weight.values.ndim - rows.ndim))
+        data = weight.values.data
+        weight = weight.like(weight.values.like(torch.where(rows == padding_idx, data.detach(), data)))
+    found = index_select(weight, 0, indices.moved(lambda t: t.reshape(-1)))
+    return view(found, (*indices.shape, weight.shape[1]))
+
+
+# ------------------------------------------------------------------------------------ one index along a dimension
+
+
+def selected_by(x: Sparse, chosen: dict[int, Tensor]) -> Sparse:
+    """Index_select along several dimensions in turn."""
+    for dim, lines in chosen.items():
+        x = index_select(x, dim, Dense(lines))
+    return x
+
+
+def _padded_by(*rules: Any) -> None:
+    """Paddings that repeat elements: along each dimension the index that torch's own kernel has for a line."""
+    for rule in rules:
+        rule.lowering(Sparse)(_padded)
+
+
+def _padded(op: OpOverload, x: Any, pad: Sequence[int]) -> Any:
+    op(torch.empty(x.shape, device="meta"), pad)  # raises torch's errors
+    if op is aten._pad_circular.default and any(width < 0 for width in pad):
+        raise NotLowered("what is left goes round, not what there was")
+    dims = [x.ndim - 1 - n for n in range(len(pad) // 2)]
+    return selected_by(x, {d: _line(op, x, d, pad[2 * n : 2 * n + 2]) for n, d in enumerate(dims)})
+
+
+def _line(op: OpOverload, x: Any, dim: int, pad: Sequence[int]) -> Tensor:
+    """Which element of a dimension each of a padded one repeats."""
+    size = x.shape[dim]
+    before, after = pad
+    at = torch.arange(-before, size + after, device=x.device)
+    name = op._schema.name
+    if "replication" in name:
+        return at.clamp(0, size - 1)
+    if "circular" in name:
+        return at % size
+    folded = at.abs()
+    return torch.where(folded >= size, 2 * (size - 1) - folded, folded)
+
+
+_padded_by(movement.reflection_pad, movement.replication_pad, movement._pad_circular)
+
+
+@movement.constant_pad_nd.lowering(Sparse)
+def constant_pad_nd(x: Any, pad: Sequence[int], value: Number = 0) -> Any:
+    if any(width > 0 for width in pad):
+        raise NotLowered("what is padded with is valid, and would have to be stored")
+    aten.constant_pad_nd(torch.empty(x.shape, device="meta"), pad, value)  # raises torch's errors
+    chosen = {}
+    for n in range(len(pad) // 2):
+        dim = x.ndim - 1 - n
+        if pad[2 * n] or pad[2 * n + 1]:
+            chosen[dim] = torch.arange(-pad[2 * n], x.shape[dim] + pad[2 * n + 1], device=x.device)
+    return selected_by(x, chosen)
+
+
+@movement.flip.lowering(Sparse)
+def rot90(op: OpOverload, x: Any, *args: Any) -> Any:
+    if op is not aten.rot90.default:
+        raise NotLowered("it is no quarter turn")
+    times, dims = (args[0] if args else 1) % 4, list(args[1]) if len(args) > 1 else [0, 1]
+    aten.rot90(torch.empty(x.shape, device="meta"), times, dims)  # raises torch's errors
+    a, b = (d % x.ndim for d in dims)
+    order = list(range(x.ndim))
+    order[a], order[b] = order[b], order[a]
+    if times == 0:
+        return x.like(x.values.moved(torch.clone))
+    if times == 2:
+        return _flipped(x, [a, b])
+    turned = _flipped(x, [b]) if times == 1 else in_order_of(x, order)
+    if not isinstance(turned, Sparse):
+        raise NotLowered("it turns dense dimensions before sparse ones")
+    return in_order_of(turned, order) if times == 1 else _flipped(turned, [b])
+
+
+def _flipped(x: Sparse, dims: Sequence[int]) -> Any:
+    return flip(x, list(dims))
+
+
+@moves(views.unfold)
+def unfold(x: Sparse, dimension: int, size: int, step: int) -> Any:
+    """Every window as a line of its own, behind the other dimensions; an element is in several."""
+    only_sparse(x)
+    shape = torch.empty(x.shape, device="meta").unfold(dimension, size, step).shape
+    at = position(dimension, x.ndim)
+    flat, places = stored_valid(x)
+    each = -(-size // step)
+    source = torch.arange(places[at].shape[0], device=x.device).repeat_interleave(each)
+    back = torch.arange(each, device=x.device).repeat(places[at].shape[0])
+    window = places[at][source] // step - back
+    inside = places[at][source] - window * step
+    kept = ((window >= 0) & (window < shape[at]) & (inside < size)).nonzero()[:, 0]
+    source = source[kept]
+    moved = [window[kept] if d == at else p[source] for d, p in enumerate(places)]
+    return rebuilt(x, [*moved, inside[kept]], taken(flat, source), shape)
+
+
+def _nearest(rule: Any) -> None:
+    """Nearest neighbours: along each dimension the index that torch's kernel has for a line of its own."""
+
+    def run(op: OpOverload, x: Any, output_size: Any, *args: Any) -> Any:
+        if not op._schema.name.startswith(("aten::upsample_nearest", "aten::_upsample_nearest")):
+            raise NotLowered("it weighs neighbours")
+        if x.dtype is torch.uint8 or not x.dtype.is_floating_point or 0 in x.shape:
+            raise NotLowered("there is nothing in it, or torch has kernels of its own")
+        size = op(torch.empty(x.shape, device="meta", dtype=x.dtype), output_size, *args).shape
+        exact = "exact" in op._schema.name
+        line_op = aten._upsample_nearest_exact1d.default if exact else aten.upsample_nearest1d.default
+        by_vec = op._overloadname == "vec"
+        factors = args[0] if by_vec and args else list(args)
+        chosen = {}
+        for n, dim in enumerate(range(2, x.ndim)):
+            scale = factors[n] if factors and n < len(factors) else None
+            line = torch.arange(x.shape[dim], dtype=torch.float64, device=x.device).reshape(1, 1, -1)
+            chosen[dim] = line_op(line, [size[dim]], scale).reshape(-1).to(torch.int64)
+        return selected_by(x, chosen)
+
+    rule.lowering(Sparse)(run)
+
+
+_nearest(interpolation.upsample_nearest)
+_nearest(interpolation.upsample_vec)
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def replaced(x: Sparse, hit: Tensor, flat: Dense, places: Sequence[Tensor]) -> Any:
+    """`x` without its elements at positions that are in `hit` (sorted), and with others at `places`."""
+    mine, own = listed(x)
+    at = linear(own, x.shape)
+    there = torch.cat([hit, hit.new_full((1,), torch.iinfo(torch.int64).max)])
+    kept = (there[torch.searchsorted(there, at)] != at).nonzero()[:, 0]
+    both = joined([taken(mine, kept), Dense(flat.data.to(x.dtype), flat.validity)])
+    moved = [torch.cat([p[kept], q]) for p, q in zip(own, places, strict=True)]
+    if both.validity is not None:
+        valid = as_bool(as_int8(both.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
+        both, moved = Dense(both.data[valid]), [p[valid] for p in moved]
+    return from_listed(x, both, moved, x.shape)
+
+
+def _eager(*records: Any) -> None:
+    for r in records:
+        if isinstance(r, (Dense, Sparse)) and being_traced(r.values.data if isinstance(r, Sparse) else r.data):
+            raise NotLowered("how much is kept is not known while tracing")
+
+
+def written_rows(x: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, Dense, list[Tensor]]:
+    """The lines of `dim` that a valid index names, and the elements of `source` at the places that it gives them."""
+    only_sparse_records(x, index, source)
+    _eager(x, index, source)
+    if not isinstance(x, Sparse) or source.ndim != x.ndim or index.ndim > 1:
+        raise NotLowered("what is written to is stored densely, or is a number")
+    at = position(dim, x.ndim)
+    where = densely(index).moved(lambda t: t.reshape(-1))
+    aten.index_select(as_tensor_of(x.shape, x), dim, where.filled(0))  # raises where one is out of range
+    expected = [len(where.data) if d == at else n for d, n in enumerate(x.shape)]
+    if list(source.shape) != expected or source.dtype is not x.dtype:
+        raise NotLowered("the shapes don't fit, or the dtypes")
+    flat, places = listed_of(source)
+    lines = where.filled(0).to(torch.int64)
+    used = lines if where.valid is None else lines[where.valid]
+    if where.valid is not None:
+        kept = where.valid[places[at]].nonzero()[:, 0]
+        flat, places = taken(flat, kept), tuple(p[kept] for p in places)
+    return used, flat, [lines[p] if d == at else p for d, p in enumerate(places)]
+
+
+@assignment.index_copy.lowering(Sparse)
+def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
+    lines, flat, places = written_rows(x, dim, index, source)
+    if lines.unique().shape != lines.shape:
+        raise NotLowered("an index is written to twice")
+    at = position(dim, x.ndim)
+    mine, own = listed(x)
+    unhit = torch.ones(x.shape[at], dtype=torch.bool, device=x.device).index_fill(0, lines, False)
+    kept = unhit[own[at]].nonzero()[:, 0]
+    both = joined([taken(mine, kept), flat])
+    return from_listed(x, both, [torch.cat([p[kept], q]) for p, q in zip(own, places, strict=True)], x.shape)
+
+
+@scatter.index_add.lowering(Sparse)
+def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Number = 1) -> Any:
+    _, flat, places = written_rows(x, dim, index, source)
+    return summed(x, flat if alpha == 1 else Dense(alpha * flat.filled(0), flat.validity), places)
+
+
+def summed(x: Sparse, flat: Dense, places: Sequence[Tensor]) -> Any:
+    """The sum of what is stored in `x` and of elements at places, several at one place among them."""
+    mine, own = listed(x)
+    both = joined([mine, flat])
+    return from_listed(x, both, [torch.cat(p) for p in zip(own, places, strict=True)], x.shape, summed=True)
+
+
+@assignment.index_fill.lowering(Sparse)
+def index_fill(op: OpOverload, x: Any, dim: int, index: Any, value: Any) -> Any:
+    only_sparse_records(x, index, value)
+    if not isinstance(x, Sparse) or index.ndim > 1:
+        raise NotLowered("what is filled is stored densely")
+    at, where = position(dim, x.ndim), densely(index).moved(lambda t: t.reshape(-1))
+    if at >= x.pattern.ndim:
+        inside = at - x.pattern.ndim + x.pattern.lead
+        return x.like(assignment.index_fill.run(op, x.values, inside, where, value))
+    line = torch.zeros(x.shape[at], dtype=torch.bool, device=x.device)
+    aten.index_fill(line, 0, where.filled(0), 0)  # raises where one is out of range
+    lines = in_range(where.filled(0), x.shape[at])
+    lines = lines if where.valid is None else lines[where.valid]
+    hit = line.index_fill(0, lines, True)[x.pattern.fold(x.pattern.places()[at])]
+    hit = hit.reshape(hit.shape + (1,) * (x.values.ndim - hit.ndim))
+    if not isinstance(value, Dense):
+        return x.like(x.values.like(torch.where(hit, torch.full_like(x.values.data, value), x.values.data)))
+    data = torch.where(hit, value.data.to(x.dtype), x.values.data)
+    kept = None if value.validity is None else as_int8(~hit) | as_int8(value.validity)
+    return x.like(Dense(data, x.values.validity).keep(kept if kept is None else kept.expand(data.shape)))
+
+
+@assignment.select_scatter.lowering(Sparse)
+def select_scatter(op: OpOverload, x: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    only_sparse_records(x, source)
+    _eager(x, source)
+    numbers = torch.empty(x.shape, device="meta")
+    op(numbers, torch.empty(source.shape, device="meta"), *args, **kwargs)  # raises torch's errors
+    if not isinstance(x, Sparse):
+        return assignment.select_scatter.run(op, x, densely(source), *args, **kwargs)  # into what is dense anyway
+    places_of: dict[str, Callable[..., Any]] = {
+        "select_scatter": _of_select,
+        "slice_scatter": _of_slice,
+        "diagonal_scatter": _of_diagonal,
+    }
+    name = op._schema.name.partition("::")[2]
+    flat, places = listed_of(source)
+    mine, own = listed(x)
+    inside, to = places_of[name](x, own, places, *args, **kwargs)
+    kept = (~inside).nonzero()[:, 0]
+    both = joined([taken(mine, kept), Dense(flat.data.to(x.dtype), flat.validity)])
+    return from_listed(x, both, [torch.cat([p[kept], q]) for p, q in zip(own, to, strict=True)], x.shape)
+
+
+def _of_select(x: Sparse, own: Places, places: Places, dim: int, index: int) -> tuple[Tensor, list[Tensor]]:
+    at = position(dim, x.ndim)
+    wanted = index % x.shape[at]
+    new = torch.full((places[0].shape[0] if places else 1,), wanted, device=x.device)
+    return own[at] == wanted, [*places[:at], new, *places[at:]]
+
+
+def _of_slice(
+    x: Sparse,
+    own: Places,
+    places: Places,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> tuple[Tensor, list[Tensor]]:
+    at = position(dim, x.ndim)
+    lines = range(x.shape[at])[start:end:step]
+    first = lines[0] if len(lines) else 0
+    inside = (own[at] >= first) & (own[at] < first + len(lines) * step) & ((own[at] - first) % step == 0)
+    return inside, [p * step + first if d == at else p for d, p in enumerate(places)]
+
+
+def _of_diagonal(
+    x: Sparse, own: Places, places: Places, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> tuple[Tensor, list[Tensor]]:
+    a, b = position(dim1, x.ndim), position(dim2, x.ndim)
+    along, others = places[-1], iter(places[:-1])
+    moved = {a: along - min(offset, 0), b: along + max(offset, 0)}
+    return own[b] - own[a] == offset, [moved[d] if d in moved else next(others) for d in range(x.ndim)]
+
+
+def contributions(x: Any, dim: int, index: Any, src: Any) -> tuple[Dense, list[Tensor]]:
+    """What a scatter writes: values, and where; only what has a valid index."""
+    only_sparse_records(x, index, src)
+    _eager(x, index, src)
+    if x.ndim == 0 or index.ndim != x.ndim or (src is not None and src.ndim != x.ndim):
+        raise NotLowered("its operands have different numbers of dimensions")
+    at = position(dim, x.ndim)
+    for d in range(x.ndim):
+        short = src is not None and index.shape[d] > src.shape[d]
+        if short or (d != at and index.shape[d] > x.shape[d]):
+            raise NotLowered("the shapes don't fit")
+    flat, places = listed_of(index)
+    lines = flat.data.to(torch.int64)
+    aten.gather(as_tensor_of((x.shape[at],), x), 0, lines)  # raises where one is out of range
+    values = elements_at(src, places)
+    return values, [lines if d == at else p for d, p in enumerate(places)]
+
+
+@scatter.scatter_add.lowering(Sparse)
+def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+    values, places = contributions(x, dim, index, src)
+    if x.dtype is not src.dtype:
+        raise NotLowered("its operands have different dtypes")
+    if isinstance(x, Sparse):
+        return summed(x, values, places)
+    at = linear(places, x.shape)
+    total = x.filled(0).reshape(-1).index_add(0, at, values.filled(0)).reshape(x.shape)
+    if x.validity is None:
+        return Dense(total)
+    number = present(x).to(torch.int32).reshape(-1).index_add(0, at, present(values).to(torch.int32))
+    return Dense(total, as_int8(number > 0).reshape(x.shape))
+
+
+@scatter.scatter.lowering(Sparse)
+def scatter_src(x: Any, dim: int, index: Any, src: Any) -> Any:
+    values, places = contributions(x, dim, index, src)
+    at = linear(places, x.shape)
+    hit = at.unique()
+    if not isinstance(x, Sparse) or hit.shape != at.shape or x.dtype is not src.dtype:
+        raise NotLowered("it writes to one place twice, or into what is stored densely")
+    return replaced(x, hit, values, places)
+
+
+@assignment.index_put.lowering(Sparse)
+def index_put(op: OpOverload, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    only_sparse_records(x, values, *indices)
+    _eager(x, values, *indices)
+    given = [i for i in indices if i is not None]
+    if not isinstance(x, Sparse) or x.dtype is not values.dtype:
+        raise NotLowered("what is written to is stored densely, or the dtypes differ")
+    if len(given) == 1 and indexing.is_boolean(given[0]) and given[0].shape == x.shape:
+        flat, chosen = listed_of(given[0])
+        kept = flat.filled(0).nonzero()[:, 0]
+        chosen = tuple(p[kept] for p in chosen)
+        order = linear(chosen, x.shape).argsort()
+        there: tuple[Tensor, ...] = tuple(p[order] for p in chosen)
+    elif not any(i is None or indexing.is_boolean(i) for i in indices):
+        given = [densely(i) for i in given]  # as many as there are values
+        for d, wanted in enumerate(given):
+            _check_range(x, d, wanted)
+        shape = torch.broadcast_shapes(*(i.shape for i in given))
+        whole = (*shape, *x.shape[len(given) :])
+        each = grid(whole, x.device)
+        here, rest = linear(each[: len(shape)], shape) if shape else torch.zeros_like(each[0]), each[len(shape) :]
+        lines = [i.moved(lambda t: t.expand(shape).reshape(-1)[here]) for i in given]
+        there = (*(in_range(i.filled(0), size) for i, size in zip(lines, x.shape, strict=False)), *rest)
+        values = densely(values).moved(lambda t: t.expand(whole).reshape(-1))
+        kept_by = valid_in_all(*lines)
+        if kept_by is not None:  # an invalid index writes nothing
+            kept = as_bool(kept_by).nonzero()[:, 0]
+            values, there = taken(values, kept), tuple(p[kept] for p in there)
+    else:
+        raise NotLowered("a mask among other indices, or an index behind a dimension without one")
+    if isinstance(values, Sparse):
+        values = densely(values)  # as many as there are indices
+    flat = values.moved(lambda t: t.expand(there[0].shape))
+    return _written(x, flat, there, accumulate)
+
+
+def _written(x: Sparse, flat: Dense, places: Places, accumulate: bool) -> Any:
+    if accumulate:
+        return summed(x, flat, places)
+    hit = linear(places, x.shape).unique()
+    if hit.shape != places[0].shape:
+        raise NotLowered("it writes to one place twice")
+    return replaced(x, hit, flat, places)
+
+
+@assignment.put.lowering(Sparse)
+def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    only_sparse_records(x, index, source)
+    _eager(x, index, source)
+    if not isinstance(x, Sparse) or x.dtype is not source.dtype or math.prod(x.shape) == 0:
+        raise NotLowered("what is written to is stored densely, or the dtypes differ, or there is nothing in it")
+    where, values = densely(index).moved(torch.flatten), densely(source).moved(torch.flatten)  # one for each
+    if where.shape != values.shape:
+        raise NotLowered("there is not one value for each index")
+    aten.take(as_tensor_of(x.shape, x), where.filled(0))  # raises where one is out of range
+    at = in_range(where.filled(0), math.prod(x.shape))
+    if where.valid is not None:
+        kept = where.valid.nonzero()[:, 0]
+        at, values = at[kept], taken(values, kept)
+    return _written(x, values, unraveled(at, x.shape), accumulate)
