@@ -151,10 +151,9 @@ class Pattern:
         wanted, keys = linear(self._ordered(listed), self._ordered(sizes)), self.keys()
         position = torch.searchsorted(keys, wanted)
         found = keys[position] == wanted
-        position = torch.where(found, position, 0)
         if inside is not None:
             position = position * math.prod(self.block or ()) + inside
-        return position, found
+        return torch.where(found, position, 0), found
 
     def fold(self, flat: Tensor) -> Tensor:
         """Values one after another, as the pattern lists them: in blocks, where it has some."""
