@@ -32,11 +32,18 @@ class Eager(Subject):
         self._densified: list[str] = []
         watchers.append(lambda op, why: self._densified.append(f"{op}: {why}"))
 
-    def stored(self, value: Any, storage: str, requires_grad: bool) -> Any:
+    def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
         if not is_masked_tensor(value) or value.ndim < (1 if storage == "coo" else 2):
             return value
         with torch.no_grad():
+            mask = value.get_mask()
+            if roomy:
+                # Every other element is stored whether it is valid or not, and then declared to be what it is.
+                every_other = torch.arange(mask.numel()).reshape(mask.shape) % 2 == 0
+                value = masked_tensor(value.get_data(), mask | every_other)
             stored = value.to_layout(**_layout(storage, value.shape))
+            if roomy:
+                stored = stored.mask_with(mask)
         return stored.requires_grad_(requires_grad)
 
     def densified(self) -> list[str]:

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--mask", action="append", choices=KINDS, help="only this kind of mask (may be repeated)")
     check.add_argument("--dtype", help="dtypes, by comma; 'preferred' or 'all'")
     check.add_argument("--mode", action="append", choices=MODES, help="modes that P7 compares with eager")
-    check.add_argument("--storage", action="append", choices=STORAGES, help="storages that P4 compares with dense")
+    check.add_argument("--storage", action="append", choices=STORAGES, help="storages for P4, P3 and P5")
     check.add_argument("--seed", type=int, default=0)
     check.add_argument("--tier", choices=tuple(TIERS), default="quick")
     check.add_argument("--most", type=int, help="samples for each operator (0: all)")
@@ -70,6 +70,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         dtypes=given.dtype or tier.dtypes,
         modes=tuple(given.mode) if given.mode else tier.modes,
         storages=tuple(given.storage) if given.storage else tier.storages,
+        also_stored=tuple(given.storage) if given.storage else tier.also_stored,
         seed=given.seed,
         sample=given.sample,
         each_overload_once=not given.op,

@@ -202,6 +202,8 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
     for d in () if given is None else (given,) if isinstance(given, int) else given:
         if not -bound <= d < bound:
             torch.empty(x.shape, device="meta").squeeze(d)  # raises torch's own error
+    if "quantile" in name_of(op) and x.values.data.numel() == 0:
+        raise NotLowered("torch's quantile refuses what has no elements, and nothing is stored")
     sparse, keeps = x.pattern.ndim, rule.category.name in ("scan", "normalization", "sorting")
     along = tuple(d for d in dims if d < sparse)
     if not along:

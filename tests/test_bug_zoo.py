@@ -340,3 +340,14 @@ def test_covariance_is_of_the_dtype_of_wider_weights() -> None:
     data, weights = torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.0, 1.0])
     x = md.masked_tensor(data, torch.tensor([True, True, False]))
     assert torch.cov(x, aweights=weights).dtype is torch.cov(data, aweights=weights).dtype is torch.float32
+
+
+def test_blocks_that_meet_a_tensor_in_which_nothing_is_stored() -> None:
+    x = md.masked_tensor(torch.ones(4, 4), torch.eye(4) > 0).to_sparse_bsr((2, 2))
+    column = md.masked_tensor(torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.bool)).to_sparse_bsr((2, 1))
+    assert not (x + column).get_mask().any()
+
+
+def test_quantiles_of_rows_none_of_which_is_stored() -> None:
+    nothing = md.masked_tensor(torch.ones(3, 5), torch.zeros(3, 5, dtype=torch.bool)).to_sparse(1)
+    assert torch.quantile(nothing, 0.5, dim=1).get_mask().tolist() == [False] * 3

@@ -154,9 +154,9 @@ def _same_gradient(name: str, got: Any, want: Tensor | None, mask: Tensor | None
         raise Broken(f"{name}: {wrong}")
 
 
-def derivatives(trial: Trial) -> tuple[list[Any], list[Any] | None] | None:
+def derivatives(trial: Trial, storage: str | None = None) -> tuple[list[Any], list[Any] | None] | None:
     """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no such)."""
-    args, kwargs, values = trial.wrapped(gradients=True)
+    args, kwargs, values = trial.wrapped(gradients=True, storage=storage)
     result = trial.sample.differentiable_part(trial.run(args, kwargs))
     scalar = weighted_sum(observed(trial.subject, result))
     if scalar is None:

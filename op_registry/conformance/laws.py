@@ -64,16 +64,20 @@ class Trial:
         return any(mask is not None and not bool(mask.all()) for mask in self.masks)
 
     def wrapped(
-        self, fill: str | None = None, gradients: bool = False, storage: str | None = None
+        self, fill: str | None = None, gradients: bool = False, storage: str | None = None, roomy: bool = False
     ) -> tuple[Any, Any, list[Any]]:
         """Arguments for the subject, and the value that each tensor became.
 
-        Hidden data is overwritten by `fill`; masked tensors are stored as `storage` says, where that fits.
+        Hidden data is overwritten by `fill`; masked tensors are stored as `storage` says, where that fits: "csr" all of
+        them, "csr_first" only the first. `roomy` stores invalid elements beside the valid ones.
         """
         values: list[Any] = []
+        layout, _, which = storage.partition("_") if storage is not None else ("", "", "")
+        done = False
         found = dict(zip(map(id, self.sample.tensors), zip(self.masking.masks, self.masks, strict=True), strict=True))
 
         def wrap(tensor: Tensor) -> Any:
+            nonlocal done
             mask, full = found[id(tensor)]
             data = refilled(tensor, full, fill) if fill else tensor.detach().clone()
             wanted = gradients and self.may_have_gradient(len(values))
@@ -81,8 +85,9 @@ class Trial:
                 value: Any = data.requires_grad_(wanted)
             else:
                 value = self.subject.wrap(data, mask, wanted)
-                if storage is not None:
-                    value = self.subject.stored(value, storage, wanted)
+                if layout and not (done and which == "first"):
+                    dense, value = value, self.subject.stored(value, layout, wanted, roomy)
+                    done = done or value is not dense
             values.append(value)
             return value
 
@@ -310,9 +315,9 @@ def non_interference(trial: Trial) -> None:
         again = outcome_with_gradients(trial, fill)
         if isinstance(base, Exception) or isinstance(again, Exception):
             if type(base) is not type(again):
-                raise Broken(f"with {fill} under the mask {_said(again)}, otherwise {_said(base)}")
+                raise Broken(f"with {fill} under the mask {said(again)}, otherwise {said(base)}")
             continue
-        _same_bits(f"with {fill} under the mask", again, base, trial)
+        same_bits(f"with {fill} under the mask", again, base, trial)
     if isinstance(base, MaskedSemanticsError):
         raise Refusal(str(base))
     if isinstance(base, Exception):
@@ -346,7 +351,7 @@ def fills_for(trial: Trial) -> Sequence[str]:
     return FILLS if any(t.is_floating_point() or t.is_complex() for t in hidden) else ("nan", "inf", "tiny")
 
 
-def _said(outcome: Any) -> str:
+def said(outcome: Any) -> str:
     return (
         f"it raises {type(outcome).__name__}: {_line(outcome)}"
         if isinstance(outcome, Exception)
@@ -358,11 +363,11 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:160]
 
 
-def outcome_with_gradients(trial: Trial, fill: str | None, storage: str | None = None) -> Any:
+def outcome_with_gradients(trial: Trial, fill: str | None, storage: str | None = None, roomy: bool = False) -> Any:
     """Results and, where there is a derivative, gradients of a fixed weighting of them; or what was raised."""
     try:
         differentiable = trial.sample.differentiable
-        args, kwargs, values = trial.wrapped(fill, gradients=differentiable, storage=storage)
+        args, kwargs, values = trial.wrapped(fill, gradients=differentiable, storage=storage, roomy=roomy)
         outcome = observed(trial.subject, trial.run(args, kwargs))
         gradients = gradients_of(trial.subject, outcome, values) if differentiable else []
         return outcome, gradients
@@ -408,7 +413,7 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
     return [None if g is None else subject.observe(g) for g in gradients]
 
 
-def _same_bits(name: str, again: Any, base: Any, trial: Trial) -> None:
+def same_bits(name: str, again: Any, base: Any, trial: Trial) -> None:
     for what, mine, theirs in (("result", again[0], base[0]), ("gradient", again[1], base[1])):
         if len(mine) != len(theirs):
             raise Broken(f"{name}: {len(mine)} {what}s instead of {len(theirs)}")

@@ -1,35 +1,114 @@
-"""P4: semantics do not depend on storage; P3 and P5 on every storage."""
+"""P4: semantics do not depend on storage; P3 and P5 on every storage.
+
+Every trial has the same call on dense storage beside it. P4 stores what is valid, with NaN wherever something invalid
+lies beside it (in blocks, in dense dimensions). P3 stores invalid elements everywhere, with more than one garbage. P5
+goes on to second-order gradients, in float64.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from op_registry.conformance.compare import difference, mask_difference, short
-from op_registry.conformance.laws import Broken, Densified, NotAsked, Trial, outcome_with_gradients
+from op_registry.conformance.gradients import derivatives
+from op_registry.conformance.laws import (
+    Broken,
+    Densified,
+    NotAsked,
+    Refusal,
+    Trial,
+    fills_for,
+    outcome_with_gradients,
+    plain_fails,
+    said,
+    same_bits,
+)
 from op_registry.errors import MaskedSemanticsError
 
 
 def layouts_agree(trial: Trial, storage: str) -> None:
     """Results and gradients stored otherwise are those of dense storage, with NaN wherever something invalid lies."""
-    stored, dense = trial.wrapped(storage=storage)[2], trial.wrapped()[2]
-    if all(type(a) is type(b) for a, b in zip(stored, dense, strict=True)):
-        raise NotAsked(f"no tensor that can be stored as {storage}")
+    _stored_otherwise(trial, storage)
     base = outcome_with_gradients(trial, None)
     trial.subject.densified()
     again = outcome_with_gradients(trial, "nan", storage)
     densified = trial.subject.densified()
+    _as_dense(f"stored as {storage}", again, base, trial)
+    if densified:
+        raise Densified(densified[0])
+
+
+def non_interference(trial: Trial, storage: str) -> None:
+    """Whatever is stored beside the valid elements: the same bits and errors, and those that dense storage gives."""
+    if not trial.partial:
+        raise NotAsked("nothing is invalid")
+    _stored_otherwise(trial, storage)
+    first, second = fills_for(trial)[0], fills_for(trial)[-3]
+    base = outcome_with_gradients(trial, first, storage, roomy=True)
+    again = outcome_with_gradients(trial, second, storage, roomy=True)
+    name = f"stored as {storage} with {second} beside what is valid"
+    if isinstance(base, Exception) or isinstance(again, Exception):
+        if type(base) is not type(again):
+            raise Broken(f"{name} {said(again)}, with {first} {said(base)}")
+    else:
+        same_bits(name, again, base, trial)
+    _as_dense(f"stored as {storage} with {first} beside what is valid", base, outcome_with_gradients(trial, None), trial)
+
+
+def gradients_agree(trial: Trial, storage: str) -> None:
+    """Gradients of first and second order stored otherwise are those of dense storage, to which P5 itself is put."""
+    if not trial.sample.differentiable:
+        raise NotAsked("not differentiable")
+    _stored_otherwise(trial, storage)
+    try:
+        dense = derivatives(trial)
+    except MaskedSemanticsError as error:
+        raise Refusal(str(error)) from error
+    except Exception:
+        if plain_fails(trial):
+            raise NotAsked("plain torch raises as well") from None
+        raise
+    stored = derivatives(trial, storage)
+    if dense is None or stored is None:
+        if (dense is None) != (stored is None):
+            raise Broken(f"stored as {storage}: only one of the two results depends differentiably on an argument")
+        raise NotAsked("no result depends differentiably on an argument")
+    for order, mine, theirs in zip(("gradient", "second-order gradient"), stored, dense, strict=True):
+        if mine is None and theirs is not None and all(_nothing(g) or not g[0].any() for g in theirs):
+            continue  # zeros, and nothing at all
+        if theirs is None and mine is not None and all(_nothing(g) or not g[0].any() for g in mine):
+            continue
+        if (mine is None) != (theirs is None):
+            raise Broken(f"stored as {storage}: only one of the two has a {order}")
+        if mine is not None and theirs is not None:
+            _same_to_rounding(f"stored as {storage}: {order}", mine, theirs, trial)
+
+
+def _stored_otherwise(trial: Trial, storage: str) -> None:
+    """NotAsked where this storage is nothing new for any tensor, or for all but the one that is stored so anyway."""
+    dense = trial.wrapped()[2]
+
+    def changed(storage: str) -> int:
+        stored = trial.wrapped(storage=storage)[2]
+        return sum(type(a) is not type(b) for a, b in zip(stored, dense, strict=True))
+
+    layout, _, which = storage.partition("_")
+    if changed(layout) < (2 if which else 1):
+        raise NotAsked(f"no tensor that can be stored as {storage}")
+
+
+def _as_dense(name: str, again: Any, base: Any, trial: Trial) -> None:
+    """What was stored otherwise came out as on dense storage, to rounding."""
     if isinstance(base, Exception):
         if isinstance(base, MaskedSemanticsError) != isinstance(again, MaskedSemanticsError) or not isinstance(
             again, Exception
         ):
-            raise Broken(f"stored as {storage}: {_told(again)}, dense: {_told(base)}")
+            raise Broken(f"{name}: {_told(again)}, dense: {_told(base)}")
         raise NotAsked("refused or wrong on dense storage too")
     if isinstance(again, Exception):
         raise again
     for what, mine, theirs in (("result", again[0], base[0]), ("gradient", again[1], base[1])):
-        _same_to_rounding(f"stored as {storage}: {what}", mine, theirs, trial)
-    if densified:
-        raise Densified(densified[0])
+        _same_to_rounding(f"{name}: {what}", mine, theirs, trial)
 
 
 def _told(outcome: Any) -> str:

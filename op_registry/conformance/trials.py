@@ -39,9 +39,16 @@ LAWS: dict[str, laws.Law] = {
     "P5": gradients.gradients_are_derivatives,
     "P6": modes.views_alias,
 }
+# The laws that are tried on storages other than dense.
+STORED: dict[str, Callable[..., None]] = {
+    "P3": storages.non_interference,
+    "P4": storages.layouts_agree,
+    "P5": storages.gradients_agree,
+}
 MODES = ("aot_eager", "inductor")
 ALL_LAWS = (*LAWS, "P4", "P7")
-STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
+# What P4 compares with dense storage: every masked tensor stored so, and only the first of several.
+STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
 
 # The outcomes of a trial, best first. A refusal is no broken law, but no answer either.
 STATUSES = ("pass", "densified", "not asked", "refused", "gap", "broken", "error")
@@ -61,6 +68,8 @@ class Settings:
     dtypes: str = "preferred"
     modes: tuple[str, ...] = ("aot_eager",)
     storages: tuple[str, ...] = STORAGES
+    # Those in which P3 and P5 are tried too, beside dense storage.
+    also_stored: tuple[str, ...] = ()
     seed: int = 0
     # One sample only, by its number in the database.
     sample: int | None = None
@@ -137,20 +146,22 @@ def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dt
     return [dtype for dtype in wanted if dtype in operator.dtypes]
 
 
-def kinds_of(law: str, settings: Settings) -> list[str]:
-    """The masks under which a law is tried."""
+def kinds_of(law: str, settings: Settings, stored: bool = False) -> list[str]:
+    """The masks under which a law is tried, on dense storage or `stored` otherwise."""
     wanted = {
         "P1": WHOLE,
         "P3": PARTIAL,
         "P4": ("half", "slices", "empty"),
         "P6": ("unstored", "half", "empty", "broadcast"),
         "P7": ("half",),
-    }.get(law, KINDS)
+    }.get("P4" if stored else law, KINDS)
     return [kind for kind in settings.masks if kind in wanted]
 
 
-def trials_of(operator: Operator, law: str, subject: Subject, settings: Settings) -> Iterator[tuple[str, Trial]]:
-    """Every trial of a law, with its description."""
+def trials_of(
+    operator: Operator, law: str, subject: Subject, settings: Settings, stored: bool = False
+) -> Iterator[tuple[str, Trial]]:
+    """Every trial of a law, with its description; `stored` on other storage than dense, under fewer masks."""
     for dtype in dtypes_of(operator, law, settings):
         if law == "P7":
             samples = [
@@ -163,7 +174,7 @@ def trials_of(operator: Operator, law: str, subject: Subject, settings: Settings
         elif law != "P7":
             samples = chosen(samples, settings.most)
         for sample in samples:
-            for kind in kinds_of(law, settings):
+            for kind in kinds_of(law, settings, stored):
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
@@ -213,10 +224,11 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
             if law not in subject.laws:
                 continue
             for option, check in _checks(law, subject, settings):
-                for description, trial in trials_of(operator, law, subject, settings):
+                stored = option is not None and law in STORED
+                for description, trial in trials_of(operator, law, subject, settings, stored):
                     line = repro(operator, law, description, settings, option)
                     say(line)
-                    described = f"{description} {option[1]}" if option and law == "P4" else description
+                    described = f"{description} {option[1]}" if option and stored else description
                     status, message = named.judged(law, described, *outcome_of(check, trial))
                     _keep(report, law, described, status, message, line)
                     if option and law == "P4":
@@ -263,13 +275,15 @@ Option = tuple[str, str]
 
 
 def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, laws.Law]]:
-    """A law as checks: P4 for each storage, P7 for each mode."""
-    if law == "P4":
-        known = [s for s in settings.storages if s in subject.storages]
-        return [(("--storage", s), functools.partial(storages.layouts_agree, storage=s)) for s in known]
+    """A law as checks: P4 for each storage, P3 and P5 for dense storage and some others, P7 for each mode."""
     if law == "P7":
         return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
-    return [(None, LAWS[law])]
+    checks: list[tuple[Option | None, laws.Law]] = [] if law == "P4" else [(None, LAWS[law])]
+    if law in STORED:
+        wanted = settings.storages if law == "P4" else settings.also_stored
+        known = [s for s in wanted if s.partition("_")[0] in subject.storages]
+        checks += [(("--storage", s), functools.partial(STORED[law], storage=s)) for s in known]
+    return checks
 
 
 def _errors(
