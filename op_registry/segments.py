@@ -73,7 +73,7 @@ class Segments:
             t = torch.amax(t, self.inside, True) if word == "amax" else torch.amin(t, self.inside, True)
         if not self.kept and not being_traced(t):
             return getattr(torch, word)(t, 0, True) if t.shape[0] else t.new_zeros((1, *t.shape[1:]))
-        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and t.shape[0] and not being_traced(t):
+        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and not being_traced(t):
             return self._in_order(t, word)
         line = self.line.reshape(-1, *[1] * (t.ndim - 1)).expand(t.shape)
         empty = t.new_zeros((self.slices, *t.shape[1:]))

@@ -11,6 +11,7 @@ from torch import Tensor
 from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
 from masked_dispatch.messages import tangent_stored_otherwise
+from masked_dispatch.storage.policy import Policy, current
 from masked_dispatch.tensor import MaskedTensor, wrap
 from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import Pattern
@@ -19,8 +20,8 @@ from op_registry.sparse import Sparse
 from op_registry.turned import Turned
 
 # What a compiled graph relies on: the layout, how many dimensions are sparse, the block size, the order in which
-# dimensions are seen, and the rules.
-Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str]
+# dimensions are seen, the rules, and what may be stored densely.
+Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy]
 
 
 class NotDense(MaskedSemanticsError):
@@ -140,7 +141,7 @@ class SparselyStored(MaskedTensor):
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
         if "torch._dynamo" in sys.modules and not being_traced(self._kept_values):
             self._let_nnz_change()
-        return names, (str(pattern.layout), pattern.ndim, pattern.block, self._order, registry.version)
+        return names, (str(pattern.layout), pattern.ndim, pattern.block, self._order, registry.version, current())
 
     def _let_nnz_change(self) -> None:
         """Tell Dynamo, which asks for the pieces before it looks at their sizes, that the number stored will change."""
@@ -155,7 +156,7 @@ class SparselyStored(MaskedTensor):
     def __tensor_unflatten__(  # type: ignore[override]
         inner: dict[str, Tensor], context: Context, outer_size: Any, outer_stride: Any
     ) -> SparselyStored:
-        layout, ndim, block, order, _ = context
+        layout, ndim, block, order, *_ = context
         sizes = outer_size if order is None else [outer_size[order.index(d)] for d in range(len(order))]
         values = inner["_kept_values"]
         pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)

@@ -52,7 +52,8 @@ def non_interference(trial: Trial, storage: str) -> None:
             raise Broken(f"{name} {said(again)}, with {first} {said(base)}")
     else:
         same_bits(name, again, base, trial)
-    _as_dense(f"stored as {storage} with {first} beside what is valid", base, outcome_with_gradients(trial, None), trial)
+    dense = outcome_with_gradients(trial, None)
+    _as_dense(f"stored as {storage} with {first} beside what is valid", base, dense, trial)
 
 
 def gradients_agree(trial: Trial, storage: str) -> None:
