@@ -1,4 +1,5 @@
-"""Work on sparse storage, 8192² and one thread (R7): beside plain kernels over what is stored, torch.sparse and scipy.
+"""Work on sparse storage, 8192² and one thread (R7): beside plain kernels over what is stored, torch.sparse,
+scipy and, where it is installed, numba.
 
 The limit of elementwise work is the operator on the values; of a reduction and a product, a plain kernel
 (kernels.cpp) that passes once over what is stored. torch.sparse is given the same elements as its own CSR.
@@ -68,8 +69,9 @@ def candidates(x: md.MaskedTensor) -> dict[str, dict[str, Call]]:
             "torch.sparse": lambda: torchs @ other,
         },
     }
-    for name, call in scipys(x, other).items():
-        work[name]["scipy"] = call
+    for who, theirs in (("scipy", scipys(x, other)), ("numba", numbas(x, other))):
+        for name, call in theirs.items():
+            work[name][who] = call
     return work
 
 
@@ -91,6 +93,48 @@ def scipys(x: md.MaskedTensor, other: Tensor) -> dict[str, Call]:
     }
 
 
+def numbas(x: md.MaskedTensor, other: Tensor) -> dict[str, Call]:
+    """The loops of the kernels as numba compiles them; nothing where it is not installed."""
+    try:
+        import numba
+    except ImportError:
+        return {}
+    jit = numba.njit(fastmath=True)
+
+    @jit
+    def sums(ends: Any, values: Any, out: Any) -> None:
+        for row in range(out.shape[0]):
+            total = values.dtype.type(0)
+            for i in range(ends[row], ends[row + 1]):
+                total += values[i]
+            out[row] = total
+
+    @jit
+    def greatest(ends: Any, values: Any, out: Any) -> None:
+        for row in range(out.shape[0]):
+            peak = -numba.float32(3e38)
+            for i in range(ends[row], ends[row + 1]):
+                peak = max(peak, values[i])
+            out[row] = peak
+
+    @jit
+    def products(ends: Any, columns: Any, values: Any, dense: Any, out: Any) -> None:
+        for row in range(out.shape[0]):
+            out[row] = 0
+            for i in range(ends[row], ends[row + 1]):
+                for j in range(out.shape[1]):
+                    out[row, j] += values[i] * dense[columns[i], j]
+
+    ends, columns, values = (piece.numpy() for piece in pieces(x))
+    dense = other.numpy()
+    product, out = torch.empty(other.shape).numpy(), torch.empty(x.shape[0]).numpy()
+    return {
+        "sum of rows": lambda: sums(ends, values, out),
+        "amax of rows": lambda: greatest(ends, values, out),
+        "x @ dense": lambda: products(ends, columns, values, dense, product),
+    }
+
+
 def check(x: md.MaskedTensor) -> None:
     """The kernels, and we, compute the same."""
     ends, columns, values = pieces(x)
@@ -105,7 +149,7 @@ def check(x: md.MaskedTensor) -> None:
 
 
 BOUNDS = {"x * y": 1.1, "exp": 1.1, "sum of rows": 2.0, "amax of rows": 2.0, "x @ dense": 2.4}
-OTHERS = ("masked_dispatch", "torch.sparse", "scipy")
+OTHERS = ("masked_dispatch", "torch.sparse", "scipy", "numba")
 
 
 def run(rounds: int = 15) -> list[Goal]:

@@ -68,15 +68,23 @@ def _kept(validity: Tensor) -> tuple[int, dict[torch.dtype, Tensor]]:
     return kept
 
 
+def widened(validity: Tensor, dtype: torch.dtype) -> Tensor:
+    """All ones where int8 `validity` is 1, in the integers of the size of `dtype`: for one who keeps it."""
+    return _widen(validity, _BITS[dtype])
+
+
 def _widen(validity: Tensor, bits: torch.dtype) -> Tensor:
     ones = torch.neg(validity)
     return ones if bits is torch.int8 else ones.to(bits)
 
 
 def fill_bits(data: Tensor, validity: Tensor, value: complex) -> Tensor:
-    """`data` with `value` where invalid, by bit operations; for CPU, int8 validity and no derivatives."""
+    """`data` with `value` where invalid, by bit operations; for CPU, int8 validity and no derivatives.
+
+    The validity may be `widened` to the data's size already.
+    """
     bits = _BITS[data.dtype]
-    wide = wide_mask(validity, bits)
+    wide = validity if validity.dtype is bits else wide_mask(validity, bits)
     fill = pattern(value, data.dtype)
     if fill == 0:
         return (data.view(bits) & wide).view(data.dtype)

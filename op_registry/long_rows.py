@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.records import Number, as_int8, fill_where_invalid
+from op_registry.filling import fill_bits, widened
+from op_registry.records import as_int8
 
 aten = torch.ops.aten
 
@@ -27,11 +28,11 @@ class Chunks:
 
     inner   the chunks that lie within one row, by row; within  where those of each row begin and end among them
     edges   for each row the chunk that it begins in, then for each the one that it ends in
-    theirs  int8 (2 · rows, width): which elements of these are the row's
+    theirs  (2 · rows, width): which elements of these are the row's, as `filling.widened` has it for `dtype`
     rest    behind the last whole chunk: the row of each element
     """
 
-    def __init__(self, ends: Tensor, stored: int, width: int) -> None:
+    def __init__(self, ends: Tensor, stored: int, width: int, dtype: torch.dtype) -> None:
         self.width, self.whole = width, stored // width
         ends = ends.to(torch.int64)
         begin, end = ends[:-1], ends[1:]
@@ -53,7 +54,7 @@ class Chunks:
         at_tail = own_tail & (tail >= begin.unsqueeze(1)) & (tail < end.unsqueeze(1))
         last = self.whole - 1
         there = torch.cat([at_head & (begins <= last).unsqueeze(1), at_tail & (ends_in <= last).unsqueeze(1)])
-        self.theirs = as_int8(there)
+        self.theirs = widened(as_int8(there), dtype)
         self.edges = torch.cat([begins, ends_in]).clamp(max=last)
         rest = torch.arange(self.whole * width, stored, device=ends.device)
         self.rest = torch.searchsorted(ends, rest, right=True) - 1
@@ -62,7 +63,7 @@ class Chunks:
         """(rows,): "sum", "amax" or "amin" of each; the identity for a row that has nothing."""
         table = values[: self.whole * self.width].view(self.whole, self.width)
         identity = IDENTITY[word]
-        edges = fill_where_invalid(table.index_select(0, self.edges), self.theirs, identity)
+        edges = fill_bits(table.index_select(0, self.edges), self.theirs, identity)
         head, tail = edges.view(2, self.rows, self.width).unbind(0)
         left = values[self.whole * self.width :]
         if word == "sum":
@@ -76,7 +77,7 @@ class Chunks:
         return result.scatter_reduce(0, self.rest, left, word) if left.shape[0] else result
 
 
-IDENTITY: dict[str, Number] = {"sum": 0, "amax": -math.inf, "amin": math.inf}
+IDENTITY: dict[str, float] = {"sum": 0, "amax": -math.inf, "amin": math.inf}
 
 
 def pays(stored: int, rows: int, values: Tensor) -> bool:

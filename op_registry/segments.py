@@ -57,9 +57,10 @@ class Segments:
             return t.new_zeros(self.slices)
         if pays(t.shape[0], self.slices, t):
             width = WIDTH[word]
+            ends = self.ends
+            assert ends is not None
             chunks = self.pattern.remembered(
-                ("chunks", self.along, width),
-                lambda: Chunks(self.ends, t.shape[0], width),  # type: ignore[arg-type]
+                ("chunks", self.along, width, t.dtype), lambda: Chunks(ends, t.shape[0], width, t.dtype)
             )
             reduced: Tensor = chunks.reduced(t.contiguous(), word)
             return reduced
