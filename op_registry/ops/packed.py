@@ -228,6 +228,8 @@ for _rule in (
     losses.binary_cross_entropy_with_logits,
     losses.kl_div,
     losses.poisson_nll_loss,
+    losses.hinge_embedding_loss,
+    losses.margin_ranking_loss,
 ):
     _loss_by_place(_rule)
 
