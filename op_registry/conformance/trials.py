@@ -28,6 +28,7 @@ from op_registry.conformance.samples import (
     operator_named,
     overload_samples,
 )
+from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject, find_subject
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import Gap
@@ -168,7 +169,7 @@ def trials_of(
                 s for s in overload_samples(operator, dtype, _another_entry_asks(operator, settings)) if s.tensors
             ]
         else:
-            samples = _samples(operator, dtype)
+            samples = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
         if settings.sample is not None:
             samples = [s for s in samples if s.number == settings.sample]
         elif law != "P7":
@@ -184,6 +185,12 @@ def trials_of(
 def _samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
     """The samples that have something to mask. Trials work on copies of their tensors."""
     return [s for s in operator.samples(dtype) if s.tensors]
+
+
+@functools.lru_cache(maxsize=4)
+def _stored_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
+    """Those of them that tell storages apart."""
+    return storable(_samples(operator, dtype))
 
 
 def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:
