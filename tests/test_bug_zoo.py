@@ -358,3 +358,8 @@ def test_an_order_in_memory_asked_of_sparse_storage() -> None:
     assert x.to(torch.float64, memory_format=torch.channels_last).dtype is torch.float64
     with pytest.raises(RuntimeError, match="required rank 4 tensor to use channels_last format"):
         x[0].to(torch.float64, memory_format=torch.channels_last)
+
+
+def test_sparse_storage_times_no_columns() -> None:
+    x = md.masked_tensor(torch.ones(3, 4), torch.rand(3, 4) < 0.5).to_sparse_csr()
+    assert (x @ torch.ones(4, 0)).shape == (3, 0)
