@@ -13,9 +13,9 @@ from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings
 
 TIERS = {
     # A few samples of different shapes, three partial masks, float32, every law but inductor.
-    "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty")),
-    # Every sample, every mask, every dtype; of P4, for which sparse storage is too young, only what quick has.
-    "full": Settings(laws=("P1", "P2", "P3", "P5", "P6", "P7"), most=None, dtypes="all", modes=("aot_eager",)),
+    "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty"), also_stored=("csr", "bsr")),
+    # Every sample, every mask, every dtype; on storages other than dense as many samples as quick has.
+    "full": Settings(most=None, dtypes="all", modes=("aot_eager",), also_stored=("csr", "bsr", "hybrid")),
 }
 
 
@@ -72,6 +72,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         subject=given.subject,
         laws=tuple(given.law) if given.law else tier.laws,
         most=most,
+        most_stored=tier.most_stored if given.most is None else most,
         masks=tuple(given.mask) if given.mask else tier.masks,
         dtypes=given.dtype or tier.dtypes,
         modes=tuple(given.mode) if given.mode else tier.modes,

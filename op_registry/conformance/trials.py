@@ -63,6 +63,8 @@ class Settings:
     laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
     # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
     most: int | None = 4
+    # The same on storages other than dense, none more than that.
+    most_stored: int | None = 4
     masks: tuple[str, ...] = KINDS
     # Names of dtypes, "preferred" for float32 where there is one, "all" for whatever the operator takes (P7, which is
     # about graphs, stays with the preferred one).
@@ -173,7 +175,7 @@ def trials_of(
         if settings.sample is not None:
             samples = [s for s in samples if s.number == settings.sample]
         elif law != "P7":
-            samples = chosen(samples, settings.most)
+            samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
         for sample in samples:
             for kind in kinds_of(law, settings, stored):
                 masks = masking(kind, sample.tensors, settings.seed)
