@@ -13,9 +13,9 @@ from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings
 
 TIERS = {
     # A few samples of different shapes, three partial masks, float32, every law but inductor.
-    "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty")),
-    # Every sample, every mask, every dtype; of P4, for which sparse storage is too young, only what quick has.
-    "full": Settings(laws=("P1", "P2", "P3", "P5", "P6", "P7"), most=None, dtypes="all", modes=("aot_eager",)),
+    "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty"), also_stored=("csr", "bsr")),
+    # Every sample, every mask, every dtype; on storages other than dense as many samples as quick has.
+    "full": Settings(most=None, dtypes="all", modes=("aot_eager",), also_stored=("csr", "bsr", "hybrid")),
 }
 
 
@@ -54,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--table", type=Path, metavar="FILE", help="write which entries are right, by family and dtype (Markdown)"
     )
+    check.add_argument(
+        "--table-of-storages",
+        type=Path,
+        metavar="FILE",
+        help="write how many trials of P4 stayed sparse (op_registry/storages.tsv)",
+    )
     check.add_argument("--variants", action="store_true", help="in-place and out= forms of the entries as well")
     check.add_argument("--slice", metavar="K/N", help="the K-th of N equal parts of the operators, for rotation")
     return parser
@@ -66,6 +72,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         subject=given.subject,
         laws=tuple(given.law) if given.law else tier.laws,
         most=most,
+        most_stored=tier.most_stored if given.most is None else most,
         masks=tuple(given.mask) if given.mask else tier.masks,
         dtypes=given.dtype or tier.dtypes,
         modes=tuple(given.mode) if given.mode else tier.modes,
@@ -78,6 +85,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _check(given: argparse.Namespace) -> int:
+    from op_registry import stored_coverage
     from op_registry.conformance import reporting, runner
     from op_registry.conformance.checking import Verdict
     from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
@@ -105,6 +113,8 @@ def _check(given: argparse.Namespace) -> int:
         given.by_family.write_text(reporting.summary(reports) + "\n" + reporting.by_family(reports) + "\n")
     if given.table is not None:
         given.table.write_text(reporting.table(reports) + "\n")
+    if given.table_of_storages is not None:
+        given.table_of_storages.write_text(stored_coverage.written(reporting.storage_shares(reports)) + "\n")
     return 1 if any(r.failures for r in reports) else 0
 
 

@@ -9,6 +9,8 @@ Each entry of torch's operator database, and each core aten overload, is one of
     refused         refused, for a reason
     not applicable  there is nothing to mask, or this machine cannot run it, for a reason
     missing         nothing is known of it, or of a piece
+
+How each fares on every storage is told in :mod:`op_registry.stored_coverage`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry import stored_coverage
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import (
     NO_TENSOR,
@@ -55,6 +58,8 @@ class Entry:
     family: str
     # The dtypes that it takes, as far as torch's database says so.
     dtypes: frozenset[torch.dtype] = frozenset()
+    # Where the sparse forms of what it calls come from, see stored_coverage.
+    form: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.state}{f' ({self.note})' if self.note else ''}"
@@ -153,12 +158,12 @@ def _entry(name: str, pieces: dict[OpOverload, str], composed: bool) -> Entry:
     for state in ("missing", "refused", "opaque"):
         having = [op for op, s in pieces.items() if s == state]
         if having:
-            return Entry(name, state, reasons(having), family)
+            return Entry(name, state, reasons(having), family, form="densifies" if state == "missing" else "refused")
     served = [s for s in pieces.values() if s in SERVED]
     if not served:
         return Entry(name, "not applicable", "calls no operator on a tensor", family)
     state = "decomposes" if composed or "decomposes" in served else "derived" if "derived" in served else "rule"
-    return Entry(name, state, "", family)
+    return Entry(name, state, "", family, form=stored_coverage.form_of_all(list(pieces)))
 
 
 def entries() -> Iterator[Entry]:
@@ -246,12 +251,15 @@ def report(verbose: bool = False) -> str:
     """The whole of `python -m op_registry coverage`."""
     entries_found, core = list(entries()), list(core_entries())
     served = sum(e.state in SERVED for e in entries_found)
+    known, shares = {e.name: e.form for e in entries_found if e.form}, stored_coverage.measured()
     parts = [
         table(entries_found, "family"),
         "",
         by_dtype(entries_found),
         "",
         table(core, "core aten"),
+        "",
+        stored_coverage.table(known, shares),
         "",
         f"{len(entries_found)} entries of torch's operator database: {served} served as rule, derived or decomposes; "
         f"{len(registry)} overloads have a rule",
@@ -261,5 +269,5 @@ def report(verbose: bool = False) -> str:
         if having:
             parts += ["", f"{state}:", *(f"    {e.name}: {e.note}" for e in having)]
     if verbose:
-        parts += ["", listing(entries_found)]
+        parts += ["", listing(entries_found), "", stored_coverage.listing(known, shares)]
     return "\n".join(parts)

@@ -78,6 +78,10 @@ def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any)
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise NotLowered("it draws a random number for every element, stored or not")
     lead = leading(_records([*args, *kwargs.values()]))
+    if kwargs.get("memory_format") is not None:
+        # The order in memory of a dense tensor, which is not that of the values; torch's own errors are raised.
+        torch.empty(lead.shape, device="meta").clone(memory_format=kwargs["memory_format"])
+        kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
 
     def in_its_places(record: Any) -> Dense:
         return values_at(record, lead)

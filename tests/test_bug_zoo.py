@@ -351,3 +351,15 @@ def test_blocks_that_meet_a_tensor_in_which_nothing_is_stored() -> None:
 def test_quantiles_of_rows_none_of_which_is_stored() -> None:
     nothing = md.masked_tensor(torch.ones(3, 5), torch.zeros(3, 5, dtype=torch.bool)).to_sparse(1)
     assert torch.quantile(nothing, 0.5, dim=1).get_mask().tolist() == [False] * 3
+
+
+def test_an_order_in_memory_asked_of_sparse_storage() -> None:
+    x = md.masked_tensor(torch.ones(2, 3, 4, 5), torch.rand(2, 3, 4, 5) < 0.5).to_sparse()
+    assert x.to(torch.float64, memory_format=torch.channels_last).dtype is torch.float64
+    with pytest.raises(RuntimeError, match="required rank 4 tensor to use channels_last format"):
+        x[0].to(torch.float64, memory_format=torch.channels_last)
+
+
+def test_sparse_storage_times_no_columns() -> None:
+    x = md.masked_tensor(torch.ones(3, 4), torch.rand(3, 4) < 0.5).to_sparse_csr()
+    assert (x @ torch.ones(4, 0)).shape == (3, 0)

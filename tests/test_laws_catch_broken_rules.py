@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, broadcast_shapes
 
 from op_registry import Dense, registry
 from op_registry.conformance.record_subject import Records, records
 from op_registry.conformance.samples import operator_named
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trials import LAWS, Outcome, Settings, outcome_of, run_operator, trials_of
+from op_registry.places import gathered
 from op_registry.records import valid_in_all
+from op_registry.sparse import NotLowered, Sparse
 
 aten = torch.ops.aten
+EAGER = "masked_dispatch.conformance_subject:eager"
 
 
 def complaints(law: str, entry: str, subject: Subject = records, **settings: Any) -> list[str]:
@@ -126,6 +129,85 @@ def test_a_broken_rule_is_caught(law: str, entry: str, op: Any, broken: Any, say
     replace(op, broken)
     found = complaints(law, entry)
     assert any(says in line for line in found), found[:3] or "nothing was said"
+
+
+# ------------------------------------------------------------------------------------------- on storage of other kinds
+
+
+def exp_less_a_mean_of_what_is_stored(op: Any, x: Sparse) -> Sparse:
+    """Leaks: what lies beside the valid elements is in the mean."""
+    return x.like(x.values.like(torch.exp(x.values.data) - 0 * x.values.data.mean()))
+
+
+def exp_of_all_that_is_stored(op: Any, x: Sparse) -> Sparse:
+    """What is stored becomes valid."""
+    return x.like(Dense(torch.exp(x.values.filled(0))))
+
+
+def exp_of_twice_the_slope(op: Any, x: Sparse) -> Sparse:
+    """The right values with the wrong derivative."""
+    result = torch.exp(x.values.filled(0))
+    return x.like(x.values.like(result + (result - result.detach())))
+
+
+class _ExpOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.result = torch.exp(x)
+        return ctx.result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.result.detach()
+
+
+def exp_to_first_order(op: Any, x: Sparse) -> Sparse:
+    """The right derivative, which has none."""
+    return x.like(x.values.like(_ExpOnce.apply(x.values.filled(0))))
+
+
+@pytest.mark.parametrize(
+    "law, storage, broken, says",
+    [
+        ("P4", "bsr", exp_less_a_mean_of_what_is_stored, "stored as bsr: result 0: "),
+        ("P3", "csr", exp_less_a_mean_of_what_is_stored, "stored as csr with "),
+        ("P4", "bsr", exp_of_all_that_is_stored, "stored as bsr: result 0: mask "),
+        ("P3", "coo", exp_of_all_that_is_stored, "stored as coo with nan beside what is valid: result 0: mask "),
+        ("P4", "csr", exp_of_twice_the_slope, "stored as csr: gradient 0: "),
+        ("P5", "csr", exp_of_twice_the_slope, "stored as csr: gradient 0: "),
+        ("P5", "hybrid", exp_to_first_order, "stored as hybrid: only one of the two has a second-order gradient"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_lowering_is_caught(
+    law: str, storage: str, broken: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(subject=EAGER, laws=(law,), most=3, storages=(storage,), also_stored=(storage,))
+    assert run_operator("exp", settings).failures == []
+    rule = registry.get(aten.exp.default)
+    assert rule is not None
+    monkeypatch.setitem(rule.lowerings, Sparse, [broken])
+    found = [o.message for o in run_operator("exp", settings).failures]
+    assert any(message.startswith(says) for message in found), found[:3] or "nothing was said"
+
+
+def test_a_partner_stored_densely_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mul_by_all(op: Any, x: Any, other: Any) -> Any:
+        """Takes the other operand's mask for granted, where it is stored densely."""
+        if isinstance(x, Sparse) and isinstance(other, Dense) and broadcast_shapes(x.shape, other.shape) == x.shape:
+            theirs = other.data.expand(x.shape).contiguous()
+            return x.like(x.values.like(x.values.data * gathered(theirs, x.pattern.places())))
+        raise NotLowered("not this one")
+
+    settings = Settings(subject=EAGER, laws=("P4",), most=3, storages=("csr", "csr_first"))
+    rule = registry.get(aten.mul.Tensor)
+    assert rule is not None
+    monkeypatch.setitem(rule.lowerings, Sparse, [mul_by_all])
+    found = [o.message.partition(":")[0] for o in run_operator("mul", settings).failures]
+    assert set(found) == {"stored as csr_first"}
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
 
 
 class MaskedGradients(Records):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from op_registry.conformance.samples import database, overloads_called
 from op_registry.conformance.trials import Outcome, Report
@@ -71,6 +71,16 @@ def storage_lines(reports: Sequence[Report]) -> list[str]:
         f"{c['always']} always"
         for storage, c in counted.items()
     ]
+
+
+def storage_shares(reports: Sequence[Report]) -> dict[str, dict[str, tuple[int, int, int]]]:
+    """For each operator and layout: trials of P4 that stayed sparse, that ran, that were refused."""
+
+    def share(c: Mapping[str, int]) -> tuple[int, int, int]:
+        stayed = c.get("pass", 0)
+        return stayed, stayed + c.get("densified", 0), c.get("refused", 0)
+
+    return {r.operator: {layout: share(counts) for layout, counts in r.storages.items()} for r in reports}
 
 
 def by_family(reports: Sequence[Report]) -> str:

@@ -28,6 +28,7 @@ from op_registry.conformance.samples import (
     operator_named,
     overload_samples,
 )
+from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject, find_subject
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import Gap
@@ -62,6 +63,8 @@ class Settings:
     laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
     # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
     most: int | None = 4
+    # The same on storages other than dense, none more than that.
+    most_stored: int | None = 4
     masks: tuple[str, ...] = KINDS
     # Names of dtypes, "preferred" for float32 where there is one, "all" for whatever the operator takes (P7, which is
     # about graphs, stays with the preferred one).
@@ -168,11 +171,11 @@ def trials_of(
                 s for s in overload_samples(operator, dtype, _another_entry_asks(operator, settings)) if s.tensors
             ]
         else:
-            samples = _samples(operator, dtype)
+            samples = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
         if settings.sample is not None:
             samples = [s for s in samples if s.number == settings.sample]
         elif law != "P7":
-            samples = chosen(samples, settings.most)
+            samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
         for sample in samples:
             for kind in kinds_of(law, settings, stored):
                 masks = masking(kind, sample.tensors, settings.seed)
@@ -184,6 +187,12 @@ def trials_of(
 def _samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
     """The samples that have something to mask. Trials work on copies of their tensors."""
     return [s for s in operator.samples(dtype) if s.tensors]
+
+
+@functools.lru_cache(maxsize=4)
+def _stored_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
+    """Those of them that tell storages apart."""
+    return storable(_samples(operator, dtype))
 
 
 def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:

@@ -80,11 +80,11 @@ def sparse_by_dense(a: Sparse, b: Dense) -> Dense:
     where, flat = placed(a, batched=b.ndim == 3), a.flat
     columns = b.shape[-1]
     shape = (*a.shape[:-1], columns)
-    data = multiply(flat.filled(0), b.filled(0).reshape(-1, columns), where).reshape(shape)
+    data = multiply(flat.filled(0), b.filled(0).flatten(0, -2), where).reshape(shape)
     if b.validity is None or b.shape[-1] == 0:
         some = Segments(a, (a.pattern.ndim - 1,)).count(flat) > 0
         return Dense(data, as_int8(some).reshape(*a.shape[:-1], 1))
-    counts = as_int8(b.full_validity).to(torch.float32).reshape(-1, columns)  # type: ignore[arg-type]
+    counts = as_int8(b.full_validity).to(torch.float32).flatten(0, -2)  # type: ignore[arg-type]
     met = multiply(as_int8(present(flat)).to(torch.float32), counts, where)
     return Dense(data, as_int8(met > 0.5).reshape(shape))
 

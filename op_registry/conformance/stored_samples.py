@@ -1,0 +1,76 @@
+"""The samples on which storages are compared: those that hold something to store sparsely.
+
+Torch's samples of unary operators are of one dimension, empty, or a single number. A few of them are folded to two and
+to three dimensions, so that every layout has its turn at every operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from op_registry.conformance.samples import Sample
+
+# Numbers of folded samples, beyond those of the database.
+FOLDED = 10_000
+# How many samples of one dimension are folded.
+MOST = 3
+
+
+def storable(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples with a tensor of two dimensions or more, folded ones where there are none, else all there are."""
+    first = [s for s in samples if any(t.ndim >= 2 and t.numel() > 1 for t in s.tensors)]
+    if not first:
+        first = list(_folded(samples))
+    return first or list(samples)
+
+
+def _folded(samples: Sequence[Sample]) -> Iterator[Sample]:
+    number = FOLDED
+    seen: set[tuple[Any, ...]] = set()
+    for sample in samples:
+        shapes = {tuple(t.shape) for t in sample.tensors if t.ndim}
+        if len(shapes) != 1 or sample.shape_of_call() in seen or len(seen) == MOST:
+            continue
+        (shape,) = shapes
+        if len(shape) != 1 or not _factors(shape[0], 2):
+            continue
+        seen.add(sample.shape_of_call())
+        for dims in (2, 3):
+            sizes = _factors(shape[0], dims)
+            number += 1
+            if not sizes:
+                continue
+            args, kwargs = sample.with_tensors(lambda t, sizes=sizes: _reshaped(t, sizes))  # type: ignore[misc]
+            made = dataclasses.replace(sample, args=args, kwargs=kwargs, number=number)
+            if _runs(made):
+                yield made
+
+
+def _reshaped(t: Tensor, sizes: Sequence[int]) -> Tensor:
+    return t.reshape(*sizes) if t.ndim else t
+
+
+def _factors(size: int, dims: int) -> tuple[int, ...] | None:
+    """`size` as a product of `dims` factors greater than 1, small ones first."""
+    if dims == 1:
+        return (size,) if size > 1 else None
+    for factor in range(2, size):
+        if size % factor == 0:
+            rest = _factors(size // factor, dims - 1)
+            if rest:
+                return (factor, *rest)
+    return None
+
+
+def _runs(sample: Sample) -> bool:
+    """Whether plain torch takes the call, on copies of its arguments."""
+    args, kwargs = sample.with_tensors(lambda t: t.clone())
+    try:
+        sample.fn(*args, **kwargs)
+    except Exception:
+        return False
+    return True
