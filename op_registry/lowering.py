@@ -90,8 +90,12 @@ def elementwise_on_values(op: OpOverload, rule: Rule, *args: Any, **kwargs: Any)
     return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
 
 
+# How a sparse record is brought to a shape that it broadcasts to (ops/sparse_movement.py).
+EXPANDERS: list[Callable[[Sparse, Sequence[int]], Any]] = []
+
+
 def leading(records: Sequence[Dense | Sparse]) -> Sparse:
-    """The sparse operand that has the shape of them all, broadcast; NotLowered where none has."""
+    """The sparse operand that has the shape of them all, or the first one expanded to it; NotLowered where none is."""
     first = records[0]
     if isinstance(first, Sparse) and all(
         isinstance(r, Sparse) and r.pattern is first.pattern and r.values.shape == first.values.shape for r in records
@@ -101,6 +105,11 @@ def leading(records: Sequence[Dense | Sparse]) -> Sparse:
     for record in records:
         if isinstance(record, Sparse) and record.shape == shape:
             return record
+    for record in records:
+        if isinstance(record, Sparse) and 0 not in shape:
+            grown = EXPANDERS[0](record, shape)
+            if isinstance(grown, Sparse):
+                return grown
     raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.lowering import EXPANDERS
 from op_registry.ops import indexing, joins, movement, views
 from op_registry.patterns import PACKED, Places, linear, unraveled
 from op_registry.records import Dense
@@ -347,6 +348,9 @@ def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Any:
         raise NotLowered("there is nothing in it")
     kept = (1,) * new + x.pattern.sizes
     return _repeated(x, [1 if n == m else n for n, m in zip(shape[: len(kept)], kept, strict=True)], new)
+
+
+EXPANDERS.append(expand)
 
 
 def _repeated(x: Sparse, times: Sequence[int], new: int) -> Any:

@@ -12,7 +12,8 @@ as the operators that they are made of: what `mask=` leaves out takes part as th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +21,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library
 
+from op_registry import sparse_words
 from op_registry.categories import REDUCTION, masked_rule
+from op_registry.lowering import values_at
 from op_registry.records import Dense, all_dims, as_int8, intersect
-from op_registry.registry import registry
+from op_registry.sparse import NotLowered, Sparse
+from op_registry.turned import Turned, to_dense
 
 aten = torch.ops.aten
 
@@ -102,29 +106,29 @@ def dims_last(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
 # --------------------------------------------------------- over the last dimension, in the dtype that is wanted or near
 
 
-def call(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Dense:
-    """An operator by its rule; of several results the first."""
-    rule = registry.get(op)
-    assert rule is not None
-    result = rule.bind(op)(x, *args, **kwargs)
+def call(op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator by its rule or its sparse run; of several results the first."""
+    result = sparse_words.call(op, x, *args, **kwargs)
     return result[0] if isinstance(result, tuple) else result
 
 
-def inexact(x: Dense, dtype: torch.dtype) -> Dense:
+def inexact(x: Any, dtype: torch.dtype) -> Any:
     """`x` in `dtype`, or in float32 where that cannot hold a fraction; complex numbers stay such."""
+    if isinstance(x, Sparse):
+        return x.like(inexact(x.values, dtype))
     if not (dtype.is_floating_point or dtype.is_complex):
         dtype = torch.float32
     return x.like(x.data.to(dtype.to_complex() if x.dtype.is_complex else dtype))
 
 
-def spread(op: OpOverload, x: Dense, dtype: torch.dtype, unbiased: bool | None, correction: Any) -> Dense:
+def spread(op: OpOverload, x: Any, dtype: torch.dtype, unbiased: bool | None, correction: Any) -> Any:
     """var or std; `correction` has precedence over `unbiased`, and is 1 without either."""
     if correction is None:
         correction = float(unbiased is None or unbiased)
     return call(op, inexact(x, dtype), [-1], correction=correction)
 
 
-OVER_LAST: dict[str, Callable[..., Dense]] = {
+OVER_LAST: dict[str, Callable[..., Any]] = {
     "sum": lambda x, dtype: call(aten.sum.dim_IntList, x, [-1], dtype=dtype),
     "prod": lambda x, dtype: call(aten.prod.dim_int, x, -1, dtype=dtype),
     "mean": lambda x, dtype: call(aten.mean.dim, x, [-1], dtype=dtype),
@@ -138,3 +142,59 @@ OVER_LAST: dict[str, Callable[..., Dense]] = {
     "median": lambda x, dtype: call(aten.nanmedian.dim, inexact(x, x.dtype), -1),
     "norm": lambda x, dtype, ord: call(aten.linalg_vector_norm.default, inexact(x, dtype), ord, [-1]),
 }
+
+
+# ------------------------------------------------------------------------------------------------ on sparse storage
+
+
+def _left_out(mask: Any, shape: Sequence[int], dims: tuple[int, ...]) -> Tensor:
+    """Of which slices a mask lets nothing in: throughout it is valid, and False."""
+    if isinstance(mask, Dense):
+        left_out = Dense(~mask.filled(False).to(torch.bool), mask.validity).filled(False)
+        return dims_last(left_out.expand(tuple(shape)), dims).all(-1)
+    if tuple(mask.shape) != tuple(shape):
+        raise NotLowered("its mask is sparse, and broadcast")
+    refused = mask.like(mask.values.keep(as_int8(~mask.values.data.to(torch.bool))))
+    each: Tensor = refused.count(dims) == math.prod(shape[d] for d in dims)
+    return each
+
+
+@reductions.lowering(Sparse)
+def reductions_of_sparse(op: OpOverload, input: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+    """The same over the last dimension of a sparse matrix, of which every slice is a row."""
+    name = op._schema.name.partition("::")[2]
+    if not isinstance(input, Sparse) or 0 in input.shape or isinstance(mask, Turned) or input.dense_sizes:
+        raise NotLowered("its input is stored densely, or has dense dimensions, or there is nothing in it")
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names[1:], args, strict=False)) | kwargs
+    given = {
+        a.name: given.get(a.name, a.default_value) for a in op._schema.arguments if a.name not in ("input", "mask")
+    }
+    dim, keepdim, dtype = given.pop("dim"), bool(given.pop("keepdim")), given.pop("dtype")
+    for d in dim if isinstance(dim, (list, tuple)) else [] if dim is None else [dim]:
+        torch.empty(input.shape, device="meta").squeeze(d)  # raises torch's error
+    dims = all_dims(dim, input.ndim)
+    # What torch makes of a slice that its mask leaves nothing of: one number for all, in the dtype of the result.
+    line = torch.zeros(1, dtype=input.dtype, device=input.device)
+    along = {} if name in ("median",) else {"dim": 0}
+    nothing = torch.zeros(1, dtype=torch.bool, device=input.device)
+    own = TORCHS[name](line, **along, **given, dtype=dtype, mask=nothing)
+
+    kept = input
+    outside = None
+    if mask is not None:
+        there = values_at(mask, input)
+        let_in = as_int8(there.filled(False).to(torch.bool))
+        kept = input.like(input.values.keep(let_in.reshape(let_in.shape + (1,) * (input.values.ndim - let_in.ndim))))
+        outside = _left_out(mask, input.shape, dims)
+    rest = [d for d in range(input.ndim) if d not in dims]
+    lined = sparse_words.call(aten.permute.default, kept, [*rest, *dims])
+    rows = [input.shape[d] for d in rest] or [1]
+    lined = sparse_words.call(aten.view.default, lined, [*rows, -1])
+    result = to_dense(OVER_LAST[name](lined, own.dtype, **given))
+    shape = [1 if d in dims else n for d, n in enumerate(input.shape) if keepdim or d not in dims]
+    values, validity = result.data.reshape(shape).to(own.dtype), result.full_validity
+    if outside is None or validity is None:
+        return Dense(values, None if validity is None else validity.reshape(shape))
+    outside = outside.reshape(shape)
+    return Dense(torch.where(outside, own, values), as_int8(validity.reshape(shape)) | as_int8(outside))

@@ -1,0 +1,169 @@
+"""Products with several sparse operands, and their sums with another: bmm, addmm, addmv, addbmm, baddbmm, linear, dot.
+
+Law: as matmul.py has it. Batches of sparse products are one product of block-diagonal matrices. A product that is added
+to another operand is added element by element: valid, and stored, where both are. With ``beta=0`` that one takes no
+part. These come after sparse_products.py, for what that leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.broadcast import present
+from op_registry.ops import matmul
+from op_registry.ops.sparse_composed import both, in_float
+from op_registry.ops.sparse_products import placed, product
+from op_registry.patterns import unraveled
+from op_registry.records import Dense, Number, as_int8, being_traced, intersect
+from op_registry.sparse import NotLowered, Sparse, arranged, coalesced, unblocked
+from op_registry.sparse_words import call, listed, only_sparse_records
+
+aten = torch.ops.aten
+
+
+def batched(a: Any, b: Any) -> Any:
+    """A product of matrices, or of batches of them of one size, where something is sparse."""
+    only_sparse_records(a, b)
+    in_float(a, b)
+    if a.ndim != b.ndim or a.ndim not in (2, 3) or a.dtype is not b.dtype or 0 in (*a.shape, *b.shape):
+        raise NotLowered("its operands are broadcast over batches, or there is nothing in them")
+    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise NotLowered("torch refuses it")
+    a, b = (all_sparse(x) if isinstance(x, Sparse) else x for x in (a, b))
+    if isinstance(a, Dense) and isinstance(b, Dense):
+        return call(aten.bmm.default if a.ndim == 3 else aten.mm.default, a, b)
+    if a.ndim == 2 or (isinstance(a, Sparse) and isinstance(b, Dense)):
+        return product(a, b)
+    if isinstance(a, Dense):
+        swapped = product(call(aten.transpose.int, b, 1, 2), a.moved(lambda t: t.mT))
+        assert isinstance(swapped, Dense)
+        return swapped.moved(lambda t: t.mT)
+    return _block_diagonal(a, b)
+
+
+def all_sparse(x: Sparse) -> Sparse:
+    """The same matrix without dense dimensions: what is valid in them, element by element."""
+    if not x.dense_sizes:
+        return x
+    flat, places = listed(x)
+    return arranged(torch.sparse_coo, places, flat, tuple(x.shape))
+
+
+def _block_diagonal(a: Sparse, b: Sparse) -> Sparse:
+    """Batches of sparse by sparse: an element meets those in the row of its own batch that its column names."""
+    if a.dense_sizes or b.dense_sizes or being_traced(a.values.data):
+        raise NotLowered(
+            "its operands have dense dimensions, or how many products there are is not known while tracing"
+        )
+    left, right = a.flat, b.flat
+    where = placed(a, batched=True)
+    order, _, ends = placed(b, batched=True).by_row()
+    columns = b.pattern.places()[-1] if order is None else b.pattern.places()[-1][order]
+    each = ends.diff()[where.column]
+    source = torch.repeat_interleave(each)
+    first = ends[where.column] - (each.cumsum(0) - each)
+    partner = first[source] + torch.arange(source.shape[0], device=a.device)
+    column = columns[partner]
+    partner = partner if order is None else order[partner]
+    validity = None
+    if left.validity is not None or right.validity is not None:
+        validity = intersect(as_int8(present(left))[source], as_int8(present(right))[partner])
+    products = Dense(left.filled(0)[source] * right.filled(0)[partner], validity)
+    sizes = (*a.shape[:-1], b.shape[-1])
+    rows = unraveled(where.row[source], sizes[:-1])
+    return coalesced(unblocked(a.pattern.layout), (*rows, column), products, sizes)
+
+
+def scaled(x: Any, factor: Number) -> Any:
+    """A record times a number."""
+    if factor == 1:
+        return x
+    if isinstance(x, Dense):
+        return x.like(x.filled(0) * factor)
+    return x.like(x.values.like(x.values.filled(0) * factor))
+
+
+def summed(self: Any, result: Any, beta: Number, alpha: Number) -> Any:
+    """``beta * self + alpha * result``, element by element."""
+    if self.dtype is not result.dtype or torch.broadcast_shapes(self.shape, result.shape) != result.shape:
+        raise NotLowered("what it is added to is of another dtype, or does not broadcast to it")
+    result = scaled(result, alpha)
+    return result if beta == 0 else both(aten.add.Tensor, scaled(self, beta), result)
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+# Asked last: those of packed.py and sparse_products.py, which need not list what is in dense dimensions, go first.
+
+
+def _behind(rule: Any, run: Any) -> None:
+    rule.lowerings[Sparse].append(run)
+
+
+def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
+    if out_dtype or op not in (aten.mm.default, aten.bmm.default):
+        raise NotLowered("its result has a dtype of its own")
+    return batched(self, mat2)
+
+
+def addmm(
+    op: OpOverload, self: Any, mat1: Any, mat2: Any, *out_dtype: torch.dtype, beta: Number = 1, alpha: Number = 1
+) -> Any:
+    if out_dtype:
+        raise NotLowered("its result has a dtype of its own")
+    return summed(self, batched(mat1, mat2), beta, alpha)
+
+
+def matmul_of_vectors(op: OpOverload, self: Any, other: Any) -> Any:
+    in_float(self, other)
+    if self.ndim == 1 and other.ndim == 1:
+        if self.shape != other.shape or self.shape[0] == 0:
+            raise NotLowered("torch refuses it, or there is nothing in it")
+        return call(aten.sum.default, call(aten.mul.Tensor, self, other))
+    if other.ndim == 1:
+        return call(aten.squeeze.dim, batched(self, call(aten.unsqueeze.default, other, 1)), -1)
+    if self.ndim == 1:
+        return call(aten.squeeze.dim, batched(call(aten.unsqueeze.default, self, 0), other), 0)
+    return batched(self, other)
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    only_sparse_records(input, weight, bias)
+    if weight.ndim != 2 or input.ndim < 1 or 0 in input.shape:
+        raise NotLowered("its weight is no matrix, or there is nothing in its input")
+    rows = call(aten.view.default, input, [-1, input.shape[-1]]) if input.ndim != 2 else input
+    result = batched(rows, call(aten.t.default, weight))
+    if input.ndim != 2:
+        result = call(aten.view.default, result, [*input.shape[:-1], weight.shape[0]])
+    return result if bias is None else summed(bias, result, 1, 1)
+
+
+_behind(matmul.mm, mm)
+_behind(matmul.addmm, addmm)
+_behind(matmul.matmul, matmul_of_vectors)
+_behind(matmul.linear, linear)
+
+
+@matmul.addmv.lowering(Sparse)
+def addmv(self: Any, mat: Any, vec: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+    if mat.ndim != 2 or vec.ndim != 1:
+        raise NotLowered("torch refuses it")
+    return summed(self, matmul_of_vectors(aten.mv.default, mat, vec), beta, alpha)
+
+
+@matmul.addbmm.lowering(Sparse)
+def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+    if batch1.ndim != 3:
+        raise NotLowered("torch refuses it")
+    return summed(self, call(aten.sum.dim_IntList, batched(batch1, batch2), [0]), beta, alpha)
+
+
+@matmul.addr.lowering(Sparse)
+def addr(self: Any, vec1: Any, vec2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+    in_float(self, vec1, vec2)
+    if vec1.ndim != 1 or vec2.ndim != 1:
+        raise NotLowered("torch refuses it")
+    column, row = call(aten.unsqueeze.default, vec1, 1), call(aten.unsqueeze.default, vec2, 0)
+    return summed(self, both(aten.mul.Tensor, column, row), beta, alpha)
