@@ -1,0 +1,151 @@
+"""Operators that have a sparse form: same answers as on dense storage, without storing anything densely."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import masked_dispatch as md
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+
+
+def tensor(shape: tuple[int, ...] = (4, 6), seed: int = 7, valid: float = 0.6) -> md.MaskedTensor:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(shape, generator=generator) < valid
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return md.masked_tensor(torch.where(mask, values, torch.nan), mask)
+
+
+def stored(x: md.MaskedTensor, layout: torch.layout) -> md.MaskedTensor:
+    blocks = {"blocksize": (2, 3)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
+    return x.to_layout(layout, **blocks)
+
+
+def plain(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+CONDITION = plain(4, 6) > 0
+INDEX = torch.tensor([[0, 5, 5], [1, 1, 0], [3, 2, 1], [4, 0, 2]])
+LABELS = torch.tensor([0, 5, 2, -100])
+
+CASES = {
+    "where, sparse branches": lambda x, y: torch.where(CONDITION, x, y),
+    "where, sparse condition": lambda x, y: torch.where(x > 0, y, 2.0),
+    "where imputes": lambda x, y: torch.where(CONDITION, x, 0.0),
+    "masked_select": lambda x, y: x.masked_select(CONDITION),
+    "masked_select, sparse mask": lambda x, y: x.masked_select(y > 0),
+    "gather": lambda x, y: x.gather(1, INDEX),
+    "take": lambda x, y: x.take(INDEX),
+    "x[i]": lambda x, y: x[torch.tensor([3, -1, 0])],
+    "x[:, i]": lambda x, y: x[:, torch.tensor([[3, 5], [0, 0]])],
+    "x[i, j]": lambda x, y: x[torch.tensor([3, 0]), torch.tensor([-1, 2])],
+    "x[m]": lambda x, y: x[CONDITION],
+    "index_select, masked index": lambda x, y: x.index_select(
+        0, md.masked_tensor(torch.tensor([3, 99, 0]), torch.tensor([True, False, True]))
+    ),
+    "index_add": lambda x, y: x.index_add(0, torch.tensor([0, 0, 3, 1]), y, alpha=2),
+    "index_copy": lambda x, y: x.index_copy(1, torch.tensor([5, 0, 1, 2, 4, 3]), y),
+    "index_fill": lambda x, y: x.index_fill(1, torch.tensor([0, 4]), 3.0),
+    "scatter_add": lambda x, y: x.scatter_add(1, INDEX, y),
+    "index_put": lambda x, y: x.index_put((torch.tensor([0, 2]), torch.tensor([1, 1])), plain(2)),
+    "select_scatter": lambda x, y: x.select_scatter(y[0], 0, 2),
+    "slice_scatter": lambda x, y: x.slice_scatter(y[:, :3], 1, 0, 6, 2),
+    "rot90": lambda x, y: x.rot90(),
+    "unfold": lambda x, y: x.unfold(1, 3, 2),
+    "reflection": lambda x, y: F.pad(x[None], (2, 1), mode="reflect"),
+    "diff": lambda x, y: x.diff(),
+    "trace": lambda x, y: x.trace(),
+    "trapezoid": lambda x, y: torch.trapezoid(x, dx=0.5),
+    "glu": lambda x, y: F.glu(x),
+    "dist": lambda x, y: torch.dist(x, y, 3),
+    "cdist": lambda x, y: torch.cdist(x, y),
+    "cosine_similarity": lambda x, y: F.cosine_similarity(x, y),
+    "rms_norm": lambda x, y: F.rms_norm(x, (6,), plain(6)),
+    "batch_norm": lambda x, y: F.batch_norm(x, None, None, training=True),
+    "group_norm": lambda x, y: F.group_norm(x, 2),
+    "renorm": lambda x, y: x.renorm(2, 0, 0.5),
+    "cross_entropy": lambda x, y: F.cross_entropy(x, LABELS),
+    "nll_loss by row": lambda x, y: F.nll_loss(x, LABELS, weight=plain(6).abs(), reduction="none"),
+    "triplet": lambda x, y: F.triplet_margin_loss(x, y, plain(4, 6)),
+    "linear": lambda x, y: F.linear(x, y),
+    "addmm": lambda x, y: torch.addmm(x @ y.t(), x, y.t(), alpha=2, beta=3),
+    "bmm": lambda x, y: torch.bmm(x.view(2, 2, 6), y.view(2, 6, 2)),
+    "dot": lambda x, y: x[0].dot(y[1]),
+    "broadcast": lambda x, y: x[:, :1] + y[:1],
+    "torch.masked.mean": lambda x, y: torch.masked.mean(x, 1, mask=CONDITION),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_masks_and_gradients_as_on_dense_storage(name, layout):
+    results, gradients = [], []
+    for make in (lambda t: t, lambda t: stored(t, layout)):
+        x, y = make(tensor()).requires_grad_(), make(tensor(seed=8)).requires_grad_()
+        with md.densify("never"):
+            results.append(CASES[name](x, y))
+        weighed = results[-1] * torch.arange(1, results[-1].numel() + 1).reshape(results[-1].shape)
+        weighed.sum().backward()
+        gradients.append((x.grad, y.grad))
+    dense, sparse = results
+    assert torch.equal(sparse.get_mask(), dense.get_mask())
+    torch.testing.assert_close(sparse.to_tensor(0), dense.to_tensor(0))
+    for mine, theirs in zip(gradients[1], gradients[0], strict=True):
+        if theirs is None or mine is None:
+            assert (theirs if mine is None else mine) is None or not (theirs if mine is None else mine).to_tensor(
+                0
+            ).any()
+        else:
+            assert torch.equal(mine.get_mask(), theirs.get_mask())
+            torch.testing.assert_close(mine.to_tensor(0), theirs.to_tensor(0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_questions_have_plain_answers(layout):
+    x = tensor()
+    sparse = stored(x, layout)
+    with md.densify("never"):
+        assert torch.equal(sparse.round().nonzero(), x.round().nonzero())
+        assert torch.equal(sparse.round().count_nonzero(1), x.round().count_nonzero(1))
+        assert torch.equal(sparse.histc(5), x.histc(5))
+        for mine, theirs in zip(
+            sparse.round().unique(return_counts=True), x.round().unique(return_counts=True), strict=True
+        ):
+            assert torch.equal(mine, theirs)
+        assert torch.equal(sparse, stored(x, layout))
+        assert torch.equal(sparse, x)
+        assert not torch.equal(sparse, sparse * 2)
+        assert torch.allclose(sparse, sparse + 1e-12)
+        assert not torch.equal(sparse, sparse.mask_with(CONDITION))
+
+
+def test_an_index_out_of_range_is_torchs_error():
+    x = tensor().to_sparse_csr()
+    for call in (
+        lambda: x.gather(1, torch.full((4, 6), 6)),
+        lambda: x.take(torch.tensor([24])),
+        lambda: x[torch.tensor([4])],
+        lambda: x.index_add(0, torch.tensor([4]), tensor((1, 6))),
+        lambda: F.nll_loss(x, torch.tensor([0, 6, 0, 0])),
+    ):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            call()
+
+
+def test_a_dense_branch_is_not_grown_beyond_what_is_there():
+    x = tensor().to_sparse_csr()
+    with md.densify("never"), pytest.raises(md.MaskedSemanticsError, match="larger than any dense operand"):
+        torch.where(torch.tensor([[True]] * 4), x, 0.0)
+
+
+def test_batch_norm_moves_running_statistics():
+    found = []
+    for x in (tensor(), tensor().to_sparse_csr()):
+        mean, var = torch.zeros(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+        F.batch_norm(x, mean, var, training=True)
+        found.append((mean, var))
+    torch.testing.assert_close(*found)
