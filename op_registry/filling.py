@@ -69,8 +69,12 @@ def _kept(validity: Tensor) -> tuple[int, dict[torch.dtype, Tensor]]:
 
 
 def widened(validity: Tensor, dtype: torch.dtype) -> Tensor:
-    """All ones where int8 `validity` is 1, in the integers of the size of `dtype`: for one who keeps it."""
-    return _widen(validity, _BITS[dtype])
+    """All ones where int8 `validity` is 1, in the integers of the size of `dtype`: for one who keeps it.
+
+    Of one byte it stays as it is: int8 says a validity, whoever has it.
+    """
+    bits = _BITS[dtype]
+    return validity if bits is torch.int8 else _widen(validity, bits)
 
 
 def _widen(validity: Tensor, bits: torch.dtype) -> Tensor:
@@ -84,7 +88,7 @@ def fill_bits(data: Tensor, validity: Tensor, value: complex) -> Tensor:
     The validity may be `widened` to the data's size already.
     """
     bits = _BITS[data.dtype]
-    wide = validity if validity.dtype is bits else wide_mask(validity, bits)
+    wide = wide_mask(validity, bits) if validity.dtype is torch.int8 else validity
     fill = pattern(value, data.dtype)
     if fill == 0:
         return (data.view(bits) & wide).view(data.dtype)

@@ -1,8 +1,11 @@
 """How entries of torch's database fare on each storage: what is known of their rules, and what was measured.
 
-That an operator has a sparse form says nothing about which calls it takes. So there is a table, made by P4
-(``python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv``), of how many of an entry's trials
-never had to be stored densely, and an entry has, in each layout, one of
+That an operator has a sparse form says nothing about which calls it takes. So there is a table of how many of an
+entry's trials never had to be stored densely, made by P4 on the quick tier's samples::
+
+    python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv
+
+With it an entry is, in each layout, one of
 
     own kernel   every trial stayed sparse, and a rule on the way has a sparse form of its own
     generic      every trial stayed sparse by what the categories of its rules do

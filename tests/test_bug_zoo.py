@@ -363,3 +363,11 @@ def test_an_order_in_memory_asked_of_sparse_storage() -> None:
 def test_sparse_storage_times_no_columns() -> None:
     x = md.masked_tensor(torch.ones(3, 4), torch.rand(3, 4) < 0.5).to_sparse_csr()
     assert (x @ torch.ones(4, 0)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_bytes_are_filled_by_all_of_their_bits(dtype: torch.dtype) -> None:
+    data = torch.tensor([100, 27, 64, 3], dtype=dtype)
+    x = md.masked_tensor(data, torch.tensor([True, True, False, True]))
+    assert x.amax().item() == 100
+    assert torch.dot(x, torch.tensor([1, 0, 1, 1], dtype=dtype)).item() == 103

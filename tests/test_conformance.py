@@ -20,7 +20,8 @@ from op_registry.__main__ import main
 from op_registry.conformance import find_subject, reporting, runner
 from op_registry.conformance.masks import FILLS, KINDS, PLAIN, masking, refilled
 from op_registry.conformance.samples import database, operator_named
-from op_registry.conformance.trials import Report, Settings, run_operator
+from op_registry.conformance.stored_samples import FOLDED, storable
+from op_registry.conformance.trials import STORAGES, Report, Settings, run_operator, trials_of
 from op_registry.conformance.watching import calls_of
 
 EAGER = "masked_dispatch.conformance_subject:eager"
@@ -132,6 +133,32 @@ def test_a_sample_is_found_again_by_its_number() -> None:
     one, two = (operator_named("mean").samples(torch.float32)[3] for _ in range(2))
     assert torch.equal(one.args[0], two.args[0])
     assert one.kwargs == two.kwargs
+
+
+def test_samples_of_one_dimension_are_folded_for_storages() -> None:
+    folded = storable([s for s in operator_named("exp").samples(torch.float32) if s.tensors])
+    assert [tuple(s.tensors[0].shape) for s in folded] == [(2, 10), (2, 2, 5)]
+    assert [s.number for s in folded] == [FOLDED + 1, FOLDED + 2]
+    whole = operator_named("sum").samples(torch.float32)
+    assert storable(whole) == [s for s in whole if s.tensors[0].ndim >= 2]
+    assert storable(operator_named("dot").samples(torch.float32)) != []
+
+
+def test_only_the_first_of_several_is_stored_otherwise() -> None:
+    settings = Settings(subject=EAGER, laws=("P4",), masks=("half",), most=None, sample=4)
+    subject = find_subject(EAGER)
+    ((_, trial),) = trials_of(operator_named("mul"), "P4", subject, settings, stored=True)
+    kinds = [[type(v).__name__ for v in trial.wrapped(storage=s)[2]] for s in ("csr", "csr_first")]
+    assert kinds == [["SparselyStored"] * 2, ["SparselyStored", "MaskedTensor"]]
+
+
+def test_roomy_storage_holds_invalid_elements() -> None:
+    subject = find_subject(EAGER)
+    x = subject.wrap(torch.ones(4, 6), torch.arange(24).reshape(4, 6) < 1)
+    for storage in STORAGES[:-1]:
+        tight, roomy = (subject.stored(x, storage, False, roomy=roomy) for roomy in (False, True))
+        assert roomy.nnz > tight.nnz, storage
+        assert torch.equal(roomy.get_mask(), x.get_mask())
 
 
 # ------------------------------------------------------------------------------------------------ the runner

@@ -1,8 +1,9 @@
 """The table of how operators are served, held to a file: a change in either has to be looked at.
 
-When the table has changed for good, write the file again::
+When a table has changed for good, write its file again::
 
     python -m op_registry coverage --write tests/coverage.expect
+    python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_registry import coverage, opaque, registry
+from op_registry import coverage, opaque, registry, stored_coverage
 from op_registry.__main__ import main
+from op_registry.conformance import reporting
 from op_registry.conformance.samples import database
+from op_registry.conformance.trials import Settings, run_operator
+from op_registry.sparse import Sparse
 
 aten = torch.ops.aten
 EXPECTED = Path(__file__).with_name("coverage.expect")
@@ -65,3 +69,56 @@ def test_the_command_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(coverage, "expectation", lambda: "exp: rule")
     assert main(["coverage", "--write", str(tmp_path / "table")]) == 0
     assert (tmp_path / "table").read_text() == "exp: rule\n"
+
+
+# ------------------------------------------------------------------------------------------------------- storages
+
+
+def test_every_entry_is_in_the_table_of_storages() -> None:
+    assert sorted(stored_coverage.measured()) == sorted(database())
+
+
+@pytest.mark.parametrize("name", ["exp", "add", "clamp", "sum", "amax", "softmax", "transpose", "sort", "inner", "mm"])
+def test_the_table_of_storages_is_as_it_was_measured(name: str) -> None:
+    subject = "masked_dispatch.conformance_subject:eager"
+    report = run_operator(name, Settings(subject=subject, laws=("P4",)))
+    found = reporting.storage_shares([report])[name]
+    accepted = stored_coverage.measured()[name]
+    now = {layout: found.get(layout, (0, 0, 0)) for layout in stored_coverage.LAYOUTS}
+    assert now == accepted, "python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv"
+
+
+def test_where_a_sparse_form_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stored_coverage.form(aten.exp.default) == "generic"
+    assert stored_coverage.form(aten.mm.default) == "own kernel"
+    assert stored_coverage.form(aten.linalg_inv_ex.default) in ("refused", "densifies")
+    assert stored_coverage.form_of_all([aten.mm.default, aten.exp.default]) == "own kernel"
+    rule = registry.get(aten.mm.default)
+    assert rule is not None
+    monkeypatch.delitem(rule.lowerings, Sparse)
+    assert stored_coverage.form(aten.mm.default) == "densifies"
+    assert stored_coverage.form_of_all([aten.mm.default, aten.exp.default]) == "densifies"
+
+
+def test_what_was_measured_has_the_last_word() -> None:
+    assert stored_coverage.state("own kernel", (12, 12, 0)) == "own kernel"
+    assert stored_coverage.state("densifies", (12, 12, 0)) == "generic"
+    assert stored_coverage.state("own kernel", (3, 12, 0)) == "in part"
+    assert stored_coverage.state("generic", (0, 12, 0)) == "densifies"
+    assert stored_coverage.state("generic", (0, 0, 3)) == "refused"
+    assert stored_coverage.state("generic", (0, 0, 0)) == "not tried"
+
+
+def test_the_table_counts_entries_by_layout(tmp_path: Path) -> None:
+    shares = {"a": {"coo": (2, 2, 0), "csr": (1, 2, 0)}, "b": {"coo": (0, 2, 0)}}
+    (tmp_path / "table").write_text(stored_coverage.written(shares))
+    again = stored_coverage.measured(tmp_path / "table")
+    assert again["a"]["csr"] == (1, 2, 0)
+    head, *rows = stored_coverage.table({"a": "own kernel", "b": "generic"}, again).splitlines()
+    assert head.split()[:4] == ["stored", "as", "coo", "csr"]
+    assert [row.rsplit(maxsplit=7)[1:3] for row in rows] == [
+        ["1", "0"], ["0", "0"], ["0", "1"], ["1", "0"], ["0", "0"], ["0", "1"]
+    ]  # fmt: skip
+    assert "a: coo own kernel, csr in part (1 of 2), csc not tried" in stored_coverage.listing(
+        {"a": "own kernel"}, again
+    )
