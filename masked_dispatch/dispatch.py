@@ -145,6 +145,13 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
         else:
             update(args[0], args[1])
         return args[0]
+    if op is aten.detach.default:
+        return args[0].detached()
+    if changes_metadata(op):
+        raise MaskedSemanticsError(
+            f"{op} changes in place how a masked tensor of shape {tuple(args[0].shape)} is seen, and it is stored as "
+            f"{args[0].storage_layout}: its places would have to be made anew. Use the form that returns a tensor."
+        )
     return lowered(op, args, kwargs, below=True)
 
 

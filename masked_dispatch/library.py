@@ -16,7 +16,7 @@ from masked_dispatch.construct import mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, masked_gradient, opened, plain_gradient
 from masked_dispatch.interception import never_compiled
 from masked_dispatch.storage.boundary import closed_sparse, open_any
-from masked_dispatch.storage.lower import accumulated
+from masked_dispatch.storage.lower import accumulated, check_allowed
 from masked_dispatch.storage.producing import keep_top, keep_where
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
@@ -150,7 +150,7 @@ def _detach(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, MaskedTensor):
         return tensor.detach()
     if isinstance(tensor, SparselyStored):
-        return closed_sparse(tensor.record)
+        return tensor.detached()
     record = opened(tensor)
     return closed(Dense(record.data.detach(), record.validity))
 
@@ -162,6 +162,12 @@ def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, blo
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Turned):
         record = to_dense(record)  # a layout has its sparse dimensions in front
+    if isinstance(record, Sparse):
+        dims = record.pattern.ndim
+        if sparse_dim not in (None, dims) or (dims < 2 and layout is not torch.sparse_coo):
+            assert isinstance(tensor, SparselyStored)
+            check_allowed("to_layout", [tensor], f"{dims} of its dimensions are sparse, and others are asked for")
+            record = to_dense(record)
     if isinstance(record, Dense):
         return closed_sparse(from_dense(record, layout, sparse_dim, size))
     return closed_sparse(in_layout(record, layout, size))

@@ -38,6 +38,7 @@ def sparse_where(
         raise TypeError(
             f"sparse_where takes a bool condition, and this one is {condition.dtype}; compare it, condition != 0"
         )
+    check_sparse(layout)
     check_layout(x, layout, sparse_dim, blocksize)
     kept: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, layout, sparse_dim, blocksize)
     return kept
@@ -93,6 +94,15 @@ def sparse_topk(
 
     Raises torch.topk's own errors for k and dim, and ValueError for storage that does not fit the shape.
     """
+    check_sparse(layout)
     check_layout(x, layout, x.ndim, blocksize)
     kept: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, layout, blocksize)
     return kept
+
+
+def check_sparse(layout: torch.layout) -> None:
+    """Refuse storage that would be dense: nothing would be left out."""
+    if layout is torch.strided:
+        raise ValueError(
+            "torch.strided stores every element: name a sparse layout, or mask what is unwanted, x.mask_with(condition)"
+        )

@@ -110,5 +110,6 @@ def _join(base: MaskedTensor, result: Any, wrap: Callable[..., MaskedTensor] = w
     share_storage(view, base)
     if result.data.dtype is base.dtype:
         make_view_family(base, view)
+    view._stands_for_a_view = base._stands_for_a_view
     view._mask_is_a_copy = base._mask_is_a_copy or result.data.dtype is not base.dtype
     return view

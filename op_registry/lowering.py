@@ -22,7 +22,7 @@ from op_registry.categories import run_elementwise
 from op_registry.lines import Lines
 from op_registry.patterns import Places, unraveled
 from op_registry.places import gathered
-from op_registry.records import Dense, all_dims, map_tensors
+from op_registry.records import Dense, accumulation_dtype, all_dims, gradients_may_flow, map_tensors
 from op_registry.rule import Rule
 from op_registry.segments import Segments
 from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
@@ -143,8 +143,11 @@ def values_at(record: Dense | Sparse, lead: Sparse) -> Dense:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
     index = _broadcast(places, sizes)
     validity = record.full_validity
-    found = Dense(gathered(record.data, index), None if validity is None else gathered(validity, index))
-    return found.moved(pattern.fold)
+    data = record.data
+    # The derivative is a sum over the places that read an element: as everywhere, not in half precision.
+    wide = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
+    taken = gathered(data.to(wide), index).to(data.dtype)
+    return Dense(taken, None if validity is None else gathered(validity, index)).moved(pattern.fold)
 
 
 def _broadcast(places: Places, sizes: Sequence[int]) -> Places:

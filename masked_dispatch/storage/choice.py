@@ -77,7 +77,7 @@ class Choice:
 
     def of(self, x: MaskedTensor) -> MaskedTensor:
         """The same tensor, stored so; differentiable."""
-        if self.all_valid:
+        if self.all_valid and density_of(x) == 1:  # whatever it was that the choice was made for
             return as_masked_tensor(x.to_dense().get_data())
         return x.to_layout(self.layout, sparse_dim=self.sparse_dim)
 

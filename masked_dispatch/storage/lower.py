@@ -18,6 +18,7 @@ from masked_dispatch.gradient import closed
 from masked_dispatch.storage import policy
 from masked_dispatch.storage.boundary import closed_sparse, open_any, opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
+from masked_dispatch.storage.writes import store
 from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.accumulate import accumulate
@@ -69,10 +70,27 @@ def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
     check_allowed(str(op), found, why)
     for watcher in watchers:
         watcher(op, why)
-    return op(
-        *map_tensors(stored_densely, args, SparselyStored),
-        **{k: map_tensors(stored_densely, v, SparselyStored) for k, v in kwargs.items()},
-    )
+    dense_args = map_tensors(stored_densely, args, SparselyStored)
+    dense_kwargs = {k: map_tensors(stored_densely, v, SparselyStored) for k, v in kwargs.items()}
+    result = op(*dense_args, **dense_kwargs)
+    if op._schema.is_mutable:
+        _write_back(op, (args, kwargs), (dense_args, dense_kwargs))
+    return result
+
+
+def _write_back(op: OpOverload, given: Any, dense: Any) -> None:
+    """What an operator wrote into arguments that were stored densely for it, stored as they are."""
+    (args, kwargs), (dense_args, dense_kwargs) = given, dense
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        here = position < len(args)
+        mine = args[position] if here else kwargs.get(argument.name)
+        theirs = dense_args[position] if here else dense_kwargs.get(argument.name)
+        several = isinstance(mine, (list, tuple))
+        for target, source in zip(mine if several else [mine], theirs if several else [theirs], strict=True):
+            if isinstance(target, SparselyStored):
+                store(target, source.detach())
 
 
 def check_allowed(what: str, tensors: list[SparselyStored], why: str) -> None:

@@ -42,18 +42,37 @@ class NotDense(MaskedSemanticsError):
         )
 
 
+class Kept:
+    """What is stored, shared by a tensor and what was detached from it: a write to one is a write to both."""
+
+    __slots__ = ("pattern", "validity", "values")
+
+    def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
+        self.values, self.validity, self.pattern = values, validity, pattern
+
+
 class SparselyStored(MaskedTensor):
     """A masked tensor of which only some elements are stored; the others are invalid."""
 
-    # The stored values, as the pattern lists them. They never require grad: the wrapper carries autograd.
-    _kept_values: Tensor
-    # int8, 1 where a stored value is valid; None where all are.
-    _kept_validity: Tensor | None
-    _pattern: Pattern
+    _kept: Kept
     # Whether a graph that is being traced was given this: what it stores cannot be exchanged.
     _is_graph_input = False
     # Where dense dimensions are seen before sparse ones: which dimension of what is stored each is (turned.py).
     _order: tuple[int, ...] | None = None
+
+    @property
+    def _kept_values(self) -> Tensor:
+        # As the pattern lists them. They never require grad: the wrapper carries autograd.
+        return self._kept.values
+
+    @property
+    def _kept_validity(self) -> Tensor | None:
+        # int8, 1 where a stored value is valid; None where all are.
+        return self._kept.validity
+
+    @property
+    def _pattern(self) -> Pattern:
+        return self._kept.pattern
 
     @property
     def _data(self) -> Tensor:  # type: ignore[override]
@@ -83,22 +102,29 @@ class SparselyStored(MaskedTensor):
         return base if self._order is None else Turned(base, self._order)
 
     def keep(self, record: Sparse | Turned) -> None:
-        """Store something else of the same shape."""
-        self._order = None
-        if isinstance(record, Turned):
-            self._order, record = record.order, record.base
-        self._kept_values = record.values.data
-        self._kept_validity = record.values.full_validity
-        self._pattern = record.pattern
+        """Store something else of the same shape, seen in the same order."""
+        base = record.base if isinstance(record, Turned) else record
+        kept = self._kept
+        kept.values, kept.validity, kept.pattern = base.values.data, base.values.full_validity, base.pattern
 
     def storing(self, values: Tensor, validity: Tensor | None) -> SparselyStored:
         """Other values of the same shape and device in the same places, without derivatives: the short way to wrap."""
+        return self._beside(Kept(values, validity, self._pattern))
+
+    def detached(self) -> SparselyStored:
+        """The same tensor without derivatives; it stores what this one does, also after a write."""
+        wrapper = self._beside(self._kept)
+        wrapper._is_graph_input = self._is_graph_input
+        wrapper._stands_for_a_view = self._stands_for_a_view
+        return wrapper
+
+    def _beside(self, kept: Kept) -> SparselyStored:
+        values = kept.values
         wrapper: SparselyStored = make_wrapper_subclass(
             SparselyStored, self.shape, dtype=values.dtype, device=values.device, _extra_dispatch_keys=PRE_DISPATCH
         )
         make_data_pointer_raise(wrapper)
-        wrapper._kept_values, wrapper._kept_validity = values, validity
-        wrapper._pattern, wrapper._order = self._pattern, self._order
+        wrapper._kept, wrapper._order = kept, self._order
         return wrapper
 
     def share_memory_(self) -> MaskedTensor:
@@ -216,7 +242,9 @@ def wrap_sparse(record: Sparse | Turned, requires_grad: bool = False) -> Sparsel
         _extra_dispatch_keys=PRE_DISPATCH,
     )
     make_data_pointer_raise(wrapper)
-    wrapper.keep(record)
+    if isinstance(record, Turned):
+        wrapper._order, record = record.order, record.base
+    wrapper._kept = Kept(record.values.data, record.values.full_validity, record.pattern)
     return wrapper
 
 

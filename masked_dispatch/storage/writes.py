@@ -23,6 +23,8 @@ def update_places(target: Tensor, result: SparselyStored) -> Tensor:
         target, record = target.permute(record.back), record.base
     flat, places = record.flat, record.pattern.places()
     values = flat.data.to(target.dtype)
+    if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
+        target.copy_(values.new_zeros(()))  # raises torch's own error: several of its elements are one
     valid = flat.full_validity
     if valid is not None:
         values = torch.where(as_bool(valid), values, gathered(target, places))

@@ -9,7 +9,9 @@ Where both operands are stored densely but for one, and it has dense dimensions 
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from op_registry.ops import matmul, refused
 from op_registry.ops.matmul import transposed, with_bias
 from op_registry.patterns import BY_COLUMN, linear
 from op_registry.products import Placed, multiply, sample
-from op_registry.records import Dense, Number, as_int8, being_traced, intersect
+from op_registry.records import Dense, Number, accumulation_dtype, as_int8, being_traced, intersect, map_tensors
 from op_registry.segments import Segments
 from op_registry.sparse import NotLowered, Sparse, coalesced, unblocked
 
@@ -153,7 +155,38 @@ def sampled(self: Sparse, a: Dense, b: Dense, beta: Number, alpha: Number) -> Sp
 # ---------------------------------------------------------------------------------------------------------- operators
 
 
+def rounded_once(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A product of half-precision operands in the precision in which torch sums them, rounded at its end."""
+
+    @functools.wraps(run)
+    def wide(*args: Any, **kwargs: Any) -> Any:
+        dtypes: set[torch.dtype] = set()
+        map_tensors(lambda r: dtypes.add(r.dtype), [*args, *kwargs.values()], (Dense, Sparse))
+        (dtype,) = dtypes if len(dtypes) == 1 else (None,)
+        if dtype is None or accumulation_dtype(dtype) is dtype or torch.is_autocast_enabled(_device_of(args)):
+            return run(*args, **kwargs)
+        precise = accumulation_dtype(dtype)
+        positional, named = map_tensors(lambda r: cast(r, precise), (list(args), list(kwargs.items())), (Dense, Sparse))
+        return map_tensors(lambda r: cast(r, dtype), run(*positional, **dict(named)), (Dense, Sparse))
+
+    return wide
+
+
+def _device_of(args: Any) -> str:
+    found: list[str] = []
+    map_tensors(lambda r: found.append(r.device.type), list(args), (Dense, Sparse))
+    return found[0]
+
+
+def cast(record: Any, dtype: torch.dtype) -> Any:
+    """A record in another dtype."""
+    if isinstance(record, Sparse):
+        return record.like(cast(record.values, dtype))
+    return record.like(record.data.to(dtype))
+
+
 @matmul.mm.lowering(Sparse)
+@rounded_once
 def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
     if out_dtype or op._schema.name == "aten::_int_mm" or self.ndim != mat2.ndim:
         raise NotLowered("its result has a dtype of its own, or torch refuses it")
@@ -161,6 +194,7 @@ def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
 
 
 @matmul.matmul.lowering(Sparse)
+@rounded_once
 def matmul_with_sparse(op: OpOverload, self: Any, other: Any) -> Any:
     if op not in (aten.matmul.default, aten.mv.default, aten.linalg_matmul.default):
         raise NotLowered("it is a product of vectors")
@@ -178,6 +212,7 @@ def matmul_with_sparse(op: OpOverload, self: Any, other: Any) -> Any:
 
 
 @matmul.linear.lowering(Sparse)
+@rounded_once
 def linear_with_sparse(input: Any, weight: Any, bias: Any = None) -> Any:
     if weight.ndim != 2 or not isinstance(input, Sparse) or not isinstance(weight, Dense) or isinstance(bias, Sparse):
         raise NotLowered("its weight is no matrix, or its weight or bias is sparse")
@@ -186,6 +221,7 @@ def linear_with_sparse(input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 @matmul.addmm.lowering(Sparse)
+@rounded_once
 def addmm_with_sparse(
     op: OpOverload, self: Any, mat1: Any, mat2: Any, *out_dtype: torch.dtype, beta: Number = 1, alpha: Number = 1
 ) -> Any:
@@ -210,6 +246,7 @@ def _summed(data: Tensor, result: Dense, bias: Dense | None, beta: Number = 1) -
 
 # Refused on torch's own sparse tensors, in which what is absent is zero. Here it is invalid, and all is well defined.
 @refused.sampled_addmm.lowering(Sparse)
+@rounded_once
 def sampled_by_sparse(op: OpOverload, self: Any, mat1: Any, mat2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
     if not isinstance(mat1, Dense) or not isinstance(mat2, Dense) or mat1.ndim != 2 or mat2.ndim != 2:
         raise NotLowered("its factors are no dense matrices")
