@@ -33,7 +33,9 @@ def summary(reports: Sequence[Report]) -> str:
         )
     failing = [r for r in reports if r.failures]
     refusing = [r for r in reports if not r.failures and r.count("refused")]
-    right = [r for r in reports if not r.failures and not r.count("refused") and (r.count("pass") or r.count("densified"))]
+    right = [
+        r for r in reports if not r.failures and not r.count("refused") and (r.count("pass") or r.count("densified"))
+    ]
     lines.append(
         f"{len(reports)} operators: {len(right)} right in every trial, {len(refusing)} refuse some, "
         f"{len(failing)} fail some, {len(reports) - len(right) - len(refusing) - len(failing)} had nothing to try"
