@@ -371,3 +371,11 @@ def test_bytes_are_filled_by_all_of_their_bits(dtype: torch.dtype) -> None:
     x = md.masked_tensor(data, torch.tensor([True, True, False, True]))
     assert x.amax().item() == 100
     assert torch.dot(x, torch.tensor([1, 0, 1, 1], dtype=dtype)).item() == 103
+
+
+def test_integers_plus_a_fraction_of_a_sparse_product() -> None:
+    x = md.masked_tensor(torch.full((3, 4), 2), torch.eye(3, 4) > 0)
+    bias, other = torch.full((3, 5), 7), torch.ones(4, 5, dtype=torch.int64)
+    dense, stored = (torch.addmm(bias, m, other, beta=0.2, alpha=1.6) for m in (x, x.to_sparse_csr()))
+    assert dense.dtype is stored.dtype is torch.int64
+    assert torch.equal(dense.to_tensor(-1), stored.to_tensor(-1))

@@ -227,6 +227,8 @@ def addmm_with_sparse(
 ) -> Any:
     if out_dtype:
         raise NotLowered("its result has a dtype of its own")
+    if not (self.dtype.is_floating_point or self.dtype.is_complex) and any(type(s) is float for s in (beta, alpha)):
+        raise NotLowered("torch rounds the fractions by which it is to multiply integers")
     if isinstance(self, Sparse):
         if not isinstance(mat1, Dense) or not isinstance(mat2, Dense) or beta == 0 or mat1.ndim != 2 or mat2.ndim != 2:
             raise NotLowered("what it is added to is sparse, and takes no part or its factors are no dense matrices")
