@@ -108,15 +108,27 @@ def _as_dense(name: str, again: Any, base: Any, trial: Trial) -> None:
         raise NotAsked("refused or wrong on dense storage too")
     if isinstance(again, Exception):
         raise again
-    for what, mine, theirs in (("result", again[0], base[0]), ("gradient", again[1], base[1])):
-        _same_to_rounding(f"{name}: {what}", mine, theirs, trial)
+    _same_to_rounding(f"{name}: result", again[0], base[0], trial)
+    # Gradients of one call are made of the same intermediate results: the greatest says what rounding may cost.
+    _same_to_rounding(f"{name}: gradient", again[1], base[1], trial, greatest=_greatest(base[1]))
 
 
 def _told(outcome: Any) -> str:
     return f"{type(outcome).__name__}: {str(outcome)[:160]}" if isinstance(outcome, Exception) else "a result"
 
 
-def _same_to_rounding(name: str, mine: list[Any], theirs: list[Any], trial: Trial) -> None:
+def _greatest(observed: list[Any]) -> float:
+    """The largest finite magnitude among what was observed valid."""
+    found = [0.0]
+    for value in observed:
+        if isinstance(value, tuple) and (value[0].is_floating_point() or value[0].is_complex()):
+            valid = value[0] if value[1] is None else value[0][value[1]]
+            finite = valid.abs()[valid.isfinite()]
+            found += [float(finite.max())] if finite.numel() else []
+    return max(found)
+
+
+def _same_to_rounding(name: str, mine: list[Any], theirs: list[Any], trial: Trial, greatest: float = 0.0) -> None:
     if len(mine) != len(theirs):
         raise Broken(f"{name}: {len(mine)} instead of {len(theirs)}")
     for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
@@ -128,7 +140,8 @@ def _same_to_rounding(name: str, mine: list[Any], theirs: list[Any], trial: Tria
             raise Broken(f"{name} {position} is masked in one of the two")
         wrong = mask_difference(a[1], b[1]) if a[1] is not None else None
         if not wrong and not trial.sample.valueless:
-            wrong = difference(a[0], b[0], a[1], magnitude=trial.magnitude, coarsest=trial.rounding)
+            magnitude = max(trial.magnitude, greatest)
+            wrong = difference(a[0], b[0], a[1], magnitude=magnitude, coarsest=trial.rounding)
         if wrong:
             raise Broken(f"{name} {position}: {wrong}")
 
