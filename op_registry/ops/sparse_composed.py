@@ -143,7 +143,9 @@ def distance(x: Any, y: Any, p: float, dim: Any, eps: float = 0) -> Dense:
     in_float(x, y)
     apart = both(aten.sub.Tensor, x, y)
     if eps:
-        apart = apart.like(apart.values.like(apart.values.data + eps))
+        values = apart.values if isinstance(apart, Sparse) else apart
+        moved = values.like(values.data + eps)
+        apart = apart.like(moved) if isinstance(apart, Sparse) else moved
     result: Dense = densely(call(aten.linalg_vector_norm.default, apart, p, dim))  # a number for each row
     return result
 
