@@ -19,7 +19,7 @@ from op_registry.ops.losses import MEAN, NONE, SUM, reduced
 from op_registry.ops.reductions import root
 from op_registry.ops.sparse_choice import broadcast
 from op_registry.ops.sparse_movement import moves
-from op_registry.records import Dense, Number, as_bool, as_int8, intersect, valid_in_all
+from op_registry.records import Dense, Number, as_bool, as_int8, being_traced, intersect, valid_in_all
 from op_registry.sparse import NotLowered, Sparse
 from op_registry.sparse_words import call, densely, elements_at, grid, only_sparse_records
 
@@ -257,6 +257,8 @@ def nll_loss(
         raise NotLowered("the shapes don't fit, or there is nothing in it")
     if weight is not None and tuple(weight.shape) != (classes,):
         raise NotLowered("torch refuses the weight")
+    if being_traced(self.values.data):
+        raise NotLowered("a graph cannot ask whether a label is none of the classes")
     labels = densely(target).moved(lambda t: t.reshape(-1))  # one for each row
     given = labels.filled(ignore_index).to(torch.int64)
     ignored = given == ignore_index
