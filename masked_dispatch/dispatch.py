@@ -142,6 +142,9 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
     if op is aten.copy_.default:
         if isinstance(args[0], SparselyStored):
             assign_below(args[0], args[1])
+        elif isinstance(args[0], MaskedTensor):
+            with tracking_views_and_versions():
+                assign_below(args[0], args[1]._stored_densely())
         else:
             update(args[0], args[1])
         return args[0]

@@ -165,6 +165,11 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
 
 def make_room(target: Tensor, shape: torch.Size) -> None:
     """Resize an empty tensor that all of a result is about to be written to, which people may not do by themselves."""
+    if isinstance(target, SparselyStored):
+        raise MaskedSemanticsError(
+            f"out= of shape {tuple(target.shape)} is stored as {target.storage_layout} and cannot be resized to "
+            f"{tuple(shape)}; hand in a tensor of that shape, or take the result"
+        )
     if isinstance(target, MaskedTensor):
         change_metadata_below(aten.resize_.default, (target, shape), {})
     else:
@@ -180,6 +185,8 @@ def rehearse(op: OpOverload, args: Any, kwargs: dict[str, Any], targets: dict[st
             return [without_values(v) for v in value]
         if not isinstance(value, Tensor):
             return value
+        if isinstance(value, SparselyStored):  # memory that nothing else of a dense call lies in
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
         data = value._data if isinstance(value, MaskedTensor) else value.detach()
         storage = data.untyped_storage()
         if storage.data_ptr() not in storages:
@@ -197,6 +204,8 @@ def shares_memory(target: Tensor, args: Any) -> bool:
     """Whether an argument lies in the same storage as `target`."""
 
     def storage(tensor: Tensor) -> int:
+        if isinstance(tensor, SparselyStored):
+            return tensor._kept_values.untyped_storage().data_ptr()
         data = tensor._data if isinstance(tensor, MaskedTensor) else tensor
         return data.untyped_storage().data_ptr()
 

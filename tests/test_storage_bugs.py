@@ -98,3 +98,30 @@ def test_other_dimensions_can_be_made_sparse(x):
 def test_producers_leave_something_out():
     with pytest.raises(ValueError, match=r"torch\.strided stores every element"):
         md.sparse_where(torch.ones(2, 2), torch.ones(2, 2) > 0, layout=torch.strided)
+
+
+@pytest.mark.parametrize("target", ["plain", "masked", "sparse"])
+def test_out_takes_what_sparse_storage_gives(x, target):
+    mask = torch.tensor([[True, False, True]])
+    s = md.masked_tensor(x.get_data(), mask.expand(2, 3)).to_sparse_csr()
+    out = torch.full((2, 3), -1.0)
+    if target != "plain":
+        out = md.masked_tensor(out)
+    out = out.to_sparse_csr() if target == "sparse" else out
+    found, expected = torch.add(s, 1, out=out), s.to_dense() + 1
+    assert found is out
+    if target == "plain":
+        assert torch.equal(out, expected.to_tensor(-1))  # an update: what is invalid writes nothing
+    else:
+        assert torch.equal(out.get_mask(), expected.get_mask())
+        assert torch.equal(out.to_tensor(0), expected.to_tensor(0))
+
+
+def test_adamax_takes_a_sparse_gradient():
+    steps = []
+    for layout in (torch.strided, torch.sparse_csr):
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        weight.grad = md.masked_tensor(torch.full((2, 3), 2.0)).to_layout(layout)
+        torch.optim.Adamax([weight], lr=0.1).step()
+        steps.append(weight.detach())
+    torch.testing.assert_close(steps[1], steps[0])

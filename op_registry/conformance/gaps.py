@@ -40,6 +40,10 @@ _COMPLEX_BY_ZERO = (
     "torch.masked divides a complex sum by n - correction = 0, whose imaginary part 0 / 0 it makes infinite"
 )
 
+_NORM_AT_ZERO = "torch's formula gives the norm at 0 a second derivative of NaN; by segments it is 0, as the first one is"
+    "of a norm at 0 torch's formula has the second derivative NaN; the one by segments has 0, as for its first"
+)
+
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
 _STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
 
@@ -54,6 +58,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     ),
     "nn_functional_interpolate_bilinear": (Gap("P1", _FIXED_POINT, "uint8 stored"),),
     "nn_functional_upsample_bilinear": (Gap("P1", _FIXED_POINT, "uint8 stored"),),
+    "linalg_norm_subgradients_at_zero": tuple(Gap("P5", _NORM_AT_ZERO, storage) for storage in ("csr", "bsr")),
     "narrow": (Gap("P7", _UNKNOWN_START, "aten.narrow.Tensor"),),
     "nn_functional_scaled_dot_product_attention": (
         Gap("P2", _HALF_SCORES, "bfloat16"),

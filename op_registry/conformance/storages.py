@@ -147,5 +147,8 @@ def _same_to_rounding(name: str, mine: list[Any], theirs: list[Any], trial: Tria
 
 
 def _nothing(gradient: Any) -> bool:
-    """Whether a gradient is none: not there, or of a tensor of which nothing is valid."""
-    return gradient is None or (isinstance(gradient, tuple) and gradient[1] is not None and not gradient[1].any())
+    """Whether a gradient is none: not there, zero, or of a tensor of which nothing is valid."""
+    if not isinstance(gradient, tuple):
+        return gradient is None
+    valid = gradient[0] if gradient[1] is None else gradient[0][gradient[1]]
+    return not valid.any()
