@@ -40,9 +40,7 @@ _COMPLEX_BY_ZERO = (
     "torch.masked divides a complex sum by n - correction = 0, whose imaginary part 0 / 0 it makes infinite"
 )
 
-_NORM_AT_ZERO = "torch's formula gives the norm at 0 a second derivative of NaN; by segments it is 0, as the first one is"
-    "of a norm at 0 torch's formula has the second derivative NaN; the one by segments has 0, as for its first"
-)
+_NORM_AT_ZERO = "torch's formula gives a norm at 0 a second derivative of NaN; by segments it is 0, as the first is"
 
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
 _STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
