@@ -42,6 +42,8 @@ _COMPLEX_BY_ZERO = (
 
 _NORM_AT_ZERO = "torch's formula gives a norm at 0 a second derivative of NaN; by segments it is 0, as the first is"
 
+_COMPLEX_RENORM = "torch's derivative of renorm by the greatest of complex magnitudes is NaN; on segments it is a number"
+
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
 _STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
 
@@ -74,6 +76,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         for name in ("masked_var", "masked_std")
     },
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),
+    "renorm": tuple(Gap(law, _COMPLEX_RENORM, "complex64 sample 3") for law in ("P3", "P4")),
     "to_sparse": (Gap("P2", _STORED, ""),),
     "multinomial": (Gap("P1", _CAST, "error 2"),),
 }
