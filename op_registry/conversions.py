@@ -118,11 +118,6 @@ def _starts(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.reshape(-1).cumsum(0, dtype=torch.int64)])
 
 
-def _viewed(t: Tensor, *shape: int) -> Tensor:
-    """A tensor in another shape, copied only where its strides want it."""
-    return t.reshape(shape)
-
-
 def _spans(length: int, step: int) -> Iterator[tuple[int, int]]:
     for start in range(0, length, step):
         yield start, min(start + step, length)
@@ -150,8 +145,8 @@ def row_by_row(
     the places in the lines, which are the last row of that; and what is stored of the tensors.
     """
     ndim, across = max(some.ndim, 1), some.shape[-1]
-    mask = _viewed(some, math.prod(some.shape[:-1]), across)
-    carried = [_viewed(t, *mask.shape, *t.shape[some.ndim :]) for t in carried]
+    mask = some.reshape(math.prod(some.shape[:-1]), across)
+    carried = [t.reshape(*mask.shape, *t.shape[some.ndim :]) for t in carried]
     starts = _starts(ones_by_row(mask))
     stored = int(starts[-1])
     indices = starts.new_empty((ndim, stored)) if with_lines else None
@@ -199,8 +194,8 @@ def _columns(some: Tensor, carried: Sequence[Tensor], layout: torch.layout) -> t
         return Pattern(layout, sizes, (starts, starts.new_empty(0))), [
             t.new_empty((0, *t.shape[some.ndim :])) for t in carried
         ]
-    mask = _viewed(some, -1, rows, columns)
-    carried = [_viewed(t, *mask.shape, *t.shape[some.ndim :]) for t in carried]
+    mask = some.reshape(-1, rows, columns)
+    carried = [t.reshape(*mask.shape, *t.shape[some.ndim :]) for t in carried]
     stored = int(ones_by_row(mask.reshape(-1, columns)).sum())
     if stored * 64 <= mask.numel():
         pieces, taken = _columns_of_few(mask, carried)
@@ -286,7 +281,7 @@ def _blocks(
     matrices = math.prod(sizes[:-2])
     grid = some.new_zeros((matrices, high, wide))
     if some.numel():
-        grid = _viewed(some, -1, rows, sizes[-1]).amax(1).reshape(matrices, high, wide, columns).amax(-1)
+        grid = some.reshape(-1, rows, sizes[-1]).amax(1).reshape(matrices, high, wide, columns).amax(-1)
     listed = grid.transpose(1, 2) if by_column else grid
     starts = _starts(listed.sum(2, dtype=torch.int32))
     stored, lines, each = int(starts[-1]), starts.shape[0] - 1, high if by_column else wide
@@ -297,7 +292,7 @@ def _blocks(
         return Pattern(layout, sizes, (starts, plain), block), taken
     grids = []
     for t in carried:
-        split = _viewed(t, matrices, high, rows, wide, columns, *t.shape[some.ndim :])
+        split = t.reshape(matrices, high, rows, wide, columns, *t.shape[some.ndim :])
         split = split.transpose(2, 3)  # matrix, grid row, grid column, row, column
         grids.append(split.transpose(1, 2) if by_column else split)
     # A step takes some lines of one matrix, or some whole matrices.

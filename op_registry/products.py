@@ -30,8 +30,8 @@ class Placed:
     row, column  of every stored element as it is stored, int64 (stored,)
     rows         how many rows there are
     columns      how many columns
-    order        the permutation that sorts elements by row; None: they are
-    ends         int64 (rows + 1,): where the elements of each row begin and end, once they are sorted
+
+    `in_order`: they are stored row by row. `ends`, where it is known: see :meth:`by_row`.
     """
 
     def __init__(
@@ -51,7 +51,12 @@ class Placed:
         return self._transposed
 
     def by_row(self) -> tuple[Tensor | None, Tensor, Tensor]:
-        """order, the columns in that order, and ends."""
+        """The elements row by row.
+
+        order    the permutation that sorts them so, None where they are
+        columns  int64 (stored,), in that order
+        ends     int64 (rows + 1,): where the elements of each row begin and end, in that order
+        """
         if self._sorted is None:
             order = None if self._in_order else self.row.argsort(stable=True)
             self._sorted = (order, self.column if order is None else self.column[order])

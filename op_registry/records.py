@@ -212,6 +212,10 @@ class Dense:
         v = self.full_validity
         return Dense(move(self.data), None if v is None else move(v))
 
+    def taken(self, index: Tensor) -> Dense:
+        """The elements at `index` of the first dimension."""
+        return self.moved(lambda t: t[index])
+
     def count(self, dim: Dims = None, keepdim: bool = False) -> Tensor | int:
         """Number of valid elements over `dim`: an int64 tensor, or a plain int where all is valid."""
         dims = all_dims(dim, self.ndim)

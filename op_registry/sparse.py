@@ -93,19 +93,18 @@ class Sparse:
     def at(self, places: Places) -> Dense:
         """The elements at `places`, (n, *dense): invalid where none is stored."""
         position, found = self.pattern.find(places)
+        flat = self.flat_to_point_at()
+        return flat.taken(position).keep(as_int8(found).reshape(-1, *(1 for _ in range(flat.ndim - 1))))
+
+    def flat_to_point_at(self) -> Dense:
+        """The values one after another, of which there is at least one.
+
+        Where none may be stored, one more keeps the derivative in the graph; whether there are any, a graph cannot ask.
+        """
         flat = self.flat
-        shape = (-1, *(1 for _ in range(flat.ndim - 1)))
-        if being_traced(flat.data) or flat.shape[0] == 0:
-            # One element more to point at, which keeps the derivative in the graph; whether there are any, a graph
-            # cannot ask.
-            data = torch.cat([flat.data, flat.data.new_zeros((1, *flat.shape[1:]))])
-            whole = as_int8(present(flat))
-            whole = torch.cat([whole, whole.new_zeros((1, *whole.shape[1:]))])
-            return Dense(data[position], whole[position]).keep(as_int8(found).reshape(shape))
-        taken = Dense(
-            flat.data[position], None if flat.full_validity is None else as_int8(flat.full_validity)[position]
-        )
-        return taken.keep(as_int8(found).reshape(shape))
+        if not being_traced(flat.data) and flat.shape[0] > 0:
+            return flat
+        return flat.moved(lambda t: torch.cat([t, t.new_zeros((1, *t.shape[1:]))]))
 
     def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
         """Number of valid elements over `dims`, none negative: int64."""
@@ -254,11 +253,7 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
     across = -1 if layout in BY_COLUMN else -2
     lines = (*sizes[:-2], sizes[across])
     order = sorted_order(linear((*places[:-2], places[across]), lines), math.prod(lines))
-    taken = flat.full_validity
-    return Sparse(
-        Dense(flat.data[order], None if taken is None else taken[order]),
-        pattern_of(layout, tuple(p[order] for p in places), sizes),
-    )
+    return Sparse(flat.taken(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
 
 
 def stored_valid(x: Sparse) -> tuple[Dense, Places]:
@@ -267,22 +262,35 @@ def stored_valid(x: Sparse) -> tuple[Dense, Places]:
     A graph keeps that as well: how much is left would be one more number that it does not know.
     """
     flat, places = x.flat, x.pattern.places()
-    if x.pattern.block is None or flat.full_validity is None or being_traced(flat.data):
-        return flat, places
-    valid = as_int8(flat.full_validity)
-    there = as_bool(valid)
+    return (flat, places) if x.pattern.block is None else _some_valid(flat, places)
+
+
+def _some_valid(values: Dense, places: Places) -> tuple[Dense, Places]:
+    """Values of which something is valid, and their places; all of them in a graph."""
+    if values.validity is None or being_traced(values.data):
+        return values, places
+    there = as_bool(as_int8(values.full_validity))  # type: ignore[arg-type]
     kept = (there.flatten(1).any(1) if there.ndim > 1 else there).nonzero()[:, 0]
-    inside = valid[kept] if valid.ndim > 1 else None
-    return Dense(flat.data[kept], inside), tuple(p[kept] for p in places)
+    found = Dense(values.data[kept]) if values.ndim == 1 else values.taken(kept)
+    return found, tuple(p[kept] for p in places)
+
+
+def compacted(x: Sparse) -> Sparse:
+    """The same record without what is listed and wholly invalid; in a graph as it is."""
+    if x.values.validity is None or being_traced(x.values.data):
+        return x
+    pattern = x.pattern
+    values, places = _some_valid(x.values, tuple(p.to(torch.int64) for p in pattern.listed()))
+    if values.shape[0] == x.values.shape[0]:
+        return Sparse(values, pattern)
+    listing = pattern_of(unblocked(pattern.layout), places, pattern.listed_sizes(), pattern.pieces[0].dtype)
+    return Sparse(values, Pattern(pattern.layout, pattern.sizes, listing.pieces, pattern.block))
 
 
 def arranged(layout: torch.layout, places: Places, flat: Dense, sizes: Sequence[int]) -> Sparse:
     """Elements at distinct places in any order, brought into the order of `layout`."""
     order = order_of(layout, places, sizes)
-    return Sparse(
-        Dense(flat.data[order], None if flat.validity is None else flat.full_validity[order]),  # type: ignore[index]
-        pattern_of(layout, tuple(p[order] for p in places), sizes),
-    )
+    return Sparse(flat.taken(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
 
 
 def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -> Sparse:

@@ -54,13 +54,8 @@ def elements_at(x: Dense | Sparse, places: Sequence[Tensor]) -> Dense:
         return Dense(gathered(x.data, tuple(places)), None if v is None else gathered(v, tuple(places)))
     sparse = x.pattern.ndim
     position, found = x.pattern.find(tuple(places[:sparse]))
-    flat = x.flat
-    data, validity = flat.data, as_int8(present(flat))
-    if being_traced(data) or data.shape[0] == 0:  # as Sparse.at
-        data = torch.cat([data, data.new_zeros((1, *data.shape[1:]))])
-        validity = torch.cat([validity, validity.new_zeros((1, *validity.shape[1:]))])
     where = (position, *places[sparse:])
-    return Dense(data[where], validity[where] & as_int8(found))
+    return x.flat_to_point_at().moved(lambda t: t[where]).keep(as_int8(found))
 
 
 def listed(x: Sparse) -> tuple[Dense, Places]:

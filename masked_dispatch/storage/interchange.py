@@ -21,9 +21,9 @@ from masked_dispatch.storage.boundary import closed_sparse, opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.lowering import values_at
-from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order, linear, pattern_of
+from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order, linear
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced, fill_where_invalid
-from op_registry.sparse import NotLowered, Sparse, coalesced
+from op_registry.sparse import NotLowered, Sparse, coalesced, compacted, unblocked
 from op_registry.turned import Turned
 
 
@@ -202,14 +202,9 @@ def record_of(tensor: Tensor) -> Dense | Sparse:
         return Sparse(Dense(values, None), pattern)
     grid = pattern.listed_sizes()
     record = coalesced(
-        unblocked_order(pattern.layout), tuple(p.to(torch.int64) for p in pattern.listed()), Dense(values, None), grid
+        unblocked(pattern.layout), tuple(p.to(torch.int64) for p in pattern.listed()), Dense(values, None), grid
     )
     return Sparse(record.values, Pattern(pattern.layout, pattern.sizes, record.pattern.pieces, pattern.block))
-
-
-def unblocked_order(layout: torch.layout) -> torch.layout:
-    """The layout that lists elements in the order in which `layout` lists its blocks."""
-    return {torch.sparse_bsr: torch.sparse_csr, torch.sparse_bsc: torch.sparse_csc}.get(layout, layout)
 
 
 def without_sparse_dimensions(values: Tensor) -> Dense:
@@ -348,20 +343,11 @@ def to_torch_sparse(
 
 def without_invalid(record: Sparse) -> Sparse:
     """The record without what is listed and wholly invalid, and without a validity if that was all there was to it."""
-    pattern, values = record.pattern, record.values
-    valid = as_int8(values.full_validity)  # type: ignore[arg-type]
-    whole = valid.flatten(1) if valid.ndim > 1 else valid[:, None]
-    some = as_bool(whole.amax(1)) if whole.shape[1] else torch.zeros_like(whole.sum(1), dtype=torch.bool)
-    if bool(as_bool(valid).all()):
-        return Sparse(Dense(values.data), pattern)
-    if not bool(some.all()):
-        kept = some.nonzero()[:, 0]
-        places = tuple(p[kept].to(torch.int64) for p in pattern.listed())
-        listing = pattern_of(unblocked_order(pattern.layout), places, pattern.listed_sizes(), pattern.pieces[0].dtype)
-        pattern = Pattern(pattern.layout, pattern.sizes, listing.pieces, pattern.block)
-        values = Dense(values.data[kept], valid[kept])
-        valid = valid[kept]
-    return Sparse(Dense(values.data, None if bool(as_bool(valid).all()) else valid), pattern)
+    record = compacted(record)
+    valid = record.values.validity
+    return (
+        record if valid is None or not bool(as_bool(as_int8(valid)).all()) else record.like(Dense(record.values.data))
+    )
 
 
 def structure_for(pattern: Pattern, size: tuple[int, ...]) -> Structure:

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from masked_dispatch.storage.boundary import closed_sparse, open_any
 from masked_dispatch.tensor import MaskedTensor
-from op_registry.broadcast import present
 from op_registry.lowering import values_at
 from op_registry.patterns import OF_BLOCKS
-from op_registry.records import Dense, as_bool, as_int8, being_traced, intersect
-from op_registry.sparse import Sparse, arranged, from_dense, in_layout, unblocked
+from op_registry.records import Dense, as_int8, intersect
+from op_registry.sparse import Sparse, arranged, compacted, from_dense, in_layout, unblocked
 from op_registry.sparse_words import call, elements_at, listed_of
 from op_registry.turned import Turned, to_dense
 
@@ -29,22 +28,11 @@ def keep_where(
         there = values_at(asked if not isinstance(asked, Turned) else to_dense(asked), record)
         met = as_int8(there.data) if there.validity is None else as_int8(there.filled(False))
         kept = record.values.keep(met.reshape(met.shape + (1,) * (record.values.ndim - met.ndim)))
-        return closed_sparse(in_layout(without_invalid(record.like(kept)), layout, size))
+        plain = in_layout(record.like(kept), unblocked(record.pattern.layout))
+        return closed_sparse(in_layout(compacted(plain), layout, size))
     whole, mask = to_dense(record), to_dense(asked)
     chosen = as_int8(mask.filled(False)).expand(whole.shape)
     return closed_sparse(from_dense(Dense(whole.data, intersect(whole.validity, chosen)), layout, sparse_dim, size))
-
-
-def without_invalid(x: Sparse) -> Sparse:
-    """Only what has something valid; in a graph, where nobody knows how much that is, all of it."""
-    if being_traced(x.values.data):
-        return x
-    plain = in_layout(x, unblocked(x.pattern.layout))
-    valid = as_int8(present(plain.values))
-    there = as_bool(valid)
-    kept = (there.flatten(1).any(1) if there.ndim > 1 else there).nonzero()[:, 0]
-    flat = Dense(plain.values.data.index_select(0, kept), valid[kept] if valid.ndim > 1 else None)
-    return arranged(plain.pattern.layout, tuple(p[kept] for p in plain.pattern.places()), flat, plain.pattern.sizes)
 
 
 def keep_top(

@@ -42,7 +42,7 @@ _COMPLEX_BY_ZERO = (
 
 _NORM_AT_ZERO = "torch's formula gives a norm at 0 a second derivative of NaN; by segments it is 0, as the first is"
 
-_COMPLEX_RENORM = "torch's derivative of renorm by the greatest of complex magnitudes is NaN; on segments it is a number"
+_COMPLEX_RENORM = "torch's derivative of renorm by the greatest complex magnitude is NaN; by segments it is a number"
 
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
 _STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"

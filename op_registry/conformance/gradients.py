@@ -45,14 +45,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
     """P5 at first order, and at second where torch has one."""
     if not trial.sample.differentiable:
         raise NotAsked("not differentiable")
-    try:
-        mine = derivatives(trial)
-    except MaskedSemanticsError as error:
-        raise Refusal(str(error)) from error
-    except Exception:
-        if plain_fails(trial):
-            raise NotAsked("plain torch raises as well") from None
-        raise
+    mine = judged_derivatives(trial)
     if mine is None:
         raise NotAsked("no result depends differentiably on an argument")
     first = mine[0]
@@ -154,7 +147,19 @@ def _same_gradient(name: str, got: Any, want: Tensor | None, mask: Tensor | None
         raise Broken(f"{name}: {wrong}")
 
 
-def derivatives(trial: Trial, storage: str | None = None) -> tuple[list[Any], list[Any] | None] | None:
+def judged_derivatives(trial: Trial) -> Derivatives | None:
+    """:func:`derivatives` on dense storage; Refusal where a rule refuses, NotAsked where plain torch raises too."""
+    try:
+        return derivatives(trial)
+    except MaskedSemanticsError as error:
+        raise Refusal(str(error)) from error
+    except Exception:
+        if plain_fails(trial):
+            raise NotAsked("plain torch raises as well") from None
+        raise
+
+
+def derivatives(trial: Trial, storage: str | None = None) -> Derivatives | None:
     """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no such)."""
     args, kwargs, values = trial.wrapped(gradients=True, storage=storage)
     result = trial.sample.differentiable_part(trial.run(args, kwargs))

@@ -25,7 +25,6 @@ from op_registry.ops.sparse_movement import (
     only_sparse,
     position,
     rebuilt,
-    taken,
     view,
 )
 from op_registry.patterns import linear, unraveled
@@ -262,7 +261,7 @@ def unfold(x: Sparse, dimension: int, size: int, step: int) -> Any:
     kept = ((window >= 0) & (window < shape[at]) & (inside < size)).nonzero()[:, 0]
     source = source[kept]
     moved = [window[kept] if d == at else p[source] for d, p in enumerate(places)]
-    return rebuilt(x, [*moved, inside[kept]], taken(flat, source), shape)
+    return rebuilt(x, [*moved, inside[kept]], flat.taken(source), shape)
 
 
 def _nearest(rule: Any) -> None:

@@ -50,12 +50,6 @@ def rebuilt(x: Sparse, places: Sequence[Tensor], flat: Dense, sizes: Sequence[in
     return arranged(layout, tuple(places), flat, sizes)
 
 
-def taken(flat: Dense, index: Tensor) -> Dense:
-    """Some of the values, one after another."""
-    v = flat.full_validity
-    return Dense(flat.data[index], None if v is None else v[index])
-
-
 def position(dim: int, ndim: int) -> int:
     """A dimension as non-negative number, or torch's own error."""
     if not -ndim <= dim < ndim:
@@ -183,7 +177,7 @@ def filtered(x: Sparse, dim: int, keep: Callable[[Tensor], tuple[Tensor, Tensor]
         del others[dim], sizes[dim]
     else:
         others[dim], sizes[dim] = moved[index], size
-    return rebuilt(x, others, taken(flat, index), sizes)
+    return rebuilt(x, others, flat.taken(index), sizes)
 
 
 @moves(views.select)
@@ -253,7 +247,7 @@ def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     along = torch.minimum(places[a], places[b])[index]
     others = [places[d][index] for d in range(x.ndim) if d not in (a, b)]
     sizes = [size for d, size in enumerate(x.shape) if d not in (a, b)]
-    return rebuilt(x, [*others, along], taken(flat, index), [*sizes, length])
+    return rebuilt(x, [*others, along], flat.taken(index), [*sizes, length])
 
 
 @moves(indexing.index_select)
@@ -282,9 +276,7 @@ def index_select(x: Sparse, dim: int, index: Any) -> Any:
     source = order[starts[wanted][where] + inside]
     moved = [p[source] for p in places]
     moved[at] = where
-    return rebuilt(
-        x, moved, taken(flat, source), [len(wanted) if d == at else n for d, n in enumerate(x.pattern.sizes)]
-    )
+    return rebuilt(x, moved, flat.taken(source), [len(wanted) if d == at else n for d, n in enumerate(x.pattern.sizes)])
 
 
 # --------------------------------------------------------------------------------------------------- round and again
@@ -363,7 +355,7 @@ def _repeated(x: Sparse, times: Sequence[int], new: int) -> Any:
     own = [zeros] * new + [p[source] for p in places]
     which = unraveled(copies, times)
     moved = [p + w * n for p, w, n in zip(own, which, sizes, strict=True)]
-    return rebuilt(x, moved, taken(flat, source), [n * m for n, m in zip(sizes, times, strict=True)])
+    return rebuilt(x, moved, flat.taken(source), [n * m for n, m in zip(sizes, times, strict=True)])
 
 
 # ------------------------------------------------------------------------------------------------------------ joins

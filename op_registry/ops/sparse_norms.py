@@ -1,4 +1,4 @@
-"""Norms with parameters on sparse storage: rms_norm, group_norm, batch_norm, instance_norm, renorm.
+"""Norms with parameters on sparse storage: layer_norm, rms_norm, group_norm, batch_norm, instance_norm, renorm.
 
 Law: as norms.py and batch_norms.py have it: statistics over what is valid, which is among what is stored. Moments are
 those of segments (segments.py); scales and shifts are read in the places of the stored elements.
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.lowering import values_at
 from op_registry.ops import batch_norms, norms
 from op_registry.ops.batch_norms import moved_on, write
 from op_registry.ops.norms import affine, plain, returned_dtype, saved_statistics, shaped, standardised, with_validity
 from op_registry.ops.sparse_movement import view
-from op_registry.ops.sparse_reductions import last_slices, parameter_at
 from op_registry.records import Dense, accumulation_dtype, valid_in_all
 from op_registry.segments import Segments
 from op_registry.slices import Moments, at_least_one
@@ -27,6 +27,27 @@ from op_registry.sparse_words import call, densely
 aten = torch.ops.aten
 
 # ------------------------------------------------------------------------------------------- over the last dimensions
+
+
+def last_slices(x: Any, normalized_shape: Sequence[int]) -> Segments:
+    """The slices that a normalized_shape names."""
+    if not isinstance(x, Sparse):
+        raise NotLowered("its input is stored densely")
+    first = x.ndim - len(normalized_shape)
+    if first < 0 or not normalized_shape or tuple(x.shape[first:]) != tuple(normalized_shape) or 0 in x.shape:
+        raise NotLowered("the shapes don't fit, or there is nothing in it")
+    sparse = x.pattern.ndim
+    if first >= sparse:
+        raise NotLowered("the slices are rows of values: the rule itself runs on those, by torch's kernel (packed.py)")
+    return Segments(x, range(first, sparse), [d - sparse + 1 for d in range(max(first, sparse), x.ndim)])
+
+
+def parameter_at(parameter: Any, x: Sparse) -> Any:
+    """A scale or shift for each stored element."""
+    if parameter is None or (isinstance(parameter, Dense) and parameter.ndim <= len(x.dense_sizes)):
+        return parameter
+    found = values_at(parameter, x).moved(lambda t: t.expand(x.values.shape))
+    return Sparse(found, x.pattern).flat
 
 
 @norms.rms_norm.lowering(Sparse)
@@ -51,16 +72,30 @@ def rms_norm(
 
 
 @norms.layer_norm.lowering(Sparse)
-def native_layer_norm(
-    op: OpOverload, x: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+def layer_norm(
+    op: OpOverload,
+    x: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
 ) -> Any:
     over = last_slices(x, normalized_shape)
-    if op is not aten.native_layer_norm.default or x.dense_sizes:
-        raise NotLowered("it gives no statistics, or has dense dimensions")
+    if op is aten.native_layer_norm.default and x.dense_sizes:
+        raise NotLowered("it gives the statistics as well, of which some are dense")
     flat, w, b = x.flat, parameter_at(weight, x), parameter_at(bias, x)
+
+    def one_slice() -> Any:
+        row = flat.data.new_zeros(tuple(normalized_shape))
+        return aten.layer_norm(row, normalized_shape, plain(weight), plain(bias), eps)
+
+    dtype = returned_dtype(flat, (w, b), one_slice)
     values, m, scale = standardised(flat, over, eps)
+    result = x.folded(Dense(affine(values, w, b).to(dtype), valid_in_all(flat, w, b)))
+    if op is aten.layer_norm.default:
+        return result
     shape = [*x.shape[: x.ndim - len(normalized_shape)], *(1 for _ in normalized_shape)]
-    result = x.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(flat, w, b)))
     return (result, *saved_statistics(flat, (weight, bias), m, scale, shape))
 
 

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from op_registry.broadcast import present
 from op_registry.ops import matmul, refused
 from op_registry.ops.matmul import transposed, with_bias
-from op_registry.patterns import BY_COLUMN, linear
+from op_registry.patterns import BY_COLUMN, linear, unraveled
 from op_registry.products import Placed, multiply, sample
 from op_registry.records import Dense, Number, accumulation_dtype, as_int8, being_traced, intersect, map_tensors
 from op_registry.segments import Segments
@@ -107,25 +107,30 @@ def dense_by_sparse(a: Dense, b: Sparse) -> Dense:
 
 
 def sparse_by_sparse(a: Sparse, b: Sparse) -> Sparse:
-    """Each element of `a` by the elements in the row of `b` that its column names, summed where they meet."""
-    if a.ndim != 2 or b.ndim != 2:
+    """Each element of `a` by the elements in the row of `b` that its column names, summed where they meet.
+
+    Batches are one product of block-diagonal matrices: an element meets the row of its own batch.
+    """
+    if a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2]:
         raise NotLowered("its operands are broadcast over batches")
     if being_traced(a.values.data):
         raise NotLowered("how many products there will be is not known while tracing")
     checked(a, b)
-    left, right = a.flat, b.flat
-    row, inner = a.pattern.places()
-    order, columns, ends = placed(b, batched=False).by_row()
-    each = ends.diff()[inner]  # partners of every element of `a`
+    left, right, batched = a.flat, b.flat, a.ndim > 2
+    where = placed(a, batched)
+    order, columns, ends = placed(b, batched).by_row()
+    each = ends.diff()[where.column]  # partners of every element of `a`
     source = torch.repeat_interleave(each)
-    partner = ends[inner][source] + torch.arange(source.shape[0], device=a.device) - (each.cumsum(0) - each)[source]
-    column = columns[partner]
+    before = ends[where.column] - (each.cumsum(0) - each)
+    partner = before[source] + torch.arange(source.shape[0], device=a.device)
+    row, column = where.row[source], columns[partner]
     partner = partner if order is None else order[partner]
     validity = None
     if left.validity is not None or right.validity is not None:
         validity = intersect(as_int8(present(left))[source], as_int8(present(right))[partner])
     products = Dense(left.filled(0)[source] * right.filled(0)[partner], validity)
-    return coalesced(unblocked(a.pattern.layout), (row[source], column), products, (a.shape[0], b.shape[1]))
+    places = (*unraveled(row, a.shape[:-1]), column % b.shape[-1]) if batched else (row, column)
+    return coalesced(unblocked(a.pattern.layout), places, products, (*a.shape[:-1], b.shape[-1]))
 
 
 def product(a: Any, b: Any) -> Dense | Sparse:

@@ -1,6 +1,6 @@
-"""Reductions, softmax and norms of slices on sparse storage, by segments.
+"""Reductions and softmax on sparse storage, by segments.
 
-Law: as reductions.py, softmax.py and norms.py have it; what is not stored is invalid, so it takes no part. Each is
+Law: as reductions.py and softmax.py have it; what is not stored is invalid, so it takes no part. Each is
 written with the sum and the extremum of the stored elements of a slice (segments.py), which cost one pass over what is
 stored and can be compiled. An operator or a call that is not written so goes by lines (lowering.py).
 """
@@ -8,16 +8,13 @@ stored and can be compiled. An operator or a call that is not written so goes by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.lowering import NotSegmented, by_segments, values_at
-from op_registry.ops import norms
-from op_registry.ops.norms import affine, plain, returned_dtype, standardised
+from op_registry.lowering import NotSegmented, by_segments
 from op_registry.ops.reductions import identity_of, is_inexact, root, variance
 from op_registry.records import (
     Dense,
@@ -25,11 +22,9 @@ from op_registry.records import (
     as_bool,
     as_int8,
     gradients_may_flow,
-    valid_in_all,
 )
 from op_registry.segments import Segments
 from op_registry.slices import at_least_one, moments, squared
-from op_registry.sparse import NotLowered, Sparse
 
 aten = torch.ops.aten
 
@@ -181,52 +176,3 @@ def vector_norm(
     if order == 1:
         return Dense(over.sum(wide.abs()).to(real), there)
     return extremum(over, Dense(filled.abs(), x.validity), aten.amax.default)
-
-
-# ------------------------------------------------------------------------------------------- over the last dimensions
-
-
-def last_slices(x: Any, normalized_shape: Sequence[int]) -> Segments:
-    """The slices that a normalized_shape names."""
-    if not isinstance(x, Sparse):
-        raise NotLowered("its input is stored densely")
-    first = x.ndim - len(normalized_shape)
-    if first < 0 or not normalized_shape or tuple(x.shape[first:]) != tuple(normalized_shape) or 0 in x.shape:
-        raise NotLowered("the shapes don't fit, or there is nothing in it")
-    sparse = x.pattern.ndim
-    if first >= sparse:
-        raise NotLowered("the slices are rows of values: the rule itself runs on those, by torch's kernel (packed.py)")
-    return Segments(x, range(first, sparse), [d - sparse + 1 for d in range(max(first, sparse), x.ndim)])
-
-
-def parameter_at(parameter: Any, x: Sparse) -> Any:
-    """A scale or shift for each stored element."""
-    if parameter is None or (isinstance(parameter, Dense) and parameter.ndim <= len(x.dense_sizes)):
-        return parameter
-    found = values_at(parameter, x).moved(lambda t: t.expand(x.values.shape))
-    return Sparse(found, x.pattern).flat
-
-
-@norms.layer_norm.lowering(Sparse)
-def layer_norm(
-    op: OpOverload,
-    x: Any,
-    normalized_shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Sparse:
-    """Standardised over the stored elements of each slice, scaled and shifted element by element."""
-    over = last_slices(x, normalized_shape)
-    if op is not aten.layer_norm.default:
-        raise NotLowered("it gives the statistics as well")
-    flat, w, b = x.flat, parameter_at(weight, x), parameter_at(bias, x)
-
-    def one_slice() -> Any:
-        row = flat.data.new_zeros(tuple(normalized_shape))
-        return aten.layer_norm(row, normalized_shape, plain(weight), plain(bias), eps)
-
-    dtype = returned_dtype(flat, (w, b), one_slice)
-    values, _, _ = standardised(flat, over, eps)
-    return x.folded(Dense(affine(values, w, b).to(dtype), valid_in_all(flat, w, b)))

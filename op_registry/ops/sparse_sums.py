@@ -1,6 +1,6 @@
 """Products with several sparse operands, and their sums with another: bmm, addmm, addmv, addbmm, baddbmm, linear, dot.
 
-Law: as matmul.py has it. Batches of sparse products are one product of block-diagonal matrices. A product that is added
+Law: as matmul.py has it. A product that is added
 to another operand is added element by element: valid, and stored, where both are. With ``beta=0`` that one takes no
 part. These come after sparse_products.py, for what that leaves.
 """
@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from op_registry.broadcast import present
 from op_registry.ops import matmul
 from op_registry.ops.sparse_composed import both, in_float
-from op_registry.ops.sparse_products import placed, product
-from op_registry.patterns import unraveled
-from op_registry.records import Dense, Number, as_int8, being_traced, intersect
-from op_registry.sparse import NotLowered, Sparse, arranged, coalesced, unblocked
+from op_registry.ops.sparse_products import product
+from op_registry.records import Dense, Number
+from op_registry.sparse import NotLowered, Sparse, arranged
 from op_registry.sparse_words import call, listed, only_sparse_records
 
 aten = torch.ops.aten
@@ -35,13 +33,11 @@ def batched(a: Any, b: Any) -> Any:
     a, b = (all_sparse(x) if isinstance(x, Sparse) else x for x in (a, b))
     if isinstance(a, Dense) and isinstance(b, Dense):
         return call(aten.bmm.default if a.ndim == 3 else aten.mm.default, a, b)
-    if a.ndim == 2 or (isinstance(a, Sparse) and isinstance(b, Dense)):
-        return product(a, b)
-    if isinstance(a, Dense):
+    if isinstance(a, Dense) and a.ndim == 3:
         swapped = product(call(aten.transpose.int, b, 1, 2), a.moved(lambda t: t.mT))
         assert isinstance(swapped, Dense)
         return swapped.moved(lambda t: t.mT)
-    return _block_diagonal(a, b)
+    return product(a, b)
 
 
 def all_sparse(x: Sparse) -> Sparse:
@@ -50,31 +46,6 @@ def all_sparse(x: Sparse) -> Sparse:
         return x
     flat, places = listed(x)
     return arranged(torch.sparse_coo, places, flat, tuple(x.shape))
-
-
-def _block_diagonal(a: Sparse, b: Sparse) -> Sparse:
-    """Batches of sparse by sparse: an element meets those in the row of its own batch that its column names."""
-    if a.dense_sizes or b.dense_sizes or being_traced(a.values.data):
-        raise NotLowered(
-            "its operands have dense dimensions, or how many products there are is not known while tracing"
-        )
-    left, right = a.flat, b.flat
-    where = placed(a, batched=True)
-    order, _, ends = placed(b, batched=True).by_row()
-    columns = b.pattern.places()[-1] if order is None else b.pattern.places()[-1][order]
-    each = ends.diff()[where.column]
-    source = torch.repeat_interleave(each)
-    first = ends[where.column] - (each.cumsum(0) - each)
-    partner = first[source] + torch.arange(source.shape[0], device=a.device)
-    column = columns[partner]
-    partner = partner if order is None else order[partner]
-    validity = None
-    if left.validity is not None or right.validity is not None:
-        validity = intersect(as_int8(present(left))[source], as_int8(present(right))[partner])
-    products = Dense(left.filled(0)[source] * right.filled(0)[partner], validity)
-    sizes = (*a.shape[:-1], b.shape[-1])
-    rows = unraveled(where.row[source], sizes[:-1])
-    return coalesced(unblocked(a.pattern.layout), (*rows, column), products, sizes)
 
 
 def scaled(x: Any, factor: Number) -> Any:

@@ -19,7 +19,6 @@ from op_registry.ops import assignment, indexing, scatter
 from op_registry.ops.sparse_indexing import as_tensor_of, check_range, in_range
 from op_registry.ops.sparse_movement import (
     position,
-    taken,
 )
 from op_registry.patterns import Places, linear, unraveled
 from op_registry.records import Dense, Number, as_bool, as_int8, being_traced, valid_in_all
@@ -43,7 +42,7 @@ def replaced(x: Sparse, hit: Tensor, flat: Dense, places: Sequence[Tensor]) -> A
     at = linear(own, x.shape)
     there = torch.cat([hit, hit.new_full((1,), torch.iinfo(torch.int64).max)])
     kept = (there[torch.searchsorted(there, at)] != at).nonzero()[:, 0]
-    both = joined([taken(mine, kept), Dense(flat.data.to(x.dtype), flat.validity)])
+    both = joined([mine.taken(kept), Dense(flat.data.to(x.dtype), flat.validity)])
     moved = [torch.cat([p[kept], q]) for p, q in zip(own, places, strict=True)]
     if both.validity is not None:
         valid = as_bool(as_int8(both.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
@@ -74,7 +73,7 @@ def written_rows(x: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, Den
     used = lines if where.valid is None else lines[where.valid]
     if where.valid is not None:
         kept = where.valid[places[at]].nonzero()[:, 0]
-        flat, places = taken(flat, kept), tuple(p[kept] for p in places)
+        flat, places = flat.taken(kept), tuple(p[kept] for p in places)
     return used, flat, [lines[p] if d == at else p for d, p in enumerate(places)]
 
 
@@ -87,7 +86,7 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
     mine, own = listed(x)
     unhit = torch.ones(x.shape[at], dtype=torch.bool, device=x.device).index_fill(0, lines, False)
     kept = unhit[own[at]].nonzero()[:, 0]
-    both = joined([taken(mine, kept), flat])
+    both = joined([mine.taken(kept), flat])
     return from_listed(x, both, [torch.cat([p[kept], q]) for p, q in zip(own, places, strict=True)], x.shape)
 
 
@@ -144,7 +143,7 @@ def select_scatter(op: OpOverload, x: Any, source: Any, *args: Any, **kwargs: An
     mine, own = listed(x)
     inside, to = places_of[name](x, own, places, *args, **kwargs)
     kept = (~inside).nonzero()[:, 0]
-    both = joined([taken(mine, kept), Dense(flat.data.to(x.dtype), flat.validity)])
+    both = joined([mine.taken(kept), Dense(flat.data.to(x.dtype), flat.validity)])
     return from_listed(x, both, [torch.cat([p[kept], q]) for p, q in zip(own, to, strict=True)], x.shape)
 
 
@@ -250,7 +249,7 @@ def index_put(op: OpOverload, x: Any, indices: Sequence[Any], values: Any, accum
         kept_by = valid_in_all(*lines)
         if kept_by is not None:  # an invalid index writes nothing
             kept = as_bool(kept_by).nonzero()[:, 0]
-            values, there = taken(values, kept), tuple(p[kept] for p in there)
+            values, there = values.taken(kept), tuple(p[kept] for p in there)
     else:
         raise NotLowered("a mask among other indices, or an index behind a dimension without one")
     if isinstance(values, Sparse):
@@ -281,5 +280,5 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     at = in_range(where.filled(0), math.prod(x.shape))
     if where.valid is not None:
         kept = where.valid.nonzero()[:, 0]
-        at, values = at[kept], taken(values, kept)
+        at, values = at[kept], values.taken(kept)
     return _written(x, values, unraveled(at, x.shape), accumulate)
