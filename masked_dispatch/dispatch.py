@@ -53,7 +53,7 @@ from masked_dispatch.writes import (
 )
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
-from op_registry.records import being_traced, set_transform_probe
+from op_registry.records import being_traced, set_transform_probes
 from op_registry.resolve import Meaning
 from op_registry.rule import Rule
 from op_registry.variants import (
@@ -281,7 +281,7 @@ def dual_kernel(op: OpOverload) -> Kernel:
 
 def install() -> None:
     """Let masked tensors be dispatched: called once, when the package is imported."""
-    set_transform_probe(lambda: under_transform() or in_forward_mode())
+    set_transform_probes(lambda: under_transform() or in_forward_mode(), under_transform)
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
     open_higher_order_operators()

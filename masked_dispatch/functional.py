@@ -6,11 +6,12 @@ formulas of the plain operators. So at the boundary of each transform a masked t
 and the transforms nest: ``vmap(grad(f))``, ``hessian(f)``, ``torch.compile(vmap(grad(f)))``.
 
 ==================  ===================================================================================================
-vmap                maps over data and mask alike; ``in_dims`` and ``out_dims`` speak of the masked tensor's dimensions
-grad, vjp           with respect to the data; a gradient has the mask of its argument. A masked scalar is a loss;
-                    one that has nothing valid has zero gradients
+vmap                maps over data and mask alike; ``in_dims`` and ``out_dims`` speak of the masked tensor's dimensions;
+                    what is stored sparsely is stored densely for it, as for an operator without sparse form
+grad, vjp           with respect to the data; a gradient has the mask and the storage of its argument. A masked scalar
+                    is a loss; one that has nothing valid has zero gradients
 jvp                 tangents count as zero where they are invalid; the tangent of an output has the output's mask
-jacrev, jacfwd      an element is valid where its output element and its input element are
+jacrev, jacfwd      an element is valid where its output element and its input element are; stored densely, as in vmap
 ==================  ===================================================================================================
 """
 
@@ -24,6 +25,8 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.interception import tree_flatten, tree_map, tree_unflatten
+from masked_dispatch.storage.lower import check_allowed
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.records import intersect
 
@@ -49,7 +52,16 @@ class _AllValid(NamedTuple):
     data: Tensor
 
 
+def _densely(value: Any, transform: str) -> Any:
+    """What is stored sparsely, stored densely for a transform that has no other way, if the policy in force lets it."""
+    if not isinstance(value, SparselyStored):
+        return value
+    check_allowed(f"masked_dispatch.functional.{transform}", [value], "it maps over dimensions of what is stored")
+    return value._stored_densely()
+
+
 def _to_parts(value: Any) -> Any:
+    value = _densely(value, "vmap")
     if not isinstance(value, MaskedTensor):
         return value
     if value._given_validity is None:
@@ -75,40 +87,95 @@ def _put_together(tree: Any) -> Any:
     return tree_map(_from_parts, tree, is_leaf=_is_parts)
 
 
-# The mask of one leaf of a tree: None for what is not masked, () for all valid, (validity,) otherwise.
-_Mark = tuple[Tensor, ...] | None
+class _Where(NamedTuple):
+    """Where a sparsely stored tensor has its values, but for the index tensors, of which there are `pieces`."""
+
+    layout: torch.layout
+    sizes: tuple[int, ...]
+    block: tuple[int, int] | None
+    order: tuple[int, ...] | None
+    pieces: int
+    shape: tuple[int, ...]  # of the tensor
 
 
-def _split(tree: Any) -> tuple[Any, list[_Mark]]:
-    """A tree with data in place of masked tensors, and the mark of each of its leaves."""
+_Kind = tuple[int, _Where | None]
+
+
+class _Mark(NamedTuple):
+    """What one leaf of a tree is beside its data: masked, and how it is stored (None: densely).
+
+    tensors  a validity where one is stored; behind the index tensors, where it is stored sparsely
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+    where: _Where | None = None
+
+    def masked(self, data: Tensor) -> Any:
+        """The leaf with `data`."""
+        where = self.where
+        if where is None:
+            return _ops.from_parts(data, self.tensors[0] if self.tensors else None)
+        pieces, validity = self.tensors[: where.pieces], self.tensors[where.pieces :]
+        return _ops.from_stored(data, validity[0] if validity else None, list(pieces), *where[:4])
+
+    def values_of(self, tangent: Tensor) -> Tensor:
+        """What a tangent has where the leaf, which is stored sparsely, has its values."""
+        where = self.where
+        assert where is not None
+        if tuple(tangent.shape) != where.shape:
+            raise RuntimeError(
+                f"a tangent or cotangent of shape {tuple(tangent.shape)} was given for a masked tensor of shape "
+                f"{where.shape} that is stored as {where.layout}; it has to have that shape, however it is stored"
+            )
+        values: Tensor = _ops.values_in_places(tangent, list(self.tensors[: where.pieces]), *where[:4])
+        return values
+
+    @property
+    def kind(self) -> _Kind:
+        """How many tensors it has, and all else of it."""
+        return len(self.tensors), self.where
+
+
+def _data_and_mark(leaf: MaskedTensor) -> tuple[Tensor, _Mark]:
+    if isinstance(leaf, SparselyStored):
+        pattern = leaf._pattern
+        where = _Where(
+            pattern.layout, pattern.sizes, pattern.block, leaf._order, len(pattern.pieces), tuple(leaf.shape)
+        )
+        values, *tensors = _ops.stored_of(leaf)
+        return values, _Mark(tuple(tensors), where)
+    return _ops.data_of(leaf), _Mark(() if leaf._given_validity is None else (_ops.validity_of(leaf),))
+
+
+def _split(tree: Any) -> tuple[Any, list[_Mark | None]]:
+    """A tree with data in place of masked tensors, and the mark of each of its leaves; None for what is not masked."""
     leaves, spec = tree_flatten(tree)
-    data: list[Any] = []
-    marks: list[_Mark] = []
-    for leaf in leaves:
-        if not isinstance(leaf, MaskedTensor):
-            marks.append(None)
-            data.append(leaf)
-        else:
-            marks.append(() if leaf._given_validity is None else (_ops.validity_of(leaf),))
-            data.append(_ops.data_of(leaf))
-    return tree_unflatten(data, spec), marks
+    parts = [_data_and_mark(leaf) if isinstance(leaf, MaskedTensor) else (leaf, None) for leaf in leaves]
+    return tree_unflatten([data for data, _ in parts], spec), [mark for _, mark in parts]
 
 
-def _masked(data: Any, mark: _Mark) -> Any:
-    if mark is None or not isinstance(data, Tensor):
-        return data
-    return _ops.from_parts(data, mark[0] if mark else None)
+def _masked(data: Any, mark: _Mark | None) -> Any:
+    return data if mark is None or not isinstance(data, Tensor) else mark.masked(data)
 
 
-def _join(tree: Any, marks: Sequence[_Mark]) -> Any:
+def _join(tree: Any, marks: Sequence[_Mark | None]) -> Any:
     """The inverse of `_split`."""
     leaves, spec = tree_flatten(tree)
     return tree_unflatten([_masked(d, m) for d, m in zip(leaves, marks, strict=True)], spec)
 
 
-def _zero_filled(tree: Any) -> Any:
-    """A tangent or cotangent as torch.func takes it: nothing where it is invalid."""
-    return tree_map(lambda t: t.to_tensor(0) if isinstance(t, MaskedTensor) else t, tree)
+def _zero_filled(tree: Any, marks: Sequence[_Mark | None]) -> Any:
+    """Tangents or cotangents as torch.func takes them, beside data of such marks: zero where they are invalid."""
+    leaves, spec = tree_flatten(tree)
+    if len(leaves) != len(marks):
+        return tree  # torch says what does not fit
+    return tree_unflatten([_beside(leaf, mark) for leaf, mark in zip(leaves, marks, strict=True)], spec)
+
+
+def _beside(tangent: Any, mark: _Mark | None) -> Any:
+    if mark is not None and mark.where is not None and isinstance(tangent, Tensor):
+        return mark.values_of(tangent)
+    return tangent.to_tensor(0) if isinstance(tangent, MaskedTensor) else tangent
 
 
 class _Call:
@@ -118,15 +185,22 @@ class _Call:
     the outputs leave the transform that way.
     """
 
-    def __init__(self, func: Callable[..., Any], has_aux: bool, args: Any, kwargs: dict[str, Any]) -> None:
-        self.func, self.has_aux = func, has_aux
+    def __init__(
+        self, func: Callable[..., Any], has_aux: bool, args: Any, kwargs: dict[str, Any], densely_for: str | None = None
+    ) -> None:
+        self.func, self.has_aux, self.densely_for = func, has_aux, densely_for
+        args = self._stored_for_it(args)
         split = [_split(arg) for arg in args]
         self.args = tuple(data for data, _ in split)
         self.marks = [marks for _, marks in split]
         self.kwargs, self.keyword_marks = _split(kwargs)
         # For each leaf of the function's output, and of its aux: is it masked, and is there a validity?
-        self.output_kinds: list[int | None] = []
-        self.aux_kinds: list[int | None] = []
+        self.output_kinds: list[_Kind | None] = []
+        self.aux_kinds: list[_Kind | None] = []
+
+    def _stored_for_it(self, tree: Any) -> Any:
+        transform = self.densely_for
+        return tree if transform is None else tree_map(lambda leaf: _densely(leaf, transform), tree)
 
     def inside(self, *args: Any, **kwargs: Any) -> Any:
         """The function, from data to data."""
@@ -137,13 +211,13 @@ class _Call:
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise RuntimeError("the function has to return a tuple (output, aux) where has_aux=True")
             result, aux = result
-        output, marks = _split(result)
+        output, marks = _split(self._stored_for_it(result))
         aux, aux_marks = _split(aux)
-        self.output_kinds = [None if m is None else len(m) for m in marks]
-        self.aux_kinds = [None if m is None else len(m) for m in aux_marks]
-        return output, (tuple(v for m in marks for v in m or ()), tuple(v for m in aux_marks for v in m or ()), aux)
+        self.output_kinds = [None if m is None else m.kind for m in marks]
+        self.aux_kinds = [None if m is None else m.kind for m in aux_marks]
+        return output, (_tensors(marks), _tensors(aux_marks), aux)
 
-    def output_marks(self, carried: Any) -> list[_Mark]:
+    def output_marks(self, carried: Any) -> list[_Mark | None]:
         """The marks of the function's outputs, outside of the transform."""
         return _marks(self.output_kinds, carried[0])
 
@@ -174,21 +248,29 @@ class _Call:
         return tree_unflatten(masked, spec)
 
 
-def _marks(kinds: Sequence[int | None], validities: Sequence[Tensor]) -> list[_Mark]:
-    remaining = list(validities)
-    return [None if kind is None else tuple(remaining.pop(0) for _ in range(kind)) for kind in kinds]
+def _tensors(marks: Sequence[_Mark | None]) -> tuple[Tensor, ...]:
+    return tuple(t for mark in marks if mark is not None for t in mark.tensors)
 
 
-def _outer(output: _Mark, argument: _Mark, jacobian: Tensor, ndim: int) -> _Mark:
+def _marks(kinds: Sequence[_Kind | None], tensors: Sequence[Tensor]) -> list[_Mark | None]:
+    rest = list(tensors)
+
+    def mark(number: int, where: _Where | None) -> _Mark:
+        return _Mark(tuple(rest.pop(0) for _ in range(number)), where)
+
+    return [None if kind is None else mark(*kind) for kind in kinds]
+
+
+def _outer(output: _Mark | None, argument: _Mark | None, jacobian: Tensor, ndim: int) -> _Mark | None:
     """The mark of a Jacobian whose last `ndim` dimensions are its argument's."""
     if output is None and argument is None:
         return None
     validity = None
-    if output:
-        validity = output[0][(..., *[None] * ndim)]
-    if argument:
-        validity = intersect(validity, argument[0][(None,) * (jacobian.ndim - ndim)])
-    return () if validity is None else (validity,)
+    if output is not None and output.tensors:
+        validity = output.tensors[0][(..., *[None] * ndim)]
+    if argument is not None and argument.tensors:
+        validity = intersect(validity, argument.tensors[0][(None,) * (jacobian.ndim - ndim)])
+    return _Mark(() if validity is None else (validity,))
 
 
 # --------------------------------------------------------------------------------------------------- the transforms
@@ -251,10 +333,11 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     output, plain_vjp, carried = vjp(call.inside, *call.args, has_aux=True)
 
     def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
-        gradients = plain_vjp(_zero_filled(cotangents), retain_graph, create_graph)
+        gradients = plain_vjp(_zero_filled(cotangents, output_marks), retain_graph, create_graph)
         return tuple(_join(g, marks) for g, marks in zip(gradients, call.marks, strict=True))
 
-    output = _join(output, call.output_marks(carried))
+    output_marks = call.output_marks(carried)
+    output = _join(output, output_marks)
     return (output, vjp_fn, call.aux(carried)) if has_aux else (output, vjp_fn)
 
 
@@ -264,7 +347,9 @@ def jvp(
     """torch.func.jvp: ``(output, tangent)``, or ``(output, tangent, aux)``; tangents may be masked or plain."""
     call = _Call(func, has_aux, primals, {})
     jvp: Any = torch.func.jvp
-    output, tangent, carried = jvp(call.inside, call.args, _zero_filled(tangents), strict=strict, has_aux=True)
+    if isinstance(tangents, tuple) and len(tangents) == len(call.marks):  # else torch says what does not fit
+        tangents = tuple(_zero_filled(t, marks) for t, marks in zip(tangents, call.marks, strict=True))
+    output, tangent, carried = jvp(call.inside, call.args, tangents, strict=strict, has_aux=True)
     marks = call.output_marks(carried)
     result = _join(output, marks), _join(tangent, marks)
     return (*result, call.aux(carried)) if has_aux else result
@@ -282,7 +367,7 @@ def jacrev(
 
     @functools.wraps(func)
     def differentiated(*args: Any) -> Any:
-        call = _Call(func, has_aux, args, {})
+        call = _Call(func, has_aux, args, {}, densely_for="jacrev")
         transformed: Any = torch.func.jacrev(
             call.inside, argnums, has_aux=True, chunk_size=chunk_size, _preallocate_and_copy=_preallocate_and_copy
         )
@@ -300,7 +385,7 @@ def jacfwd(
 
     @functools.wraps(func)
     def differentiated(*args: Any) -> Any:
-        call = _Call(func, has_aux, args, {})
+        call = _Call(func, has_aux, args, {}, densely_for="jacfwd")
         transformed: Any = torch.func.jacfwd(call.inside, argnums, has_aux=True, randomness=randomness)
         jacobians, carried = transformed(*call.args)
         jacobians = call.jacobians(jacobians, carried, argnums)

@@ -111,10 +111,7 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
 
 def opened(tensor: MaskedTensor) -> Dense:
     """The record that a rule sees; its data carries the derivatives that are asked for."""
-    if hidden_in_transform():
-        raise MaskedSemanticsError(handed_to_torch_func(tensor))
-    if isinstance(tensor, InTransform):
-        check_alive(tensor)
+    check_in_sight(tensor)
     if recorded_as_constant(tensor._data, tensor):
         raise MaskedSemanticsError(
             f"make_fx is given a masked tensor of shape {tuple(tensor.shape)} and would record what it holds as "
@@ -123,16 +120,29 @@ def opened(tensor: MaskedTensor) -> Dense:
         )
     validity = lent_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
-        if under_transform():
-            raise MaskedSemanticsError(
-                f"a masked tensor of shape {tuple(tensor.shape)} that requires grad is used inside a torch.func "
-                "transform that it was not an argument of. Hand it in as an argument of masked_dispatch.functional's "
-                "transforms, or detach it."
-            )
+        check_not_captured(tensor)
         return Dense(Unwrap.apply(tensor), validity)
     if in_forward_mode() and not under_transform():
         return Dense(Unwrap.apply(tensor), validity)
     return Dense(tensor._data, validity)
+
+
+def check_in_sight(tensor: MaskedTensor) -> None:
+    """Refuse what a transform of torch.func wraps as it is, and what has outlived a transform."""
+    if hidden_in_transform():
+        raise MaskedSemanticsError(handed_to_torch_func(tensor))
+    if isinstance(tensor, InTransform):
+        check_alive(tensor)
+
+
+def check_not_captured(tensor: MaskedTensor) -> None:
+    """Refuse, inside a transform, a tensor whose derivatives it does not know of."""
+    if under_transform():
+        raise MaskedSemanticsError(
+            f"a masked tensor of shape {tuple(tensor.shape)} that requires grad is used inside a torch.func "
+            "transform that it was not an argument of. Hand it in as an argument of masked_dispatch.functional's "
+            "transforms, or detach it."
+        )
 
 
 def closed(record: Dense) -> MaskedTensor:

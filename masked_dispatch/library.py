@@ -13,15 +13,16 @@ from torch.library import Library
 
 from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.construct import mark_as_external, stored_validity
-from masked_dispatch.gradient import closed, masked_gradient, opened, plain_gradient
+from masked_dispatch.gradient import closed, masked_gradient, plain_gradient
 from masked_dispatch.interception import never_compiled
-from masked_dispatch.storage.boundary import closed_sparse, open_any
+from masked_dispatch.storage.boundary import closed_sparse, in_places, open_any
 from masked_dispatch.storage.lower import accumulated, check_allowed
 from masked_dispatch.storage.producing import keep_top, keep_where
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
 from op_registry.lowering import values_at
+from op_registry.patterns import Pattern
 from op_registry.records import Dense, all_dims, as_bool, being_traced, fill_where_invalid, intersect
 from op_registry.sparse import Sparse, from_dense, in_layout
 from op_registry.turned import Turned, to_dense
@@ -146,13 +147,60 @@ def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
     return closed(Dense(data, validity))
 
 
+def _stored_of(tensor: Tensor) -> list[Tensor]:
+    """What a sparsely stored tensor is made of: values, index tensors, and a validity where there is one."""
+    record = open_any(tensor)
+    base = record.base if isinstance(record, Turned) else record
+    assert isinstance(base, Sparse)
+    validity = base.values.full_validity
+    return [base.values.data, *base.pattern.pieces, *([] if validity is None else [validity])]
+
+
+def _from_stored(
+    values: Tensor,
+    validity: Tensor | None,
+    pieces: list[Tensor],
+    layout: torch.layout,
+    sizes: list[int],
+    block: list[int] | None,
+    order: list[int] | None,
+) -> Tensor:
+    pattern = _pattern(pieces, layout, sizes, block)
+    stored = Sparse(Dense(values, validity), pattern)
+    return closed_sparse(stored if order is None else Turned(stored, order))
+
+
+def _values_in_places(
+    given: Tensor,
+    pieces: list[Tensor],
+    layout: torch.layout,
+    sizes: list[int],
+    block: list[int] | None,
+    order: list[int] | None,
+) -> Tensor:
+    """What `given`, stored anyhow, has in the places of a pattern, as that lists them: 0 where it is invalid."""
+    pattern = _pattern(pieces, layout, sizes, block)
+    seen = given.shape if order is None else [given.shape[order.index(d)] for d in range(len(order))]
+    shape = (pieces[-1].shape[-1], *(block or ()), *seen[pattern.ndim :])
+    like = torch.empty((), dtype=given.dtype, device=given.device).expand(shape)
+    return in_places(given, Sparse(Dense(like, None), pattern), None if order is None else tuple(order))
+
+
+def _pattern(pieces: list[Tensor], layout: torch.layout, sizes: list[int], block: list[int] | None) -> Pattern:
+    return Pattern(layout, tuple(sizes), tuple(pieces), None if block is None else (block[0], block[1]))
+
+
 def _detach(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, MaskedTensor):
         return tensor.detach()
-    if isinstance(tensor, SparselyStored):
+    if isinstance(tensor, SparselyStored) and not tensor._carries_transform:
         return tensor.detached()
-    record = opened(tensor)
-    return closed(Dense(record.data.detach(), record.validity))
+    record = open_any(tensor)
+    if isinstance(record, Dense):
+        return closed(Dense(record.data.detach(), record.validity))
+    base = record.base if isinstance(record, Turned) else record
+    values = base.like(Dense(base.values.data.detach(), base.values.validity))
+    return closed_sparse(record.like(values) if isinstance(record, Turned) else values)
 
 
 def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, block: list[int] | None) -> Tensor:
@@ -208,6 +256,10 @@ def install() -> None:
     _define("data_of(Tensor x) -> Tensor", _data_of)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
+    _define("stored_of(Tensor x) -> Tensor[]", _stored_of)
+    where = "Tensor[] pieces, Layout layout, int[] sizes, int[]? block, int[]? order"
+    _define(f"from_stored(Tensor values, Tensor? validity, {where}) -> Tensor", _from_stored)
+    _define(f"values_in_places(Tensor given, {where}) -> Tensor", _values_in_places)
     _define("detach(Tensor x) -> Tensor", _detach)
     # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)

@@ -365,6 +365,10 @@ class InTransform(MaskedTensor):
 
     _carries_transform = True
 
+    @property
+    def _inner(self) -> tuple[Tensor | None, ...]:
+        return self._data, self._validity
+
     def detach(self) -> MaskedTensor:
         result: MaskedTensor = torch.ops.masked_dispatch.detach(self)
         return result
@@ -419,9 +423,9 @@ def check_layout(
             raise ValueError(f"blocks of {tuple(blocksize)} do not divide a matrix of {shape[dims - 2 : dims]}")
 
 
-def check_alive(tensor: MaskedTensor) -> None:
+def check_alive(tensor: InTransform) -> None:
     """Refuse what has outlived the transform that it was made in."""
-    if beyond_transform(tensor._data) or (tensor._validity is not None and beyond_transform(tensor._validity)):
+    if any(inner is not None and beyond_transform(inner) for inner in tensor._inner):
         raise MaskedSemanticsError(returned_to_torch_func(tensor))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from op_registry import records
 from op_registry.records import accumulation_dtype
 
 aten = torch.ops.aten
@@ -30,7 +31,7 @@ def merged(index: Tensor, values: Tensor, counted: Tensor | None = None) -> tupl
     shape = (listed.shape[0], *values.shape[1:])
     dtype = values.dtype
     wide = torch.int64 if dtype is torch.bool else accumulation_dtype(dtype)
-    recorded = torch.is_grad_enabled() and values.requires_grad
+    recorded = (torch.is_grad_enabled() and values.requires_grad) or records._under_transform()
     if recorded or wide not in (torch.float32, torch.float64) or 0 in shape:
         which = torch.repeat_interleave(counts, output_size=order.shape[0])
         total = values.new_zeros(shape, dtype=wide).index_add(0, which, values[order].to(wide))

@@ -83,6 +83,10 @@ class Pattern:
             return self
         return Pattern(self.layout, self.sizes, tuple(piece.to(device) for piece in self.pieces), self.block)
 
+    def afresh(self) -> Pattern:
+        """The same pattern, of which nothing is remembered."""
+        return Pattern(self.layout, self.sizes, self.pieces, self.block)
+
     def same_as(self, other: Pattern) -> bool:
         """Whether the two list the same elements because they are made of the same index tensors."""
         if self is other:

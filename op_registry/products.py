@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.records import accumulation_dtype, being_traced
+from op_registry.records import accumulation_dtype, computed_at_once
 
 aten = torch.ops.aten
 
@@ -87,7 +87,8 @@ def sample(left: Tensor, right: Tensor, placed: Placed) -> Tensor:
 
 
 def _has_kernel(*factors: Tensor) -> bool:
-    return not any(being_traced(t) or t.dtype not in _BY_ROWS or t.device.type != "cpu" for t in factors)
+    fits = all(t.dtype in _BY_ROWS and t.device.type == "cpu" for t in factors)
+    return fits and computed_at_once(*factors)
 
 
 class _Multiply(torch.autograd.Function):

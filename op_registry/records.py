@@ -23,20 +23,30 @@ Number = bool | int | float | complex
 Dims = int | Sequence[int] | None
 
 
-# Told by the interception layer: are we inside a functorch transform, whose tensors must not be remembered?
+# Told by the interception layer: are we inside a functorch transform, or in forward mode? What is computed there must
+# not be remembered, and functorch runs no autograd function that has a forward with a context.
 def _under_transform() -> bool:
     return False
 
 
-def set_transform_probe(probe: Callable[[], bool]) -> None:
-    """Let the layer that knows about functorch say whether a transform is running."""
-    global _under_transform
-    _under_transform = probe
+def _under_functorch() -> bool:
+    return False
+
+
+def set_transform_probes(transform: Callable[[], bool], functorch: Callable[[], bool]) -> None:
+    """Let the layer that knows say whether either, or a functorch transform, is running."""
+    global _under_transform, _under_functorch
+    _under_transform, _under_functorch = transform, functorch
 
 
 def being_traced(tensor: Tensor) -> bool:
     """Whether `tensor` stands for a value of a graph under construction (fake, functional, proxy …)."""
     return type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter)
+
+
+def computed_at_once(*tensors: Tensor) -> bool:
+    """Whether what is computed of them is neither a graph's nor a transform's: an autograd function of ours may run."""
+    return not _under_functorch() and not any(being_traced(t) for t in tensors)
 
 
 def gradients_may_flow(*tensors: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from op_registry.long_rows import IDENTITY, WIDTH, Chunks, pays
 from op_registry.patterns import BY_COLUMN, linear
-from op_registry.records import Dense, as_int8, being_traced
+from op_registry.records import Dense, as_int8, being_traced, computed_at_once
 from op_registry.sparse import Sparse
 
 
@@ -43,7 +43,7 @@ class Segments:
         t = t.sum(self.inside, keepdim=True, dtype=t.dtype) if self.inside else t
         if not self.kept:
             return t.sum(0, keepdim=True, dtype=t.dtype)
-        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and not being_traced(t):
+        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and computed_at_once(t):
             total: Tensor = _Sum.apply(t, self)
             return total
         return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.line, t)
@@ -74,7 +74,7 @@ class Segments:
             t = torch.amax(t, self.inside, True) if word == "amax" else torch.amin(t, self.inside, True)
         if not self.kept and not being_traced(t):
             return getattr(torch, word)(t, 0, True) if t.shape[0] else t.new_zeros((1, *t.shape[1:]))
-        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and not being_traced(t):
+        if self.ends is not None and t.ndim == 1 and t.is_floating_point() and computed_at_once(t):
             return self._in_order(t, word)
         line = self.line.reshape(-1, *[1] * (t.ndim - 1)).expand(t.shape)
         empty = t.new_zeros((self.slices, *t.shape[1:]))

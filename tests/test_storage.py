@@ -232,12 +232,6 @@ def test_a_pattern_moves_with_its_values(layout):
     assert {moved.device, moved._pattern.device} == {torch.device("meta")}
 
 
-def test_what_sparse_storage_cannot_do_yet_is_said():
-    x = some_tensor((4, 6)).to_sparse()
-    with pytest.raises(md.MaskedSemanticsError, match="and only dense storage is supported here yet"):
-        md.functional.grad(lambda x: x.exp().sum().to_tensor(0))(x)
-
-
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 @pytest.mark.parametrize("word", ["amax", "amin"])
 def test_the_extremum_of_a_slice_is_one_of_its_elements(layout, word):

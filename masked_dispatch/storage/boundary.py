@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.gradient import keep, opened
+from masked_dispatch.gradient import check_in_sight, check_not_captured, keep, opened
 from masked_dispatch.interception import in_forward_mode, never_compiled, under_transform
-from masked_dispatch.storage.wrapper import NotDense, SparselyStored, wrap_sparse
+from masked_dispatch.storage.wrapper import SparseInTransform, SparselyStored, wrap_sparse
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.lowering import values_at
 from op_registry.patterns import Pattern
@@ -101,8 +101,14 @@ def open_any(tensor: Tensor) -> AnyRecord:
 
 def opened_sparse(tensor: SparselyStored) -> Sparse | Turned:
     """The record that a sparse run sees; its values carry the derivatives that are asked for."""
+    check_in_sight(tensor)
     if under_transform():
-        raise NotDense(tensor)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            check_not_captured(tensor)
+        # What is found out about a pattern in a transform carries it, and must not be remembered with the pattern.
+        record = tensor.record
+        base = record.base if isinstance(record, Turned) else record
+        return tensor.seen(Sparse(base.values, base.pattern.afresh()))
     if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         return tensor.seen(Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern))
     return tensor.record
@@ -116,6 +122,9 @@ def closed_sparse(record: Sparse | Turned) -> SparselyStored:
     values = record.values
     validity = values.full_validity
     validity = None if validity is None else as_int8(validity)
+    if under_transform():
+        kept = Sparse(Dense(fill_where_invalid(values.data, validity, 0), validity), record.pattern)
+        return wrap_sparse(_in_order(kept, order), kind=SparseInTransform)
     if (values.data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: SparselyStored = SparseWrap.apply(values.data, validity, record.pattern, order)
         return result

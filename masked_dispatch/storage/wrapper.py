@@ -12,7 +12,7 @@ from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
 from masked_dispatch.messages import tangent_stored_otherwise
 from masked_dispatch.storage.policy import Policy, current
-from masked_dispatch.tensor import MaskedTensor, wrap
+from masked_dispatch.tensor import InTransform, MaskedTensor, wrap
 from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import Pattern
 from op_registry.records import Dense, being_traced
@@ -121,7 +121,11 @@ class SparselyStored(MaskedTensor):
     def _beside(self, kept: Kept) -> SparselyStored:
         values = kept.values
         wrapper: SparselyStored = make_wrapper_subclass(
-            SparselyStored, self.shape, dtype=values.dtype, device=values.device, _extra_dispatch_keys=PRE_DISPATCH
+            SparseInTransform if self._carries_transform else SparselyStored,
+            self.shape,
+            dtype=values.dtype,
+            device=values.device,
+            _extra_dispatch_keys=PRE_DISPATCH,
         )
         make_data_pointer_raise(wrapper)
         wrapper._kept, wrapper._order = kept, self._order
@@ -226,15 +230,25 @@ class SparselyStored(MaskedTensor):
         return copied
 
 
+class SparseInTransform(InTransform, SparselyStored):
+    """A sparsely stored tensor made inside a functorch transform: its values carry the transform."""
+
+    @property
+    def _inner(self) -> tuple[Tensor | None, ...]:
+        return self._kept_values, self._kept_validity, *self._pattern.pieces
+
+
 def refuse_tangent(found: Tensor) -> NoReturn:
     """What a compiled region's sparse result got as gradient cannot be laid out as the result is."""
     raise MaskedSemanticsError(tangent_stored_otherwise(found))
 
 
-def wrap_sparse(record: Sparse | Turned, requires_grad: bool = False) -> SparselyStored:
+def wrap_sparse(
+    record: Sparse | Turned, requires_grad: bool = False, kind: type[SparselyStored] = SparselyStored
+) -> SparselyStored:
     """A masked tensor of a record as it is (nothing is checked, copied or differentiated)."""
     wrapper: SparselyStored = make_wrapper_subclass(
-        SparselyStored,
+        kind,
         record.shape,
         dtype=record.dtype,
         device=record.device,
