@@ -1,5 +1,6 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
 
+from masked_dispatch import collation as _collation
 from masked_dispatch import dispatch as _dispatch
 from masked_dispatch import functional, optim
 from masked_dispatch import library as _library
@@ -56,6 +57,7 @@ _library.install()
 _dispatch.install()
 _torch_masked.install()
 _gradients.install()
+_collation.install()
 
 __all__ = [
     "InvalidValueError",

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.library import Library
+from torch.utils.data import default_collate
 
 import masked_dispatch as md
+from masked_dispatch.interception import default_collate_fn_map
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
 
@@ -420,3 +422,19 @@ def test_17_the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
         (leaf * 2).sum().backward()
         assert seen == [(True, True)]
         assert getattr(torch._C._current_autograd_node(), "variable", None) is None
+
+
+def test_18_collation_is_looked_up_by_type() -> None:
+    class Derived(Tensor):
+        pass
+
+    asked: list[type] = []
+    before = default_collate_fn_map[Tensor]
+    default_collate_fn_map[Tensor] = lambda batch, *, collate_fn_map: asked.append(type(batch[0]))
+    try:
+        with assumed("default_collate looks up how to collate by type, a subclass of Tensor under Tensor"):
+            default_collate([torch.ones(1).as_subclass(Derived)])
+            default_collate([torch.ones(1)])
+            assert asked == [Derived, Tensor]
+    finally:
+        default_collate_fn_map[Tensor] = before
