@@ -28,7 +28,7 @@ from masked_dispatch.messages import handed_to_torch_func
 from masked_dispatch.tensor import InTransform, MaskedTensor, check_alive, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity
 from op_registry import MaskedSemanticsError
-from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
+from op_registry.records import Dense, as_int8, fill_where_invalid, intersect, savable
 
 
 class Wrap(torch.autograd.Function):
@@ -58,7 +58,7 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def forward(ctx: Any, tensor: MaskedTensor) -> Tensor:
-        keep(ctx, lent_validity(tensor))
+        keep(ctx, _savable_validity(tensor))
         return laid_out(tensor._data.detach())
 
     @staticmethod
@@ -118,13 +118,19 @@ def opened(tensor: MaskedTensor) -> Dense:
             "constants. Let the function take data and mask, and make the masked tensor inside with "
             "as_masked_tensor(data, mask)."
         )
-    validity = lent_validity(tensor)
+    validity = _savable_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         check_not_captured(tensor)
         return Dense(Unwrap.apply(tensor), validity)
     if in_forward_mode() and not under_transform():
         return Dense(Unwrap.apply(tensor), validity)
     return Dense(tensor._data, validity)
+
+
+def _savable_validity(tensor: MaskedTensor) -> Tensor | None:
+    """The validity, which may be saved for a backward unless the tensor itself, made in inference mode, may not."""
+    validity = lent_validity(tensor)
+    return validity if validity is None or tensor.is_inference() else savable(validity)
 
 
 def check_in_sight(tensor: MaskedTensor) -> None:

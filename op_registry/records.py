@@ -59,6 +59,13 @@ def gradients_may_flow(*tensors: Tensor) -> bool:
     return any(t.requires_grad or being_traced(t) for t in tensors) or _under_transform()
 
 
+def savable(tensor: Tensor) -> Tensor:
+    """Something that may be saved for a backward: outside of inference mode, a copy of what was made in it."""
+    if being_traced(tensor) or not tensor.is_inference() or torch.is_inference_mode_enabled():
+        return tensor
+    return tensor.clone()
+
+
 def as_bool(validity: Tensor) -> Tensor:
     """int8 or bool validity as bool: free in eager; widened before the comparison where a compiler will see it."""
     if validity.dtype is torch.bool:
@@ -244,10 +251,13 @@ class Dense:
         return self._fact("some", dims, keepdim)
 
     def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-        """A fact about the mask, computed once per mask object and version, never remembered while tracing."""
+        """A fact about the mask, computed once per mask object and version.
+
+        Not remembered while tracing, nor what could not be saved for a backward because it is made in inference mode.
+        """
         validity = self.validity
         assert validity is not None
-        if being_traced(validity) or validity.is_inference() or _under_transform():
+        if being_traced(validity) or torch.is_inference_mode_enabled() or validity.is_inference() or _under_transform():
             return self._compute_fact(kind, dims, keepdim)
         version, facts = _remembered(validity)
         if version != validity._version:

@@ -379,3 +379,31 @@ def test_integers_plus_a_fraction_of_a_sparse_product() -> None:
     dense, stored = (torch.addmm(bias, m, other, beta=0.2, alpha=1.6) for m in (x, x.to_sparse_csr()))
     assert dense.dtype is stored.dtype is torch.int64
     assert torch.equal(dense.to_tensor(-1), stored.to_tensor(-1))
+
+
+STORAGES = [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged]
+
+
+@pytest.mark.parametrize("layout", STORAGES, ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (x * w).sum(),
+        lambda x, w: (x * w).mean(1).sum(),
+        lambda x, w: ((x * w).softmax(-1) * w).sum(),
+        lambda x, w: (x * w).amax(0).sum(),
+        lambda x, w: (x @ w.expand(2, 3).t()).sum(),
+    ],
+)
+def test_training_on_what_was_evaluated_in_inference_mode(layout, function):
+    """What is remembered of a mask there could not be saved for a backward; neither could a clone's mask be."""
+    w = torch.ones(3, requires_grad=True)
+    x = masked(X).to_layout(layout)
+    with torch.inference_mode():
+        function(x, w)
+        made_there = masked(X).to_layout(layout)
+    function(x, w).backward()
+    expected, w.grad = w.grad, None
+    assert expected.isfinite().all()
+    function(made_there.clone(), w).backward()
+    assert torch.equal(w.grad, expected)

@@ -109,6 +109,8 @@ def opened_sparse(tensor: SparselyStored) -> Sparse | Turned:
         record = tensor.record
         base = record.base if isinstance(record, Turned) else record
         return tensor.seen(Sparse(base.values, base.pattern.afresh()))
+    if not tensor.is_inference():
+        tensor._kept.make_savable()
     if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         return tensor.seen(Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern))
     return tensor.record

@@ -15,7 +15,7 @@ from masked_dispatch.storage.policy import Policy, current
 from masked_dispatch.tensor import InTransform, MaskedTensor, wrap
 from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import Pattern
-from op_registry.records import Dense, being_traced
+from op_registry.records import Dense, being_traced, savable
 from op_registry.sparse import Sparse
 from op_registry.turned import Turned
 
@@ -49,6 +49,15 @@ class Kept:
 
     def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
         self.values, self.validity, self.pattern = values, validity, pattern
+
+    def make_savable(self) -> None:
+        """Let a backward save what says where the values are: see :func:`op_registry.records.savable`."""
+        pattern = self.pattern
+        pieces = tuple(savable(piece) for piece in pattern.pieces)
+        if any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True)):
+            self.pattern = Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
+        if self.validity is not None:
+            self.validity = savable(self.validity)
 
 
 class SparselyStored(MaskedTensor):
