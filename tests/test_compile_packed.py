@@ -65,3 +65,22 @@ def test_one_graph_for_every_number_of_rows(name):
 def test_attention_is_dense_inside_of_a_graph():
     torch.manual_seed(3)
     compare(Block(D, 2, causal=True).double().eval(), "auto")
+
+
+def test_rows_with_a_mask_for_each_feature():
+    """What a Linear makes of them has one validity for all features of a row, which tangents have written out."""
+    compiled = torch.compile(lambda x: F.linear(x, WEIGHT), fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        x, y = (md.masked_tensor(t.get_data(), t.get_mask()).to_packed() for t in [batch(seed).to_dense().detach()] * 2)
+        found, expected = compiled(x.requires_grad_()), F.linear(y.requires_grad_(), WEIGHT)
+        same(found, expected)
+        found.pow(2).sum().backward()
+        expected.pow(2).sum().backward()
+        same(x.grad, y.grad)
+
+
+def test_a_result_that_the_loss_does_not_depend_on_is_refused_in_backward():
+    compiled = torch.compile(lambda x: (x.pow(2).mean(), x * 2), fullgraph=True, backend="aot_eager")
+    loss, _ = compiled(batch(0))
+    with pytest.raises(md.MaskedSemanticsError, match=r"return it as y\.detach\(\), or leave it out"):
+        loss.backward()

@@ -74,10 +74,19 @@ class SparselyStored(MaskedTensor):
         # As the pattern lists them. They never require grad: the wrapper carries autograd.
         return self._kept.values
 
+    # The setters are for AOTAutograd: in the tangents that it traces for it lays out anew what repeats elements in memory.
+    @_kept_values.setter
+    def _kept_values(self, values: Tensor) -> None:
+        self._kept = Kept(values, self._kept.validity, self._kept.pattern)
+
     @property
     def _kept_validity(self) -> Tensor | None:
         # int8, 1 where a stored value is valid; None where all are.
         return self._kept.validity
+
+    @_kept_validity.setter
+    def _kept_validity(self, validity: Tensor | None) -> None:
+        self._kept = Kept(self._kept.values, validity, self._kept.pattern)
 
     @property
     def _pattern(self) -> Pattern:
