@@ -74,7 +74,7 @@ class SparselyStored(MaskedTensor):
         # As the pattern lists them. They never require grad: the wrapper carries autograd.
         return self._kept.values
 
-    # The setters are for AOTAutograd: in the tangents that it traces for it lays out anew what repeats elements in memory.
+    # The setters are for AOTAutograd, which lays out anew what repeats elements in memory in a tangent that it traces.
     @_kept_values.setter
     def _kept_values(self, values: Tensor) -> None:
         self._kept = Kept(values, self._kept.validity, self._kept.pattern)
