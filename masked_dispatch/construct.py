@@ -13,7 +13,7 @@ from masked_dispatch.storage.interchange import from_torch_sparse
 from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
 from op_registry import MaskedSemanticsError, registry
-from op_registry.patterns import LAYOUTS, PACKED
+from op_registry.patterns import OF_TORCH
 from op_registry.records import being_traced
 
 
@@ -138,20 +138,22 @@ def book() -> str:
     return BOOK + registry.version
 
 
-SPARSE = tuple(layout for layout in LAYOUTS if layout is not PACKED)
-
-
 def as_data(data: Any, sparse: bool = False) -> Tensor:
     """What may be masked: a strided tensor, or what torch.as_tensor makes one of; a sparse one too if `sparse`."""
     if not isinstance(data, Tensor):
         data = torch.as_tensor(data)
-    if data.layout in SPARSE and not sparse:
+    if data.layout in OF_TORCH and not sparse:
         raise MaskedSemanticsError(
             f"data of layout {data.layout} and shape {tuple(data.shape)} is taken by masked_tensor and "
             "as_masked_tensor only, for which its specified elements are the valid ones; elsewhere pass "
             "data.to_dense()"
         )
-    if data.layout is not torch.strided and data.layout not in SPARSE:
+    if data.is_nested:
+        raise MaskedSemanticsError(
+            f"a nested tensor of layout {data.layout} cannot be masked: pass its padded form with the lengths of its "
+            "sequences, from_lengths(data.to_padded_tensor(0), lengths), and .to_packed() to store what is there alone"
+        )
+    if data.layout is not torch.strided and data.layout not in OF_TORCH:
         raise MaskedSemanticsError(
             f"data of layout {data.layout} and shape {tuple(data.shape)} cannot be masked; pass data.to_dense()"
         )

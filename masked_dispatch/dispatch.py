@@ -148,7 +148,7 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
         else:
             update(args[0], args[1])
         return args[0]
-    if op is aten.detach.default:
+    if op in INNERMOST:
         return args[0].detached()
     if changes_metadata(op):
         raise MaskedSemanticsError(

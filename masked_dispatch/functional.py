@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.interception import tree_flatten, tree_map, tree_unflatten
-from masked_dispatch.storage.lower import check_allowed
+from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.records import intersect
@@ -305,7 +305,18 @@ def grad_and_value(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool
     @functools.wraps(func)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         call = _Call(func, has_aux, args, kwargs)
-        transformed = torch.func.grad_and_value(call.inside, argnums, has_aux=True)
+
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            output, carried = call.inside(*args, **kwargs)
+            for kind in call.output_kinds:
+                if kind is not None and kind[1] is not None:
+                    raise RuntimeError(
+                        "grad takes a function that returns a scalar, and this one returned a masked tensor of shape "
+                        f"{kind[1].shape}: reduce it, or use vjp or jacrev"
+                    )
+            return output, carried
+
+        transformed = torch.func.grad_and_value(inside, argnums, has_aux=True)
         gradients, (value, carried) = transformed(*call.args, **call.kwargs)
         gradients = call.masked_like_arguments(gradients, argnums)
         value = _join(value, call.output_marks(carried))

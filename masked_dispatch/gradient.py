@@ -22,9 +22,10 @@ from masked_dispatch.interception import (
     in_forward_mode,
     never_compiled,
     recorded_as_constant,
+    recording,
     under_transform,
 )
-from masked_dispatch.messages import handed_to_torch_func
+from masked_dispatch.messages import handed_to_torch_func, linearized
 from masked_dispatch.tensor import InTransform, MaskedTensor, check_alive, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity
 from op_registry import MaskedSemanticsError
@@ -111,13 +112,7 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
 
 def opened(tensor: MaskedTensor) -> Dense:
     """The record that a rule sees; its data carries the derivatives that are asked for."""
-    check_in_sight(tensor)
-    if recorded_as_constant(tensor._data, tensor):
-        raise MaskedSemanticsError(
-            f"make_fx is given a masked tensor of shape {tuple(tensor.shape)} and would record what it holds as "
-            "constants. Let the function take data and mask, and make the masked tensor inside with "
-            "as_masked_tensor(data, mask)."
-        )
+    check_in_sight(tensor, tensor._data)
     validity = _savable_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         check_not_captured(tensor)
@@ -133,12 +128,20 @@ def _savable_validity(tensor: MaskedTensor) -> Tensor | None:
     return validity if validity is None or tensor.is_inference() else savable(validity)
 
 
-def check_in_sight(tensor: MaskedTensor) -> None:
-    """Refuse what a transform of torch.func wraps as it is, and what has outlived a transform."""
+def check_in_sight(tensor: MaskedTensor, values: Tensor) -> None:
+    """Refuse what a transform wraps as it is, or records without what it holds (`values`), or has left behind."""
     if hidden_in_transform():
         raise MaskedSemanticsError(handed_to_torch_func(tensor))
+    if in_forward_mode() and recording():
+        raise MaskedSemanticsError(linearized(tensor))
     if isinstance(tensor, InTransform):
         check_alive(tensor)
+    if recorded_as_constant(values, tensor):
+        raise MaskedSemanticsError(
+            f"make_fx is given a masked tensor of shape {tuple(tensor.shape)} and would record what it holds as "
+            "constants. Let the function take data and mask, and make the masked tensor inside with "
+            "as_masked_tensor(data, mask)."
+        )
 
 
 def check_not_captured(tensor: MaskedTensor) -> None:

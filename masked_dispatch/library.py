@@ -16,15 +16,16 @@ from masked_dispatch.construct import mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, masked_gradient, plain_gradient
 from masked_dispatch.interception import never_compiled
 from masked_dispatch.storage.boundary import closed_sparse, in_places, open_any
-from masked_dispatch.storage.lower import accumulated, check_allowed
+from masked_dispatch.storage.lower import accumulated
+from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.producing import keep_top, keep_where
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
 from op_registry.lowering import values_at
-from op_registry.patterns import Pattern
+from op_registry.patterns import PACKED, Pattern
 from op_registry.records import Dense, all_dims, as_bool, being_traced, fill_where_invalid, intersect
-from op_registry.sparse import Sparse, from_dense, in_layout
+from op_registry.sparse import NotLowered, Sparse, from_dense, in_layout, regrouped
 from op_registry.turned import Turned, to_dense
 
 _library = Library("masked_dispatch", "DEF")
@@ -117,13 +118,23 @@ def _kept(record: Sparse, mask: Tensor) -> Sparse:
 def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
     lead, record = open_any(other), open_any(tensor)
     if isinstance(lead, Sparse) and lead.shape == tensor.shape and not isinstance(record, Turned):
-        found = values_at(record, lead)
+        found = _values_like(record, lead, tensor)
         values = found.moved(lambda t: t.expand(lead.values.shape)).keep(lead.values.validity)
         return closed_sparse(lead.like(values))
     if not isinstance(lead, Dense) or isinstance(tensor, SparselyStored):
         return _mask_with(tensor, _get_mask(other))
     dense = _record(tensor)
     return closed(Dense(dense.data, intersect(dense.validity, lead.validity)))
+
+
+def _values_like(record: Dense | Sparse, lead: Sparse, tensor: Tensor) -> Dense:
+    """What a record has where `lead` stores values; through dense storage where they are sparse in other dimensions."""
+    try:
+        return values_at(record, lead)
+    except NotLowered as reason:
+        assert isinstance(tensor, SparselyStored)
+        check_allowed("mask_like", [tensor], str(reason))
+        return values_at(to_dense(record), lead)
 
 
 def _accumulate(tensors: list[Tensor]) -> Tensor:
@@ -211,11 +222,14 @@ def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, blo
     if isinstance(record, Turned):
         record = to_dense(record)  # a layout has its sparse dimensions in front
     if isinstance(record, Sparse):
-        dims = record.pattern.ndim
-        if sparse_dim not in (None, dims) or (dims < 2 and layout is not torch.sparse_coo):
+        kept = record.ndim if record.pattern.ndim < 2 and layout is not torch.sparse_coo else record.pattern.ndim
+        dims = sparse_dim or (2 if layout is PACKED else kept)
+        if dims != record.pattern.ndim and being_traced(record.values.data):
             assert isinstance(tensor, SparselyStored)
-            check_allowed("to_layout", [tensor], f"{dims} of its dimensions are sparse, and others are asked for")
+            check_allowed("to_layout", [tensor], "others of its dimensions are to be sparse, and a graph is traced")
             record = to_dense(record)
+        elif dims != record.pattern.ndim:
+            record = regrouped(record, dims)
     if isinstance(record, Dense):
         return closed_sparse(from_dense(record, layout, sparse_dim, size))
     return closed_sparse(in_layout(record, layout, size))

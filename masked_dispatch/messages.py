@@ -63,6 +63,14 @@ def handed_to_torch_func(tensor: Tensor) -> str:
     )
 
 
+def linearized(tensor: Tensor) -> str:
+    """Why torch.func.linearize may not meet a masked tensor."""
+    return (
+        f"a masked tensor of shape {tuple(tensor.shape)} takes part in what torch.func.linearize records: the graph "
+        "would know neither its mask nor its derivative. Use masked_dispatch.functional.jvp."
+    )
+
+
 def returned_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not leave a transform of torch.func."""
     return (

@@ -34,6 +34,10 @@ def sparse_where(
     Raises TypeError for a condition that is not bool, RuntimeError for one that does not broadcast to `x`, ValueError
     for storage that does not fit the shape.
     """
+    if not isinstance(x, Tensor) or not isinstance(condition, Tensor):
+        raise TypeError(
+            f"sparse_where takes tensors (x, condition), not {type(x).__name__} and {type(condition).__name__}"
+        )
     if condition.dtype is not torch.bool:
         raise TypeError(
             f"sparse_where takes a bool condition, and this one is {condition.dtype}; compare it, condition != 0"

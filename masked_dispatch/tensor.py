@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any, NoReturn
@@ -225,6 +226,12 @@ class MaskedTensor(torch.Tensor):
 
         return describe(self)
 
+    def __format__(self, spec: str) -> str:
+        """A single number as a plain tensor formats it, and ``--`` where that is invalid."""
+        if not spec or self.dim():
+            return super().__format__(spec)
+        return format(self.item(), spec) if bool(self.get_mask()) else "--"
+
     # ------------------------------------------------------------------------------- protocol: flatten, copy, pickle
 
     @never_compiled
@@ -410,9 +417,11 @@ def check_layout(
     least = 1 if layout is torch.sparse_coo else 2
     if not least <= dims <= len(shape):
         raise ValueError(
-            f"{layout} needs at least {least} sparse dimension{'s' * (least > 1)}, and there are {len(shape)}: shape "
-            f"{shape} cannot be stored with {dims}"
+            f"{layout} of a tensor of shape {shape} has at least {least} sparse dimension{'s' * (least > 1)} and at "
+            f"most {len(shape)}, and is asked to have {dims}; the other dimensions are dense"
         )
+    if blocksize is not None and (not isinstance(blocksize, (tuple, list, torch.Size)) or len(blocksize) != 2):
+        raise ValueError(f"a blocksize is (rows, columns), not {blocksize!r}")
     if (blocksize is not None) != (layout in OF_BLOCKS):
         raise ValueError(
             f"{layout} needs a blocksize (rows, columns)" if blocksize is None else f"{layout} has no blocks"
@@ -475,6 +484,13 @@ def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> 
     wrapper._data = data
     wrapper._stored = validity
     return wrapper
+
+
+def as_made_with(base: MaskedTensor) -> contextlib.AbstractContextManager[Any]:
+    """For views: of what was made outside of inference mode they are, as torch has it, none of that mode's tensors."""
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        return torch.inference_mode(False)
+    return contextlib.nullcontext()
 
 
 def wrap_in_transform(data: Tensor, validity: Tensor | None) -> InTransform:

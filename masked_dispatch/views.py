@@ -23,7 +23,7 @@ from masked_dispatch.interception import (
 from masked_dispatch.messages import returned_to_torch_func
 from masked_dispatch.storage.lower import lowered
 from masked_dispatch.storage.wrapper import SparselyStored
-from masked_dispatch.tensor import InTransform, MaskedTensor, wrap, wrap_in_transform
+from masked_dispatch.tensor import InTransform, MaskedTensor, as_made_with, wrap, wrap_in_transform
 from masked_dispatch.validity import lent_validity, make_view_family, own_validity_before_views
 from op_registry import MaskedSemanticsError
 from op_registry.records import Dense, being_traced
@@ -86,7 +86,7 @@ def remember_mask(node: Any, validity: Tensor | None) -> None:
 
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
     """as_strided addresses memory, so the family's validity must lie in memory that is addressed as the data is."""
-    with tracking_views_and_versions():
+    with as_made_with(base), tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
         share_storage(view, base)
         make_view_family(base, view, addressed=base._validity is not None)
@@ -99,7 +99,7 @@ def view_below(run: Run, args: Any, kwargs: Any) -> Any:
     if being_traced(base._data):
         own_validity_before_views(base)
         return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
-    with tracking_views_and_versions():
+    with as_made_with(base), tracking_views_and_versions():
         return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
 
 

@@ -101,7 +101,8 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
     if target._stands_for_a_view:
         raise MaskedSemanticsError(
             f"{op} would write through a view (shape {tuple(target.shape)}) of a tensor that was stored sparsely; the "
-            "view has storage of its own, and the write would not show. Write to the tensor itself, or to x.to_dense()."
+            "view has storage of its own, and the write would not show. Assign to the tensor itself, x[index] = value "
+            "(x[index] = x[index] + 1 for x[index] += 1), or write to x.to_dense()."
         )
     if target._mask_is_a_copy:
         raise MaskedSemanticsError(

@@ -25,7 +25,7 @@ from op_registry.places import gathered
 from op_registry.records import Dense, accumulation_dtype, all_dims, gradients_may_flow, map_tensors
 from op_registry.rule import Rule
 from op_registry.segments import Segments
-from op_registry.sparse import NotLowered, Sparse, arranged, unblocked
+from op_registry.sparse import NotLowered, Sparse, arranged, to_dense, unblocked
 from op_registry.turned import Turned, in_base_order
 
 SparseRun = Callable[..., Any]
@@ -124,13 +124,14 @@ def values_at(record: Dense | Sparse, lead: Sparse) -> Dense:
     """What a record has in the places where `lead` stores a value, shaped to broadcast with `lead.values`."""
     pattern, dense = lead.pattern, len(lead.dense_sizes)
     if isinstance(record, Sparse):
-        if record.pattern.same_as(pattern):
-            return _aligned(record.values, pattern.lead, dense)
-        sizes = record.pattern.sizes
+        if record.ndim <= dense:
+            return to_dense(record)  # meets dense dimensions alone, as a whole: no more than `lead` has in one place
         if len(record.dense_sizes) != dense:
             raise NotLowered("two operands are sparse in different dimensions")
-        found = record.at(_broadcast(pattern.places()[pattern.ndim - len(sizes) :], sizes))
-        return _aligned(found.moved(pattern.fold), pattern.lead, dense)
+        if record.pattern.same_as(pattern):
+            return record.values
+        sizes = record.pattern.sizes
+        return record.at(_broadcast(pattern.places()[pattern.ndim - len(sizes) :], sizes)).moved(pattern.fold)
     if record.ndim <= dense:
         # Nothing to choose by place; a 0-d tensor stays one, since torch lets it take part with its kind only.
         return record
@@ -153,14 +154,6 @@ def values_at(record: Dense | Sparse, lead: Sparse) -> Dense:
 def _broadcast(places: Places, sizes: Sequence[int]) -> Places:
     """The places in a tensor of `sizes` that broadcasting would bring to `places`."""
     return tuple(p if size != 1 else torch.zeros_like(p) for p, size in zip(places, sizes, strict=True))
-
-
-def _aligned(values: Dense, lead: int, dense: int) -> Dense:
-    """Values with fewer dense dimensions than another's, so that they broadcast from the right."""
-    missing = dense - (values.ndim - lead)
-    return (
-        values.moved(lambda t: t.reshape(*t.shape[:lead], *[1] * missing, *t.shape[lead:])) if missing > 0 else values
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- slices
@@ -241,6 +234,8 @@ def slices_by_lines(op: OpOverload, rule: Rule, x: Any, *args: Any, **kwargs: An
             kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
             shape = kept if _keepdim(op, named) else [size for d, size in enumerate(x.shape) if d not in dims]
             return _reshaped(result, lambda _: shape)
+    if "k" in named and int(named["k"]) > math.prod(x.shape[d] for d in dims):
+        raise NotLowered("torch refuses a k that is greater than the slice")
     everything = not isinstance(given, int) and len(dims) == x.ndim and not keeps
     lines = Lines(x, along, at_least=max(1, int(named["k"])) if "k" in named else 1)
     record = lines.spread(x.flat)

@@ -27,7 +27,8 @@ from op_registry.records import being_traced
 Places = tuple[Tensor, ...]
 
 PACKED = torch.jagged
-LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, PACKED)
+OF_TORCH = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+LAYOUTS = (*OF_TORCH, PACKED)
 BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 OF_BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
 

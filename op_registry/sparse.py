@@ -236,11 +236,6 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
         return x
     if layout in OF_BLOCKS:
         return _in_blocks(x, layout, block or x.pattern.block)
-    if layout is PACKED and x.pattern.ndim != 2:
-        raise ValueError(
-            f"packed storage has two sparse dimensions, (batch, time), and {x.pattern.layout} of shape "
-            f"{tuple(x.shape)} has {x.pattern.ndim}; store it densely first: x.to_dense().to_packed()"
-        )
     if {layout, x.pattern.layout} == {PACKED, torch.sparse_csr} and x.pattern.ndim == 2:
         return Sparse(x.values, Pattern(layout, x.pattern.sizes, x.pattern.pieces))
     flat, places = stored_valid(x)
@@ -254,6 +249,25 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
     lines = (*sizes[:-2], sizes[across])
     order = sorted_order(linear((*places[:-2], places[across]), lines), math.prod(lines))
     return Sparse(flat.taken(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
+
+
+def regrouped(x: Sparse, dims: int) -> Sparse:
+    """The same elements, of which the first `dims` dimensions are sparse: COO, never by way of the dense tensor."""
+    flat, places = stored_valid(x)
+    sizes, more = tuple(x.shape[:dims]), dims - x.pattern.ndim
+    if more == 0:
+        return in_layout(x, torch.sparse_coo)
+    if more > 0:
+        valid = as_bool(as_int8(present(flat)))
+        some = valid.flatten(1 + more).any(-1) if valid.ndim > 1 + more else valid
+        at = some.nonzero(as_tuple=True)
+        return arranged(torch.sparse_coo, (*(p[at[0]] for p in places), *at[1:]), flat.moved(lambda t: t[at]), sizes)
+    listed, which = distinct(linear(places[:dims], sizes), math.prod(sizes))
+    inside = (which, *places[dims:])
+    shape = (listed.shape[0], *x.shape[dims:])
+    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(inside, as_int8(present(flat)))
+    values = Dense(flat.data.new_zeros(shape).index_put(inside, flat.data), validity)
+    return Sparse(values, pattern_of(torch.sparse_coo, unraveled(listed, sizes), sizes))
 
 
 def stored_valid(x: Sparse) -> tuple[Dense, Places]:
@@ -349,11 +363,14 @@ def united(records: Sequence[Sparse]) -> Sparse:
     """The sum of what is there, in the layout of the first record; see :func:`coalesced`."""
     first = records[0]
     dtype = dtype_of_sum([record.values.data for record in records])
+    if any(record.shape != first.shape for record in records):
+        raise NotLowered(f"records of shapes {[tuple(r.shape) for r in records]} are broadcast")
     if all(record.pattern.same_as(first.pattern) for record in records):
         return first.like(accumulate([record.values for record in records]))
-    if any(record.shape != first.shape or record.pattern.ndim != first.pattern.ndim for record in records):
-        raise NotLowered(f"records of shapes {[tuple(r.shape) for r in records]} are not stored alike")
-    parts = [stored_valid(record) for record in records]
+    dims = first.pattern.ndim
+    if being_traced(first.values.data) and (first.pattern.block or any(r.pattern.ndim != dims for r in records)):
+        raise NotLowered("how many blocks, or rows, there will be is not known while tracing")
+    parts = [stored_valid(r if r.pattern.ndim == dims else regrouped(r, dims)) for r in records]
     places = tuple(torch.cat(p) for p in zip(*(p for _, p in parts), strict=True))
     flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
     layout = first.pattern.layout

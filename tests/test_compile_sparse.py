@@ -161,3 +161,22 @@ def test_another_layout_is_another_graph():
     assert compiled(sparse("coo", 1)).storage_layout is torch.sparse_coo
     assert compiled(sparse("csr", 1)).storage_layout is torch.sparse_csr
     assert backend.frame_count == 2
+
+
+def test_a_tensor_that_meets_itself_in_pairs_is_one_graph():
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: x.unsqueeze(1) * x.unsqueeze(0), fullgraph=True, backend=backend)
+    for seed in range(4):
+        x = sparse("coo", seed)
+        assert_same(compiled(x), x.unsqueeze(1) * x.unsqueeze(0))
+    assert backend.frame_count <= 2
+
+
+def test_what_a_graph_stores_densely_for_producers_and_sums():
+    x = sparse("csr", 0)
+    assert_same(
+        torch.compile(lambda x: md.sparse_topk(x, 2), fullgraph=True, backend="aot_eager")(x), md.sparse_topk(x, 2)
+    )
+    x = sparse("bsr", 0)
+    summed = torch.compile(lambda x: md.accumulate(x, x.flip(0)), fullgraph=True, backend="aot_eager")(x)
+    assert_same(summed, md.accumulate(x, x.flip(0)))

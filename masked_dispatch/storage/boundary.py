@@ -13,10 +13,11 @@ from torch import Tensor
 
 from masked_dispatch.gradient import check_in_sight, check_not_captured, keep, opened
 from masked_dispatch.interception import in_forward_mode, never_compiled, under_transform
+from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.wrapper import SparseInTransform, SparselyStored, wrap_sparse
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.lowering import values_at
-from op_registry.patterns import Pattern
+from op_registry.patterns import OF_TORCH, Pattern
 from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
 from op_registry.sparse import Sparse
 from op_registry.turned import AnyRecord, Turned, to_dense, turned_back
@@ -96,12 +97,17 @@ def open_any(tensor: Tensor) -> AnyRecord:
     """The record of a tensor, however it is stored; differentiable."""
     if isinstance(tensor, SparselyStored):
         return opened_sparse(tensor)
-    return opened(tensor) if isinstance(tensor, MaskedTensor) else Dense(tensor, None)
+    if isinstance(tensor, MaskedTensor):
+        return opened(tensor)
+    if tensor.layout in OF_TORCH:  # plain, so valid everywhere, and 0 where it specifies nothing: as on dense storage
+        check_allowed("an operand", [tensor], "it is one of torch's own sparse tensors, valid everywhere")
+        tensor = tensor.to_dense()
+    return Dense(tensor, None)
 
 
 def opened_sparse(tensor: SparselyStored) -> Sparse | Turned:
     """The record that a sparse run sees; its values carry the derivatives that are asked for."""
-    check_in_sight(tensor)
+    check_in_sight(tensor, tensor._kept_values)
     if under_transform():
         if tensor.requires_grad and torch.is_grad_enabled():
             check_not_captured(tensor)

@@ -95,7 +95,14 @@ def choosing(by: torch.layout | Table | Rule) -> Iterator[None]:
     by  a layout: always that one. A table, {family: {size: density}} with `", by row"` behind a family for whole rows:
         families that it lacks are chosen by the measured ones. A function of shape, density, family and structure
         ("elements" or "rows") that returns a layout or a Choice.
+
+    Raises TypeError for anything else.
     """
+    if not (isinstance(by, (torch.layout, dict)) or callable(by)):
+        raise TypeError(
+            f"choosing goes by a layout (torch.strided, torch.sparse_csr …), a table {{family: {{size: density}}}} "
+            f"or a function, not {by!r}"
+        )
     token = _override.set(by)
     try:
         yield

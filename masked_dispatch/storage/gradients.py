@@ -7,6 +7,8 @@ the autograd engine's sums are `accumulate`, also the one that it writes into a 
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -16,13 +18,11 @@ from masked_dispatch.storage.boundary import closed_sparse, open_any
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
 from op_registry.merging import merged
-from op_registry.patterns import Pattern, linear, unraveled
+from op_registry.patterns import OF_TORCH, Pattern, linear, unraveled
 from op_registry.records import Dense
 from op_registry.row_gradients import set_closer
-from op_registry.sparse import Sparse, united
+from op_registry.sparse import NotLowered, Sparse, united
 from op_registry.turned import AnyRecord, Turned, to_dense
-
-SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def of_torch_sparse(tensor: Tensor) -> Sparse:
@@ -55,20 +55,21 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     """
     given = [_opened(x), _opened(y)]
     if all(isinstance(record, Sparse) for record in given):
-        return closed_sparse(united(given))  # type: ignore[arg-type]
+        with contextlib.suppress(NotLowered):
+            return closed_sparse(united(given))  # type: ignore[arg-type]
     total = accumulate([to_dense(record) for record in given])
     return total.data if any(is_plain(t) for t in (x, y)) else closed(total)
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is valid everywhere: not masked, and not one of torch's sparse ones."""
-    return not isinstance(tensor, MaskedTensor) and tensor.layout not in SPARSE_LAYOUTS
+    return not isinstance(tensor, MaskedTensor) and tensor.layout not in OF_TORCH
 
 
 def _opened(tensor: Tensor) -> AnyRecord:
     if isinstance(tensor, MaskedTensor):
         return open_any(tensor)
-    return Dense(tensor, None) if tensor.layout not in SPARSE_LAYOUTS else of_torch_sparse(tensor)
+    return Dense(tensor, None) if tensor.layout not in OF_TORCH else of_torch_sparse(tensor)
 
 
 def united_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.gradient import closed
-from masked_dispatch.storage import policy
 from masked_dispatch.storage.boundary import closed_sparse, open_any, opened_sparse
+from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.storage.writes import store
-from masked_dispatch.tensor import MaskedTensor
-from op_registry import MaskedSemanticsError, resolve
+from op_registry import resolve
 from op_registry.accumulate import accumulate
 from op_registry.categories import REFUSED
 from op_registry.lowering import run_sparsely
@@ -93,21 +91,6 @@ def _write_back(op: OpOverload, given: Any, dense: Any) -> None:
                 store(target, source.detach())
 
 
-def check_allowed(what: str, tensors: list[SparselyStored], why: str) -> None:
-    """Refuse to store `tensors` densely where the policy in force does."""
-    in_force = policy.current()
-    needed = sum(math.prod(t.shape) * (t.dtype.itemsize + 1) for t in tensors)
-    if in_force.when == "always" or (in_force.when == "auto" and needed <= in_force.limit):
-        return
-    layouts = ", ".join(f"shape {tuple(t.shape)} as {t.storage_layout} with {t.nnz} stored" for t in tensors)
-    raise MaskedSemanticsError(
-        f"{what} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would take "
-        f"{needed:,} bytes densely, which the policy in force does not allow (densify({in_force.when!r}"
-        f"{f', limit={in_force.limit:,}' if in_force.when == 'auto' else ''})). Store them densely by x.to_dense(), or "
-        "let it happen inside `with masked_dispatch.densify('always'):`."
-    )
-
-
 def stored_densely(tensor: SparselyStored) -> Tensor:
     """The same tensor with every element stored; differentiable."""
     return closed(to_dense(opened_sparse(tensor)))
@@ -116,10 +99,12 @@ def stored_densely(tensor: SparselyStored) -> Tensor:
 def accumulated(tensors: list[Tensor]) -> Tensor:
     """The sum of what is there, of which some is stored sparsely; sparse as long as all of it is."""
     records = [open_any(t) for t in tensors]
-    if all(isinstance(r, Sparse) for r in records):
-        return closed_sparse(united(records))  # type: ignore[arg-type]
     turned = [r for r in records if isinstance(r, Turned)]
-    if turned and len(turned) == len(records) and len({r.order for r in turned}) == 1:
-        return closed_sparse(turned[0].like(united([r.base for r in turned])))
-    total = accumulate([r if isinstance(r, Dense) else to_dense(r) for r in records])
-    return closed(total) if all(isinstance(t, MaskedTensor) for t in tensors) else total.data
+    try:
+        if all(isinstance(r, Sparse) for r in records):
+            return closed_sparse(united(records))  # type: ignore[arg-type]
+        if turned and len(turned) == len(records) and len({r.order for r in turned}) == 1:
+            return closed_sparse(turned[0].like(united([r.base for r in turned])))
+    except NotLowered as reason:
+        check_allowed("accumulate", [t for t in tensors if isinstance(t, SparselyStored)], str(reason))
+    return closed(accumulate([r if isinstance(r, Dense) else to_dense(r) for r in records]))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from op_registry.errors import MaskedSemanticsError
 
 When = Literal["auto", "never", "always"]
 
@@ -45,3 +48,24 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
         yield
     finally:
         _policy.reset(token)
+
+
+def check_allowed(what: str, tensors: Sequence[Any], why: str) -> None:
+    """Refuse to store `tensors` densely where the policy in force does."""
+    in_force = current()
+    needed = sum(math.prod(t.shape) * (t.dtype.itemsize + 1) for t in tensors)
+    if in_force.when == "always" or (in_force.when == "auto" and needed <= in_force.limit):
+        return
+    layouts = ", ".join(_storage_of(t) for t in tensors)
+    raise MaskedSemanticsError(
+        f"{what} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would take "
+        f"{needed:,} bytes densely, which the policy in force does not allow (densify({in_force.when!r}"
+        f"{f', limit={in_force.limit:,}' if in_force.when == 'auto' else ''})). Store them densely by x.to_dense(), or "
+        "let it happen inside `with masked_dispatch.densify('always'):`."
+    )
+
+
+def _storage_of(tensor: Any) -> str:
+    """How a masked tensor is stored, or one of torch's own sparse ones."""
+    layout, stored = getattr(tensor, "storage_layout", tensor.layout), getattr(tensor, "nnz", None)
+    return f"shape {tuple(tensor.shape)} as {layout} with {tensor._nnz() if stored is None else stored} stored"

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.storage.boundary import closed_sparse, open_any
+from masked_dispatch.storage.policy import check_allowed
+from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.lowering import values_at
 from op_registry.patterns import OF_BLOCKS
 from op_registry.records import Dense, as_int8, intersect
-from op_registry.sparse import Sparse, arranged, compacted, from_dense, in_layout, unblocked
+from op_registry.sparse import NotLowered, Sparse, arranged, compacted, from_dense, in_layout, unblocked
 from op_registry.sparse_words import call, elements_at, listed_of
 from op_registry.turned import Turned, to_dense
 
@@ -41,7 +43,13 @@ def keep_top(
     """The k greatest or least of each slice, at the positions that topk gives."""
     record = open_any(tensor)
     x = to_dense(record) if isinstance(record, Turned) else record
-    _, index = call(aten.topk.default, x, k, dim, largest, True)
+    try:
+        _, index = call(aten.topk.default, x, k, dim, largest, True)
+    except NotLowered as reason:
+        assert isinstance(tensor, SparselyStored)
+        check_allowed("sparse_topk", [tensor], str(reason))
+        x = to_dense(x)
+        _, index = call(aten.topk.default, x, k, dim, largest, True)
     flat, places = listed_of(index)
     at = [flat.filled(0).to(torch.int64) if d == dim % x.ndim else p for d, p in enumerate(places)]
     found = elements_at(x, at).keep(flat.full_validity)

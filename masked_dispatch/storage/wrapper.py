@@ -11,8 +11,9 @@ from torch import Tensor
 from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
 from masked_dispatch.messages import tangent_stored_otherwise
+from masked_dispatch.storage.indexing import written_out
 from masked_dispatch.storage.policy import Policy, current
-from masked_dispatch.tensor import InTransform, MaskedTensor, wrap
+from masked_dispatch.tensor import InTransform, MaskedTensor, as_made_with, wrap
 from op_registry import MaskedSemanticsError, registry
 from op_registry.patterns import Pattern
 from op_registry.records import Dense, being_traced, savable
@@ -100,6 +101,17 @@ class SparselyStored(MaskedTensor):
     def _validity(self) -> Tensor | None:  # type: ignore[override]
         raise NotDense(self)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        at = written_out(index, self.shape, self.device) if isinstance(value, (Tensor, int, float, complex)) else None
+        if at is None:
+            super().__setitem__(index, value)
+            return
+        value = torch.as_tensor(value).to(self)
+        meshed = torch.broadcast_shapes(*(p.shape for p in at))
+        while value.ndim > len(meshed) + self.ndim - len(at) and value.shape[0] == 1:
+            value = value[0]  # as torch has it for a view
+        self.index_put_(at, value)
+
     @property
     def nnz(self) -> int:
         """Number of stored elements of the sparse dimensions; of blocks, every element of each."""
@@ -131,7 +143,8 @@ class SparselyStored(MaskedTensor):
 
     def detached(self) -> SparselyStored:
         """The same tensor without derivatives; it stores what this one does, also after a write."""
-        wrapper = self._beside(self._kept)
+        with as_made_with(self):
+            wrapper = self._beside(self._kept)
         wrapper._is_graph_input = self._is_graph_input
         wrapper._stands_for_a_view = self._stands_for_a_view
         return wrapper

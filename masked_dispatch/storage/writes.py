@@ -12,7 +12,7 @@ from masked_dispatch.tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.places import gathered, scatter_
 from op_registry.records import Dense, as_bool
-from op_registry.sparse import Sparse, from_dense, in_layout
+from op_registry.sparse import Sparse, from_dense, in_layout, regrouped
 from op_registry.turned import AnyRecord, Turned, to_dense
 
 
@@ -49,7 +49,8 @@ def store(target: SparselyStored, source: Tensor) -> None:
         dense = given if isinstance(given, Dense) else to_dense(given)
         given = dense.moved(lambda t: t.expand(target.shape).permute(back))
     if isinstance(given, Sparse):
-        record = in_layout(given, layout, block)
+        dims = target._pattern.ndim
+        record = in_layout(given if given.pattern.ndim == dims else regrouped(given, dims), layout, block)
     else:
         shape = (*target._pattern.sizes, *target._kept_values.shape[target._pattern.lead :])
         record = from_dense(given.moved(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)

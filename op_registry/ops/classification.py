@@ -127,6 +127,8 @@ def cross_entropy_loss(
     if all_valid(self, target, weight):
         weights = None if weight is None else weight.data
         return Dense(aten.cross_entropy_loss(self.data, target.data, weights, reduction, ignore_index, label_smoothing))
+    if not self.dtype.is_floating_point:
+        aten.log_softmax(self.data.new_zeros(1), 0)  # raises torch's error
     if target.dtype.is_floating_point:
         return _of_probabilities(self, target, weight, reduction, label_smoothing)
     labels = Labels(self, target, weight, ignore_index)

@@ -37,6 +37,8 @@ def logcumsumexp(op: OpOverload, x: Dense, dim: int) -> Dense:
     Before the first valid step the running value would be -inf, of which torch's derivatives make NaN. So where one may
     be asked for, the valid elements are moved to the front and the results back.
     """
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return x.like(op(x.filled(0), dim))  # which torch refuses
     filled = filled_for_exp(x, dim)
     if x.ndim == 0 or not gradients_may_flow(x.data):
         return x.like(op(filled, dim))

@@ -56,6 +56,8 @@ def in_float(*records: Any) -> None:
 @differences.trace.lowering(Sparse)
 def trace(op: OpOverload, x: Any) -> Any:
     op(torch.empty(x.shape, device="meta"))  # raises torch's errors
+    if x.dtype is torch.bool:
+        raise NotLowered("torch refuses its dtype")
     return call(aten.sum.default, call(aten.diagonal.default, x))
 
 
@@ -104,6 +106,8 @@ def _heights(y: Any, dim: int) -> Any:
 @activations.glu.lowering(Sparse)
 def glu(self: Any, dim: int = -1) -> Any:
     aten.glu(torch.empty(self.shape, device="meta"), dim)  # raises torch's errors
+    if not self.dtype.is_floating_point:
+        raise NotLowered("torch refuses its dtype")
     half = self.shape[dim] // 2
     gate = call(aten.sigmoid.default, part(self, dim, half, 2 * half))
     return call(aten.mul.Tensor, part(self, dim, 0, half), gate)
@@ -251,6 +255,8 @@ def nll_loss(
     only_sparse_records(self, target, weight)
     if not isinstance(self, Sparse) or isinstance(weight, Sparse) or target.dtype.is_floating_point:
         raise NotLowered("the input is stored densely, or the weight is sparse, or torch refuses the target")
+    if not self.dtype.is_floating_point:
+        raise NotLowered("torch refuses its dtype")
     dim = 1 if self.ndim > 1 else 0
     classes = self.shape[dim]
     if tuple(target.shape) != tuple(n for d, n in enumerate(self.shape) if d != dim) or 0 in self.shape:

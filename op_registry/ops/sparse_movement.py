@@ -347,9 +347,9 @@ EXPANDERS.append(expand)
 
 def _repeated(x: Sparse, times: Sequence[int], new: int) -> Any:
     flat, places = stored_valid(x)
-    stored, total = int(places[0].shape[0]), math.prod(times)
-    copies = torch.arange(total, device=x.device).repeat_interleave(stored)
-    source = torch.arange(stored, device=x.device).repeat(total)
+    stored, total = places[0].shape[0], math.prod(times)  # not as int: a graph would be one for this number alone
+    copies = torch.arange(total, device=x.device).unsqueeze(1).expand(total, stored).reshape(-1)
+    source = torch.arange(stored, device=x.device).expand(total, stored).reshape(-1)
     sizes = (1,) * new + x.pattern.sizes
     zeros = torch.zeros_like(source)
     own = [zeros] * new + [p[source] for p in places]

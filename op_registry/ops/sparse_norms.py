@@ -282,7 +282,7 @@ def renorm(op: OpOverload, x: Any, p: float, dim: int, maxnorm: float) -> Any:
     if x.ndim < 2 or 0 in x.shape:
         raise NotLowered("there is one dimension, or nothing in it")
     at = dim % x.ndim
-    norm = call(aten.linalg_vector_norm.default, x, p, [d for d in range(x.ndim) if d != at]).filled(0)
+    norm = densely(call(aten.linalg_vector_norm.default, x, p, [d for d in range(x.ndim) if d != at])).filled(0)
     factor = torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1).to(x.dtype.to_real())
     factor = factor.reshape([-1 if d == at else 1 for d in range(x.ndim)])
     return call(aten.mul.Tensor, x, Dense(factor))

@@ -190,10 +190,15 @@ def cast(record: Any, dtype: torch.dtype) -> Any:
     return record.like(record.data.to(dtype))
 
 
+def matrix_dims(op: OpOverload) -> int:
+    """How many dimensions the factors of mm, addmm, bmm and baddbmm have."""
+    return 3 if "bmm" in op._schema.name else 2
+
+
 @matmul.mm.lowering(Sparse)
 @rounded_once
 def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
-    if out_dtype or op._schema.name == "aten::_int_mm" or self.ndim != mat2.ndim:
+    if out_dtype or op._schema.name == "aten::_int_mm" or {self.ndim, mat2.ndim} != {matrix_dims(op)}:
         raise NotLowered("its result has a dtype of its own, or torch refuses it")
     return product(self, mat2)
 
@@ -234,6 +239,8 @@ def addmm_with_sparse(
         raise NotLowered("its result has a dtype of its own")
     if not (self.dtype.is_floating_point or self.dtype.is_complex) and any(type(s) is float for s in (beta, alpha)):
         raise NotLowered("torch rounds the fractions by which it is to multiply integers")
+    if {mat1.ndim, mat2.ndim} != {matrix_dims(op)}:
+        raise NotLowered("torch refuses it")
     if isinstance(self, Sparse):
         if not isinstance(mat1, Dense) or not isinstance(mat2, Dense) or beta == 0 or mat1.ndim != 2 or mat2.ndim != 2:
             raise NotLowered("what it is added to is sparse, and takes no part or its factors are no dense matrices")

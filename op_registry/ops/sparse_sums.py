@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from op_registry.ops import matmul
 from op_registry.ops.sparse_composed import both, in_float
-from op_registry.ops.sparse_products import product
+from op_registry.ops.sparse_products import matrix_dims, product
 from op_registry.records import Dense, Number
 from op_registry.sparse import NotLowered, Sparse, arranged
 from op_registry.sparse_words import call, listed, only_sparse_records
@@ -74,7 +74,7 @@ def _behind(rule: Any, run: Any) -> None:
 
 
 def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
-    if out_dtype or op not in (aten.mm.default, aten.bmm.default):
+    if out_dtype or op not in (aten.mm.default, aten.bmm.default) or self.ndim != matrix_dims(op):
         raise NotLowered("its result has a dtype of its own")
     return batched(self, mat2)
 
@@ -82,8 +82,8 @@ def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
 def addmm(
     op: OpOverload, self: Any, mat1: Any, mat2: Any, *out_dtype: torch.dtype, beta: Number = 1, alpha: Number = 1
 ) -> Any:
-    if out_dtype:
-        raise NotLowered("its result has a dtype of its own")
+    if out_dtype or mat1.ndim != matrix_dims(op):
+        raise NotLowered("its result has a dtype of its own, or torch refuses its factors")
     return summed(self, batched(mat1, mat2), beta, alpha)
 
 

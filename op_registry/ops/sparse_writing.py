@@ -242,7 +242,8 @@ def index_put(op: OpOverload, x: Any, indices: Sequence[Any], values: Any, accum
         shape = torch.broadcast_shapes(*(i.shape for i in given))
         whole = (*shape, *x.shape[len(given) :])
         each = grid(whole, x.device)
-        here, rest = linear(each[: len(shape)], shape) if shape else torch.zeros_like(each[0]), each[len(shape) :]
+        nowhere_else = torch.zeros(math.prod(whole), dtype=torch.int64, device=x.device)  # single elements: all alike
+        here, rest = linear(each[: len(shape)], shape) if shape else nowhere_else, each[len(shape) :]
         lines = [i.moved(lambda t: t.expand(shape).reshape(-1)[here]) for i in given]
         there = (*(in_range(i.filled(0), size) for i, size in zip(lines, x.shape, strict=False)), *rest)
         values = densely(values).moved(lambda t: t.expand(whole).reshape(-1))
