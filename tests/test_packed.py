@@ -91,8 +91,6 @@ def test_it_prints_what_it_is():
 def test_what_cannot_be_packed(shape, arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         md.masked_tensor(torch.ones(shape)).to_layout(torch.jagged, **arguments)
-    with pytest.raises(ValueError, match=r"packed storage has two sparse dimensions, \(batch, time\), and torch"):
-        md.masked_tensor(torch.ones(2, 3, 4)).to_sparse().to_packed()
 
 
 def test_the_gradient_of_a_packed_leaf_is_packed():

@@ -184,8 +184,14 @@ def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
         ({"layout": torch.sparse_bsr}, "torch.sparse_bsr needs a blocksize (rows, columns)"),
         ({"layout": torch.sparse_csr, "blocksize": (2, 2)}, "torch.sparse_csr has no blocks"),
         ({"layout": torch.sparse_bsr, "blocksize": (3, 2)}, "blocks of (3, 2) do not divide a matrix of (4, 6)"),
-        ({"layout": torch.sparse_csr, "sparse_dim": 1}, "torch.sparse_csr needs at least 2 sparse dimensions, and"),
-        ({"layout": torch.sparse_coo, "sparse_dim": 3}, "shape (4, 6) cannot be stored with 3"),
+        (
+            {"layout": torch.sparse_csr, "sparse_dim": 1},
+            "has at least 2 sparse dimensions and at most 2, and is asked to have 1",
+        ),
+        (
+            {"layout": torch.sparse_coo, "sparse_dim": 3},
+            "torch.sparse_coo of a tensor of shape (4, 6) has at least 1 sparse dimension and at most 2",
+        ),
         ({"layout": torch._mkldnn}, "torch._mkldnn is no storage; there are torch.strided, torch.sparse_coo"),
     ],
 )

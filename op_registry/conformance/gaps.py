@@ -58,7 +58,9 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     ),
     "nn_functional_interpolate_bilinear": (Gap("P1", _FIXED_POINT, "uint8 stored"),),
     "nn_functional_upsample_bilinear": (Gap("P1", _FIXED_POINT, "uint8 stored"),),
-    "linalg_norm_subgradients_at_zero": tuple(Gap("P5", _NORM_AT_ZERO, storage) for storage in ("csr", "bsr")),
+    "linalg_norm_subgradients_at_zero": tuple(
+        Gap("P5", _NORM_AT_ZERO, storage) for storage in ("csr", "bsr", "hybrid")
+    ),
     "narrow": (Gap("P7", _UNKNOWN_START, "aten.narrow.Tensor"),),
     "nn_functional_scaled_dot_product_attention": (
         Gap("P2", _HALF_SCORES, "bfloat16"),
