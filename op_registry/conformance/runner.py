@@ -24,6 +24,8 @@ import torch
 from op_registry.conformance.subject import find_subject
 from op_registry.conformance.trials import Outcome, Report, Settings, run_operator
 
+# After so many operators a process makes room for a new one: graphs and kernels that torch keeps are gigabytes by then.
+SERVES = 500
 LINE_LENGTH = 1024
 # Seconds that a worker may take to import torch, before the time of its first operator is counted.
 START = 180.0
@@ -111,9 +113,11 @@ class _Worker:
         self.operator: str | None = None
         self.deadline = float("inf")
         self.counting = False
+        self.served = 0
 
     def give(self, operator: str) -> None:
         self.operator = operator
+        self.served += 1
         self.doing.value = b""
         self.connection.send(operator)
         self.deadline = time.monotonic() + self.timeout + START
@@ -180,7 +184,8 @@ def _in_workers(operators: Sequence[str], settings: Settings, workers: int, time
                 if report is None:
                     continue
                 yield report
-                if worker.process.is_alive() and worker.deadline != float("-inf"):
+                sound = worker.process.is_alive() and worker.deadline != float("-inf")
+                if sound and worker.served < SERVES:
                     worker.operator = None
                 else:
                     worker.stop()
