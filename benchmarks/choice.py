@@ -121,7 +121,7 @@ def crossover(size: int, family: str, structure: choice.Structure) -> float:
                 return 0.0
             # Both logarithms are interpolated linearly.
             share = before[1] / (before[1] - ratio)
-            return float(f"{math.exp(math.log(before[0]) + share * math.log(density / before[0])):.1g}")
+            return float(f"{math.exp(math.log(before[0]) + share * math.log(density / before[0])):.2g}")
         before = (density, ratio)
     return 0.0 if before is None else before[0]
 
