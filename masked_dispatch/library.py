@@ -167,38 +167,31 @@ def _stored_of(tensor: Tensor) -> list[Tensor]:
     return [base.values.data, *base.pattern.pieces, *([] if validity is None else [validity])]
 
 
-def _from_stored(
-    values: Tensor,
-    validity: Tensor | None,
-    pieces: list[Tensor],
-    layout: torch.layout,
-    sizes: list[int],
-    block: list[int] | None,
-    order: list[int] | None,
-) -> Tensor:
-    pattern = _pattern(pieces, layout, sizes, block)
+# Where a sparsely stored tensor has its values, in a schema's words.
+PLACES = "Tensor[] pieces, Layout layout, int[] sizes, int[]? block, int[]? order"
+
+
+def _from_stored(values: Tensor, validity: Tensor | None, *places: Any) -> Tensor:
+    """The inverse of `_stored_of`; `places` as `PLACES` has them."""
+    pattern, order = _pattern(*places)
     stored = Sparse(Dense(values, validity), pattern)
     return closed_sparse(stored if order is None else Turned(stored, order))
 
 
-def _values_in_places(
-    given: Tensor,
-    pieces: list[Tensor],
-    layout: torch.layout,
-    sizes: list[int],
-    block: list[int] | None,
-    order: list[int] | None,
-) -> Tensor:
+def _values_in_places(given: Tensor, *places: Any) -> Tensor:
     """What `given`, stored anyhow, has in the places of a pattern, as that lists them: 0 where it is invalid."""
-    pattern = _pattern(pieces, layout, sizes, block)
+    pattern, order = _pattern(*places)
     seen = given.shape if order is None else [given.shape[order.index(d)] for d in range(len(order))]
-    shape = (pieces[-1].shape[-1], *(block or ()), *seen[pattern.ndim :])
+    shape = (pattern.pieces[-1].shape[-1], *(pattern.block or ()), *seen[pattern.ndim :])
     like = torch.empty((), dtype=given.dtype, device=given.device).expand(shape)
-    return in_places(given, Sparse(Dense(like, None), pattern), None if order is None else tuple(order))
+    return in_places(given, Sparse(Dense(like, None), pattern), order)
 
 
-def _pattern(pieces: list[Tensor], layout: torch.layout, sizes: list[int], block: list[int] | None) -> Pattern:
-    return Pattern(layout, tuple(sizes), tuple(pieces), None if block is None else (block[0], block[1]))
+def _pattern(
+    pieces: list[Tensor], layout: torch.layout, sizes: list[int], block: list[int] | None, order: list[int] | None
+) -> tuple[Pattern, tuple[int, ...] | None]:
+    pattern = Pattern(layout, tuple(sizes), tuple(pieces), None if block is None else (block[0], block[1]))
+    return pattern, None if order is None else tuple(order)
 
 
 def _detach(tensor: Tensor) -> Tensor:
@@ -271,9 +264,8 @@ def install() -> None:
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
     _define("stored_of(Tensor x) -> Tensor[]", _stored_of)
-    where = "Tensor[] pieces, Layout layout, int[] sizes, int[]? block, int[]? order"
-    _define(f"from_stored(Tensor values, Tensor? validity, {where}) -> Tensor", _from_stored)
-    _define(f"values_in_places(Tensor given, {where}) -> Tensor", _values_in_places)
+    _define(f"from_stored(Tensor values, Tensor? validity, {PLACES}) -> Tensor", _from_stored)
+    _define(f"values_in_places(Tensor given, {PLACES}) -> Tensor", _values_in_places)
     _define("detach(Tensor x) -> Tensor", _detach)
     # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
