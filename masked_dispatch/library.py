@@ -221,7 +221,7 @@ def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, blo
             assert isinstance(tensor, SparselyStored)
             check_allowed("to_layout", [tensor], "others of its dimensions are to be sparse, and a graph is traced")
             record = to_dense(record)
-        elif dims != record.pattern.ndim:
+        else:
             record = regrouped(record, dims)
     if isinstance(record, Dense):
         return closed_sparse(from_dense(record, layout, sparse_dim, size))

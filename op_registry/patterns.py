@@ -82,11 +82,11 @@ class Pattern:
         """The same pattern on a device; itself, if it is there."""
         if self.device == device:
             return self
-        return Pattern(self.layout, self.sizes, tuple(piece.to(device) for piece in self.pieces), self.block)
+        return self.with_pieces(tuple(piece.to(device) for piece in self.pieces))
 
-    def afresh(self) -> Pattern:
-        """The same pattern, of which nothing is remembered."""
-        return Pattern(self.layout, self.sizes, self.pieces, self.block)
+    def with_pieces(self, pieces: tuple[Tensor, ...]) -> Pattern:
+        """The same pattern made of other index tensors, which hold the same; nothing is remembered of it."""
+        return Pattern(self.layout, self.sizes, pieces, self.block)
 
     def same_as(self, other: Pattern) -> bool:
         """Whether the two list the same elements because they are made of the same index tensors."""

@@ -252,11 +252,14 @@ def in_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = N
 
 
 def regrouped(x: Sparse, dims: int) -> Sparse:
-    """The same elements, of which the first `dims` dimensions are sparse: COO, never by way of the dense tensor."""
-    flat, places = stored_valid(x)
+    """The same elements, of which the first `dims` dimensions are sparse: COO, unless that is what they are already.
+
+    Never by way of the dense tensor.
+    """
     sizes, more = tuple(x.shape[:dims]), dims - x.pattern.ndim
     if more == 0:
-        return in_layout(x, torch.sparse_coo)
+        return x
+    flat, places = stored_valid(x)
     if more > 0:
         valid = as_bool(as_int8(present(flat)))
         some = valid.flatten(1 + more).any(-1) if valid.ndim > 1 + more else valid
@@ -370,7 +373,7 @@ def united(records: Sequence[Sparse]) -> Sparse:
     dims = first.pattern.ndim
     if being_traced(first.values.data) and (first.pattern.block or any(r.pattern.ndim != dims for r in records)):
         raise NotLowered("how many blocks, or rows, there will be is not known while tracing")
-    parts = [stored_valid(r if r.pattern.ndim == dims else regrouped(r, dims)) for r in records]
+    parts = [stored_valid(regrouped(r, dims)) for r in records]
     places = tuple(torch.cat(p) for p in zip(*(p for _, p in parts), strict=True))
     flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
     layout = first.pattern.layout

@@ -112,9 +112,9 @@ def opened_sparse(tensor: SparselyStored) -> Sparse | Turned:
         if tensor.requires_grad and torch.is_grad_enabled():
             check_not_captured(tensor)
         # What is found out about a pattern in a transform carries it, and must not be remembered with the pattern.
-        record = tensor.record
-        base = record.base if isinstance(record, Turned) else record
-        return tensor.seen(Sparse(base.values, base.pattern.afresh()))
+        pattern = tensor._pattern
+        stored = Dense(tensor._kept_values, tensor._kept_validity)
+        return tensor.seen(Sparse(stored, pattern.with_pieces(pattern.pieces)))
     if not tensor.is_inference():
         tensor._kept.make_savable()
     if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():

@@ -345,9 +345,9 @@ def without_invalid(record: Sparse) -> Sparse:
     """The record without what is listed and wholly invalid, and without a validity if that was all there was to it."""
     record = compacted(record)
     valid = record.values.validity
-    return (
-        record if valid is None or not bool(as_bool(as_int8(valid)).all()) else record.like(Dense(record.values.data))
-    )
+    if valid is None or not bool(as_bool(as_int8(valid)).all()):
+        return record
+    return record.like(Dense(record.values.data))
 
 
 def structure_for(pattern: Pattern, size: tuple[int, ...]) -> Structure:

@@ -56,7 +56,7 @@ class Kept:
         pattern = self.pattern
         pieces = tuple(savable(piece) for piece in pattern.pieces)
         if any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True)):
-            self.pattern = Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
+            self.pattern = pattern.with_pieces(pieces)
         if self.validity is not None:
             self.validity = savable(self.validity)
 
@@ -252,9 +252,7 @@ class SparselyStored(MaskedTensor):
         validity = None if self._kept_validity is None else self._kept_validity.clone()
         pattern = self._pattern
         pieces = tuple(piece.clone() for piece in pattern.pieces)
-        record = Sparse(
-            Dense(self._kept_values.clone(), validity), Pattern(pattern.layout, pattern.sizes, pieces, pattern.block)
-        )
+        record = Sparse(Dense(self._kept_values.clone(), validity), pattern.with_pieces(pieces))
         copied = wrap_sparse(self.seen(record), self.requires_grad)
         if getattr(self, "_is_param", False):
             copied._is_param = True  # type: ignore[attr-defined]

@@ -49,8 +49,7 @@ def store(target: SparselyStored, source: Tensor) -> None:
         dense = given if isinstance(given, Dense) else to_dense(given)
         given = dense.moved(lambda t: t.expand(target.shape).permute(back))
     if isinstance(given, Sparse):
-        dims = target._pattern.ndim
-        record = in_layout(given if given.pattern.ndim == dims else regrouped(given, dims), layout, block)
+        record = in_layout(regrouped(given, target._pattern.ndim), layout, block)
     else:
         shape = (*target._pattern.sizes, *target._kept_values.shape[target._pattern.lead :])
         record = from_dense(given.moved(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
