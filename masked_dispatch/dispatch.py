@@ -104,6 +104,15 @@ def refusing_kernel(op: OpOverload) -> Kernel:
     return kernel
 
 
+def returning_nothing(kernel: Kernel) -> Kernel:
+    """For in-place operators whose schema returns nothing, as those of torch.library.custom_op do."""
+
+    def without_result(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> None:
+        kernel(keyset, *args, **kwargs)
+
+    return without_result
+
+
 def kernel_of(meaning: Meaning) -> Kernel:
     """The kernel that carries out what an overload means: the ladder of the module's docstring."""
     op, rule, base = meaning.op, meaning.rule, meaning.base
@@ -121,7 +130,10 @@ def kernel_of(meaning: Meaning) -> Kernel:
         return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
     if base is not None:
         compute = functional_call(op)
-        return inplace_kernel(op, compute) if is_inplace(op) else out_kernel(op, compute, written_arguments(op))
+        if not is_inplace(op):
+            return out_kernel(op, compute, written_arguments(op))
+        kernel = inplace_kernel(op, compute)
+        return kernel if op._schema.returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)
     return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
