@@ -193,6 +193,7 @@ def test_the_summary_counts_what_no_oracle_speaks_for() -> None:
     report = run_operator("multinomial", Settings(subject=EAGER, laws=("P2",), most=1, masks=("half",)))
     text = reporting.summary([report])
     assert "P2 had no oracle in 1 trials, for 1 reasons:\n        1  aten.multinomial.default" in text
+    assert "undecided: P2 of 1 operators" in text
 
 
 def test_subjects_are_found_by_name() -> None:

@@ -124,6 +124,14 @@ def test_a_right_rule_with_a_derivative_is_asked_for_it() -> None:
     assert all(a.trials >= 2 for a in verdict.answers if a.decision == "holds")
 
 
+@pytest.mark.parametrize("name", ["linalg_inv", "sort"])
+def test_an_operator_of_torch_is_asked_every_law(name: str) -> None:
+    """Of one that refuses partly valid input, storage and compiled graphs are tried where everything is valid."""
+    verdict = check(name, most=1)
+    assert verdict, str(verdict)
+    assert {law for law, decision in decisions(verdict).items() if decision != "holds"} == {"P6"}
+
+
 # ------------------------------------------------------------------------------------------------ wrong ones do not
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch._ops import OpOverload
 
-from op_registry.categories import OPAQUE, REFUSED
+from op_registry.categories import REFUSED
 from op_registry.conformance import plain_torch
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.sample import Operator
@@ -39,11 +39,6 @@ def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
     if law == "P7" and not operator.leading:
         return "it is asked in the operator's preferred dtype"
     return None
-
-
-def refuses_partial_input(operator: Operator) -> bool:
-    """Whether the operator's rule is opaque, so that most can be asked of it only where everything is valid."""
-    return _category(operator) == OPAQUE.name
 
 
 def _category(operator: Operator) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.conformance import closed, gradients, laws, modes, storages
-from op_registry.conformance.applicability import exemption, refuses_partial_input
+from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gaps import covers, gaps_of
 from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
 from op_registry.conformance.own_operators import RegisteredOperator
@@ -128,15 +128,15 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P7": ("half",),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
 }
-# The same for an operator that refuses whatever is partly valid.
+# What is tried of an operator that has nothing to say about partly valid input: it refuses that.
 WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
 
 
 def trials_of(
-    operator: Operator, law: str, subject: Subject, settings: Settings, stored: bool = False
+    operator: Operator, law: str, subject: Subject, settings: Settings, stored: bool = False, whole: bool = False
 ) -> Iterator[tuple[str, Trial]]:
-    """Every trial of a law, with its description; `stored` on other storage than dense, under fewer masks."""
-    whole = refuses_partial_input(operator)
+    """Every trial of a law, with its description; `stored` on other storage than dense, under fewer masks; `whole`
+    where everything is valid."""
     for dtype in dtypes_of(operator, law, settings):
         if law == "P7":
             samples = _compiled_samples(operator, dtype, settings)
@@ -147,7 +147,7 @@ def trials_of(
         elif law != "P7":
             samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
         for sample in samples:
-            for kind in kinds_of(law, settings, stored, whole and law in WANTED_WHOLE):
+            for kind in kinds_of(law, settings, stored, whole):
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
@@ -231,6 +231,8 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
             report.counts.setdefault(law, Counter())
             if law in subject.laws:
                 _try_law(law, operator, subject, settings, named, report, say)
+                if law in WANTED_WHOLE and not report.asked(law):
+                    _try_law(law, operator, subject, settings, named, report, say, whole=True)
             else:
                 report.silences[law] = {f"the subject {subject.name!r} cannot be asked": 1}
             if settings.until_broken and report.failures:
@@ -260,11 +262,12 @@ def _try_law(
     named: _NamedGaps,
     report: Report,
     say: Callable[[str], None],
+    whole: bool = False,
 ) -> None:
     """Every trial of one law."""
     for option, check in _checks(law, subject, settings):
         stored = option is not None and law in STORED
-        for description, trial in trials_of(operator, law, subject, settings, stored):
+        for description, trial in trials_of(operator, law, subject, settings, stored, whole):
             line = repro(operator, law, description, settings, option)
             say(line)
             described = f"{description} {option[1]}" if option and stored else description
