@@ -26,8 +26,12 @@ def _parser() -> argparse.ArgumentParser:
     coverage = commands.add_parser("coverage", help="how each operator of torch's database is served")
     coverage.add_argument("--verbose", action="store_true", help="one line for every entry as well")
     coverage.add_argument(
-        "--write", type=Path, metavar="FILE", help="write the accepted listing (tests/coverage.expect)"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="measure, and write the accepted listing (tests/coverage.expect) and op_registry/database.tsv",
     )
+    coverage.add_argument("--measure", action="store_true", help="run every entry's samples to find what they call")
 
     explain = commands.add_parser("explain", help="what an operator means: its rule, its law, where it is written")
     explain.add_argument("op", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast …")
@@ -132,12 +136,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _check(given)
     if given.command == "explain":
         return _explain(given.op)
-    from op_registry import coverage
+    return _coverage(given)
 
-    if given.write is not None:
-        given.write.write_text(coverage.expectation() + "\n")
+
+def _coverage(given: argparse.Namespace) -> int:
+    from op_registry import coverage, database_calls
+
+    calls = coverage.measure() if given.measure or given.write is not None else None
+    if given.write is not None and calls is not None:
+        given.write.write_text(coverage.expectation(calls) + "\n")
+        database_calls.KNOWN.write_text(
+            database_calls.written(calls, f"python -m op_registry coverage --write {given.write}")
+        )
         return 0
-    print(coverage.report(given.verbose))
+    print(coverage.report(given.verbose, calls))
     return 0
 
 
