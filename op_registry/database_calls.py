@@ -8,7 +8,8 @@ it is kept in database.tsv, and ``python -m op_registry coverage`` asks `resolve
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def written(calls: Iterable[Calls], command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def known(path: Path = KNOWN) -> dict[str, Calls]:
+@functools.cache
+def known(path: Path = KNOWN) -> Mapping[str, Calls]:
     """The table as it was measured, by entry. Overloads that this torch does not have are left out."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines()[2:]:
