@@ -25,12 +25,14 @@ from op_registry.conformance.samples import RegisteredOperator, Sample, chosen, 
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder
+from op_registry.dense_only import why_dense
 from op_registry.errors import MaskedSemanticsError
-from op_registry.lowering import GENERIC, run_sparsely
+from op_registry.lowering import GENERIC, run_sparsely, sparse_runs
 from op_registry.patterns import PACKED
-from op_registry.records import Dense, as_int8
+from op_registry.records import Dense, as_int8, map_tensors
 from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse, from_dense
+from op_registry.turned import Turned
 
 LAYOUTS = {
     "COO": torch.sparse_coo, "CSR": torch.sparse_csr, "CSC": torch.sparse_csc, "BSR": torch.sparse_bsr,
@@ -39,24 +41,6 @@ LAYOUTS = {
 
 # Samples of an operator that are tried in each layout.
 MOST = 8
-
-# Why the operators of a category that has no sparse form of its own need dense storage.
-WHY_DENSE = {
-    "contraction": "it sums products over index tuples, and no kernel does so for sparse operands of this operator",
-    "attention": "scores are a product of every query with every key",
-    "pooling": "a window reads neighbours by their index, stored or not",
-    "recurrent": "a step reads the state that the step before it left, whether it was stored or not",
-    "random": "a number is drawn for every element, stored or not, so that a mask does not change the stream",
-    "loss": "it is computed from operands that are aligned densely",
-    "derivative": "the formula of the derivative is written for dense operands",
-    "sorting": "it orders elements across what is stored",
-    "accumulation": "its contributions are scattered to places that are computed, and need not be stored",
-    "assignment": "it writes to places that are computed, and need not be stored",
-    "indexing": "it reads places that are computed, and need not be stored",
-    "movement": "it moves elements to places for which no layout has a rule of its own",
-    "join": "it joins operands whose places are stored differently",
-    "opaque": "it works on a whole slice at once, in which nothing may be missing",
-}
 
 
 def written_as(facet: Callable[..., Any]) -> Any:
@@ -107,14 +91,28 @@ def alternatives(op: OpOverload, rule: Rule, layout: torch.layout) -> list[str]:
     return said
 
 
+def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The first sparse run that takes a call on records, as `alternatives` says it; "" where none does."""
+    turned: list[Turned] = []
+    map_tensors(turned.append, [*args, *kwargs.values()], Turned)
+    for run in sparse_runs(op, rule, bool(turned)):
+        try:
+            run(*args, **kwargs)
+        except NotLowered:
+            continue
+        except Exception:
+            return ""  # the call itself will raise it
+        return f"{first_sentence(run) or 'a run of its own'} ({where_written(run)})"
+    return ""
+
+
 def without_lowering(rule: Rule) -> str:
     """What happens to sparse operands of a rule without a lowering, and why."""
     if rule.category is REFUSED:
         return f"refused, as in every storage: {rule.traits.get('reason', rule.category.law)}"
     if rule.category is COMPOSITE:
         return "as the operators that it is written in have it"
-    why = WHY_DENSE.get(rule.category.name, f"no lowering is written for it, nor for {rule.category.name} rules")
-    return f"stored densely: {why}"
+    return f"stored densely: {why_dense(rule)}"
 
 
 @dataclass
@@ -164,7 +162,7 @@ def _try(op: OpOverload, rule: Rule, given: tuple[Any, Any], into: Tried) -> Non
 
 def _stored(call: Any, layout: torch.layout) -> Any:
     """The arguments as records, every tensor half masked, and stored in a layout where it can be; None if none can."""
-    tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
     half = masking("half", tensors)
     assert half is not None
     masks = dict(zip(map(id, tensors), half.full(tensors), strict=True))
@@ -175,9 +173,9 @@ def _stored(call: Any, layout: torch.layout) -> Any:
         nonlocal some
         if not isinstance(leaf, Tensor):
             return leaf
-        mask = masks[id(leaf)]
+        mask = masks.get(id(leaf))
         dense = Dense(leaf, None if mask is None else as_int8(mask))
-        if leaf.ndim < needed or not leaf.numel():
+        if id(leaf) not in masks or leaf.ndim < needed or not leaf.numel():
             return dense
         block = (1, 1) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
         some = True
