@@ -128,7 +128,7 @@ def _storage(op: OpOverload, rule: Rule, found: Mapping[str, Tried]) -> list[str
     """How an overload runs in each layout. Layouts of which the same is to be said share a line."""
     told: dict[tuple[str, str], list[str]] = {}
     for name, layout in LAYOUTS.items():
-        runs = alternatives(op, rule, layout)
+        runs = alternatives(rule, layout)
         text = "; else ".join(runs) or without_lowering(rule)
         told.setdefault((text, str(found[name]) if runs and name in found else ""), []).append(name)
     lines: list[str] = []

@@ -27,7 +27,7 @@ from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder
 from op_registry.dense_only import why_dense
 from op_registry.errors import MaskedSemanticsError
-from op_registry.lowering import GENERIC, run_sparsely, sparse_runs
+from op_registry.lowering import FirstOf, ForRule, Lowering, lowering_of, run_sparsely
 from op_registry.patterns import PACKED
 from op_registry.records import Dense, as_int8, map_tensors
 from op_registry.rule import Rule
@@ -78,32 +78,45 @@ def first_sentence(facet: Callable[..., Any]) -> str:
     return notes_of(facet).partition("\n")[0].rstrip(".")
 
 
-def alternatives(op: OpOverload, rule: Rule, layout: torch.layout) -> list[str]:
-    """What may run an overload in a layout, in the order in which it is asked: what it does, and where it is written.
-
-    The one place in `explain` that knows how lowerings hang on a rule.
-    """
-    runs = list(rule.lowerings.get(Sparse, ()))
-    generic = GENERIC.get(rule.category.name)
-    said = [f"{first_sentence(run) or 'a run of its own'} ({where_written(run)})" for run in runs]
-    if generic is not None:
-        said.append(f"{first_sentence(generic)} ({where_written(generic)}, every {rule.category.name} rule)")
-    return said
+def alternatives(rule: Rule, layout: torch.layout) -> list[str]:
+    """How a rule runs in a layout: the functions that are tried, in their order, and where they are written."""
+    shared = "" if Sparse in rule.lowerings else f", every {rule.category.name} rule"
+    return [f"{_titled(way, shared)}" for way in _ways(lowering_of(rule, Sparse))]
 
 
 def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The first sparse run that takes a call on records, as `alternatives` says it; "" where none does."""
+    """The first function that takes a call on records, as `alternatives` says it; "" where none does."""
     turned: list[Turned] = []
     map_tensors(turned.append, [*args, *kwargs.values()], Turned)
-    for run in sparse_runs(op, rule, bool(turned)):
+    for way in _ways(lowering_of(rule, Turned if turned else Sparse)):
         try:
-            run(*args, **kwargs)
+            way.run(rule, op, *args, **kwargs) if isinstance(way, ForRule) else way(op, *args, **kwargs)
         except NotLowered:
             continue
         except Exception:
             return ""  # the call itself will raise it
-        return f"{first_sentence(run) or 'a run of its own'} ({where_written(run)})"
+        return _titled(way)
     return ""
+
+
+# A function that may run a rule, with or without the rule in front of its arguments.
+Way = ForRule | Callable[..., Any]
+
+
+def _ways(lowering: Lowering | None) -> Iterator[Way]:
+    """The functions that a lowering tries, in their order."""
+    if isinstance(lowering, FirstOf):
+        for each in lowering.alternatives:
+            yield from _ways(each)
+    elif lowering is not None:
+        yield lowering
+
+
+def _titled(way: Way, shared: str = "") -> str:
+    """What a function does in a lowering, and where it is written."""
+    run = way.run if isinstance(way, ForRule) else way
+    says = first_sentence(run) or f"{name_of(run)}, of its own"
+    return f"{says} ({where_written(run)}{shared})"
 
 
 def without_lowering(rule: Rule) -> str:
