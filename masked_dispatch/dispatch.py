@@ -65,6 +65,7 @@ from op_registry.variants import (
     functional_form,
     is_inplace,
     is_view,
+    mutable_forms,
     written_arguments,
 )
 
@@ -216,7 +217,7 @@ def handler_below(meaning: Meaning) -> Handler:
                 "for it; under a mask that would be wrong. Please report how it was called."
             )
         if rule is not None and meaning.base is op:
-            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, args, kwargs)
+            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, rule, args, kwargs)
         return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
 
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
@@ -273,7 +274,8 @@ class Kernels:
         registry.listen(self._changed)
 
     def _changed(self, op: OpOverload) -> None:
-        forms = (op, *self._variants.get(op, ()))
+        derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
+        forms = (op, *derived)
         if op in registry.ever_overlaid:
             self.chosen_at_call.update(forms)
         for form in forms:

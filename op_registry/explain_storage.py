@@ -21,13 +21,15 @@ from torch._ops import OpOverload
 from op_registry import database_calls
 from op_registry.categories import COMPOSITE, REFUSED
 from op_registry.conformance.masks import masking
-from op_registry.conformance.samples import RegisteredOperator, Sample, chosen, database
+from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.samples import chosen, database
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder
 from op_registry.dense_only import why_dense
 from op_registry.errors import MaskedSemanticsError
-from op_registry.lowering import FirstOf, ForRule, Lowering, lowering_of, run_sparsely
+from op_registry.lowering import FirstOf, ForRule, Lowering, lowering_of, never, run_sparsely
 from op_registry.patterns import PACKED
 from op_registry.records import Dense, as_int8, map_tensors
 from op_registry.rule import Rule
@@ -113,8 +115,10 @@ def _ways(lowering: Lowering | None) -> Iterator[Way]:
 
 
 def _titled(way: Way, shared: str = "") -> str:
-    """What a function does in a lowering, and where it is written."""
+    """What a function does in a lowering, and where it is written; the reason of one that takes no call."""
     run = way.run if isinstance(way, ForRule) else way
+    if getattr(run, "__code__", None) is never("").__code__:
+        return f"stored densely: {inspect.getclosurevars(run).nonlocals['reason']}"
     says = first_sentence(run) or f"{name_of(run)}, of its own"
     return f"{says} ({where_written(run)}{shared})"
 
