@@ -39,7 +39,7 @@ class Eager(Subject):
             mask = value.get_mask()
             if roomy:
                 # Every other element is stored whether it is valid or not, and then declared to be what it is.
-                every_other = torch.arange(mask.numel()).reshape(mask.shape) % 2 == 0
+                every_other = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape) % 2 == 0
                 value = masked_tensor(value.get_data(), mask | every_other)
             stored = value.to_layout(**_layout(storage, value.shape))
             if roomy:
