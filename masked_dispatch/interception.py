@@ -23,7 +23,8 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
 15. AOTAutograd's functional tensors hold a value of the graph that no later write changes, and it runs a function once
     before it records it
 16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
-    frame stands between that and the function that calls the engine
+    frame stands between that and the function that calls the engine, or, in the thread that the engine has for a
+    device, the thread's beginning
 17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
 18. ``default_collate`` looks up how to collate in a table by type, a subclass of Tensor under Tensor
 
@@ -40,6 +41,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -112,13 +114,27 @@ def beyond_transform(tensor: torch.Tensor) -> bool:
 
 def called_by_functorch(depth: int) -> bool:
     """Whether the frame `depth` above the caller's is in torch's own implementation of its transforms."""
-    name = sys._getframe(depth + 1).f_globals.get("__name__", "")
+    frame = _frame_above(depth)
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
     return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
 
 
 def called_by_engine(depth: int) -> bool:
-    """Whether the frame `depth` above the caller's has called the autograd engine: no backward, hook or formula did."""
-    return sys._getframe(depth + 1).f_code is _ENGINE_CALL
+    """Whether the frame `depth` above the caller's has called the autograd engine: no backward, hook or formula did.
+
+    On the CPU the engine runs in the thread that called it. Every other device has a thread of the engine's own, in
+    which there is no frame until it calls a backward or a hook.
+    """
+    frame = _frame_above(depth)
+    return frame is None or frame.f_code is _ENGINE_CALL
+
+
+def _frame_above(depth: int) -> FrameType | None:
+    """The frame `depth` above that of whoever called the caller; None if the thread's first frame is below that."""
+    try:
+        return sys._getframe(depth + 2)
+    except ValueError:
+        return None
 
 
 def leaf_accumulated_into() -> torch.Tensor | None:
