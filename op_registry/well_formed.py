@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.patterns import BY_COLUMN, Pattern, linear
+from op_registry.patterns import BY_COLUMN, Pattern
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -21,7 +21,8 @@ def problem_of_coo(indices: Tensor, sizes: Sequence[int]) -> str | None:
     """Of COO indices, (sparse dimensions, n), of dimensions of these sizes."""
     if indices.shape[1] == 0 or indices.shape[0] == 0:
         return None
-    extremes = torch.stack([indices.amin(1), indices.amax(1)], 1).tolist()
+    # Each dimension by itself: over several at a time torch has no vectorised extremes.
+    extremes = torch.stack([bound for places in indices for bound in places.aminmax()]).reshape(-1, 2).tolist()
     for dim, ((low, high), size) in enumerate(zip(extremes, sizes, strict=True)):
         if low < 0 or high >= size:
             return f"indices of dimension {dim} run from {low} to {high}, and it has {size} places"
@@ -81,8 +82,7 @@ def problem_of_compressed(
 def in_listed_order(pattern: Pattern) -> bool:
     """Whether every element is listed once, and in the order of the layout; of indices that are within bounds."""
     if pattern.layout is torch.sparse_coo:
-        keys = linear(pattern.listed(), pattern.sizes)
-        return bool((keys[1:] > keys[:-1]).all())
+        return _ascend(pattern.pieces[0])
     compressed, plain = pattern.pieces
     if plain.shape[0] < 2:
         return True
@@ -91,3 +91,12 @@ def in_listed_order(pattern: Pattern) -> bool:
     # The first of a line may be less than the last of the line before.
     inside = starts[(starts >= 0) & (starts < descends.shape[0])]
     return not bool(descends.index_fill(0, inside, False).any())
+
+
+def _ascend(indices: Tensor) -> bool:
+    """Whether each place of COO indices stands behind the one before, the first dimension counting most."""
+    ascends = torch.zeros((), dtype=torch.bool, device=indices.device)
+    for places in indices.unbind(0)[::-1]:
+        before, after = places[:-1], places[1:]
+        ascends = (after > before) | ((after == before) & ascends)
+    return bool(ascends.all())

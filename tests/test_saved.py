@@ -7,7 +7,6 @@ import inspect
 import io
 import itertools
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -313,8 +312,9 @@ def test_lines_that_descend_by_more_than_their_dtype_holds(dtype: torch.dtype) -
 
 
 def test_more_places_than_can_be_numbered() -> None:
+    """Of which torch itself makes no tensor."""
     rebuild, parts = parts_of(md.masked_tensor(torch.ones(2, 2)).to_sparse())
-    with pytest.raises(ValueError, match=re.escape("has 21,267,647,932,558,653,966,460,912,964,485,513,216 places")):
+    with pytest.raises(RuntimeError, match="numel: integer multiplication overflow"):
         loaded(File(rebuild, {**parts, "sizes": (2**62, 2**62)}))
 
 
