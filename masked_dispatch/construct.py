@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compile import teach_inductor
-from masked_dispatch.interception import recording, under_transform
+from masked_dispatch.interception import constant_in_graphs, guard_on, recording, under_transform, while_compiling
 from masked_dispatch.storage.interchange import from_torch_sparse
 from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
@@ -134,7 +134,18 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
 
 
 def book() -> str:
-    """The state of the rule book and of this library, for graphs to be told apart by."""
+    """The state of this library and of the rules in force, for graphs to be told apart by; guarded on in each."""
+    if torch.compiler.is_dynamo_compiling():
+        while_compiling(_guard_on_code_version)
+    return _code_version()
+
+
+def _guard_on_code_version(context: Any) -> None:
+    guard_on(_code_version, context)
+
+
+@constant_in_graphs
+def _code_version() -> str:
     return BOOK + registry.version
 
 

@@ -16,6 +16,7 @@ recorded with the formula of the plain operator may pass there: that gradient wo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from masked_dispatch.interception import (
     in_forward_mode,
     never_compiled,
     open_higher_order_operators,
+    passing_on,
     redispatch,
     register_kernel,
     tracking_views_and_versions,
@@ -39,6 +41,7 @@ from masked_dispatch.interception import (
 )
 from masked_dispatch.lists import foreach_kernel
 from masked_dispatch.messages import handed_to_torch_func, no_rule, returned_to_torch_func
+from masked_dispatch.overlays import overlays_of_caller
 from masked_dispatch.storage.lower import lowered
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
@@ -75,7 +78,8 @@ def composite_kernel(op: OpOverload) -> Kernel:
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
-        return op.decompose(*args, **kwargs)
+        with overlays_of_caller(1):
+            return op.decompose(*args, **kwargs)
 
     return kernel
 
@@ -87,7 +91,8 @@ def composed_kernel(op: OpOverload, rule: Rule) -> Kernel:
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
-        return run(*args, **kwargs)
+        with overlays_of_caller(1):
+            return run(*args, **kwargs)
 
     return kernel
 
@@ -126,6 +131,20 @@ def kernel_of(meaning: Meaning) -> Kernel:
     return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
 
 
+kernel_made = functools.lru_cache(maxsize=4096)(kernel_of)
+
+
+def choosing_kernel(op: OpOverload) -> Kernel:
+    """The kernel of the meaning that the overload has for the caller: of what has ever been given one by an overlay."""
+
+    @passing_on
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with overlays_of_caller(1):
+            return kernel_made(resolve(op))(keyset, *args, **kwargs)
+
+    return kernel
+
+
 @never_compiled
 def below_autograd(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """`__torch_dispatch__`: views and writes that came down through autograd, and whatever has no kernel above it."""
@@ -133,7 +152,9 @@ def below_autograd(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs
         return sparse_below(op, args, kwargs or {})
     handler = _handlers.get(op)
     if handler is None:
-        handler = _handlers[op] = handler_below(op)
+        handler = handler_below(resolve(op))
+        if op not in kernels.chosen_at_call:
+            _handlers[op] = handler
     return handler(args, kwargs or {})
 
 
@@ -158,14 +179,14 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return lowered(op, args, kwargs, below=True)
 
 
-# What below_autograd does for each overload that it has met; forgotten when a rule changes.
+# What below_autograd does for each overload that it has met and no overlay has; forgotten when a rule changes.
 _handlers: dict[OpOverload, Handler] = {}
 
 
-def handler_below(op: OpOverload) -> Handler:
+@functools.lru_cache(maxsize=4096)
+def handler_below(meaning: Meaning) -> Handler:
     """How an overload is served below autograd."""
-    meaning = resolve(op)
-    rule = meaning.rule
+    op, rule = meaning.op, meaning.rule
 
     def copy_(args: Any, kwargs: Any) -> Any:
         if not isinstance(args[0], MaskedTensor):
@@ -231,9 +252,13 @@ INNERMOST = (aten.detach.default, aten.alias.default)
 
 
 class Kernels:
-    """One kernel for each overload with a meaning, exchanged when the registry gives it another."""
+    """One kernel for each overload with a meaning, exchanged when the registry gives it another.
+
+    chosen_at_call   what has ever had a meaning by an overlay, with its derived forms: who calls decides which it is
+    """
 
     def __init__(self) -> None:
+        self.chosen_at_call: set[OpOverload] = set()
         self._libraries: dict[str, Library] = {}
         self._variants: dict[OpOverload, list[OpOverload]] = {}
 
@@ -248,14 +273,17 @@ class Kernels:
         registry.listen(self._changed)
 
     def _changed(self, op: OpOverload) -> None:
-        for form in (op, *self._variants.get(op, ())):
+        forms = (op, *self._variants.get(op, ()))
+        if op in registry.ever_overlaid:
+            self.chosen_at_call.update(forms)
+        for form in forms:
             self._install(form)
         _handlers.clear()
 
     def _install(self, op: OpOverload) -> None:
         if op in INNERMOST:
             return
-        self.put(op, kernel_of(resolve(op)))
+        self.put(op, choosing_kernel(op) if op in self.chosen_at_call else kernel_of(resolve(op)))
 
     def put(self, op: OpOverload, kernel: Kernel) -> None:
         """Let `kernel` serve `op`."""

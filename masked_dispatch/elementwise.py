@@ -66,7 +66,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         ):
             return general(keyset, x, *rest, **kwargs)
         if isinstance(x, SparselyStored):
-            if being_traced(x._kept_values):
+            if being_traced(x._kept_values) or rule.lowerings:
                 return general(keyset, x, *rest)
             return x.storing(call(x._kept_values, *rest), x._kept_validity)
         return wrap(call(x._data, *rest), x._stored if x._family is None else lent_validity(x))
@@ -124,7 +124,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if kwargs or forward_ad._current_level >= 0 or not outside_of_transforms():
             return general(keyset, x, y, **kwargs)
         if type(x) is SparselyStored and (type(y) is SparselyStored or not isinstance(y, Tensor)):
-            result = of_one_pattern(call, x, y)
+            result = None if rule.lowerings else of_one_pattern(call, x, y)
             return general(keyset, x, y) if result is None else result
         if type(x) is not MaskedTensor:
             return general(keyset, x, y)

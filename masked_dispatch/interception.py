@@ -41,7 +41,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -74,6 +74,8 @@ _AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 
 # Which run of the autograd engine this is in, -1 for none; and the function that calls the engine.
 engine_run: Callable[[], int] = torch._C._current_graph_task_id
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
 
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
@@ -113,33 +115,48 @@ def beyond_transform(tensor: torch.Tensor) -> bool:
 
 
 def called_by_functorch(depth: int) -> bool:
-    """Whether the frame `depth` above the caller's is in torch's own implementation of its transforms."""
-    frame = _frame_above(depth)
-    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    """Whether torch's own implementation of its transforms has called the kernel `depth` frames above this function."""
+    frame = _caller(depth + 1)
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
     return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
 
 
 def called_by_engine(depth: int) -> bool:
-    """Whether the frame `depth` above the caller's has called the autograd engine: no backward, hook or formula did.
+    """Whether the autograd engine has called the kernel `depth` frames above this function.
 
-    On the CPU the engine runs in the thread that called it. Every other device has a thread of the engine's own, in
-    which there is no frame until it calls a backward or a hook.
+    Then no backward, hook or formula in Python has. On the CPU the next frame is the one that has called the engine; in
+    the threads that run backwards on other devices there is none.
     """
-    frame = _frame_above(depth)
+    frame = _caller(depth + 1)
     return frame is None or frame.f_code is _ENGINE_CALL
 
 
-def _frame_above(depth: int) -> FrameType | None:
-    """The frame `depth` above that of whoever called the caller; None if the thread's first frame is below that."""
-    try:
-        return sys._getframe(depth + 2)
-    except ValueError:
-        return None
+def _caller(depth: int) -> FrameType | None:
+    """The frame that has called the kernel `depth` frames above this function; None where no Python has."""
+    frame = sys._getframe(depth).f_back
+    while frame is not None and frame.f_code in _passing_on:
+        frame = frame.f_back
+    return frame
+
+
+# Code of kernels that only choose another kernel, which is to see who has called them.
+_passing_on: set[CodeType] = set()
+
+
+def passing_on(kernel: _Function) -> _Function:
+    """Decorator: a kernel that chooses another one and calls it; it is not taken for the caller of that one."""
+    _passing_on.add(kernel.__code__)
+    return kernel
+
+
+def current_node() -> Any:
+    """The autograd node that is being evaluated in this thread."""
+    return torch._C._current_autograd_node()
 
 
 def leaf_accumulated_into() -> torch.Tensor | None:
     """The leaf into whose `.grad` the autograd engine is adding at this moment, in the node that this runs in."""
-    leaf: torch.Tensor | None = getattr(torch._C._current_autograd_node(), "variable", None)
+    leaf: torch.Tensor | None = getattr(current_node(), "variable", None)
     return leaf
 
 
@@ -158,9 +175,6 @@ def without_pre_dispatch(keyset: DispatchKeySet) -> DispatchKeySet:
     return _from_bits(keyset.raw_repr() & ~_PRE_DISPATCH_BITS)
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
 def never_compiled(function: _Function) -> _Function:
     """`function` itself, which Dynamo will run as it is, with all that it calls, where a compiled function breaks off.
 
@@ -170,6 +184,38 @@ def never_compiled(function: _Function) -> _Function:
     strategy = torch._C._dynamo.eval_frame._FrameExecStrategy(action, action)
     torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """Decorator: Dynamo calls `function` once, as it is, and takes what it returns for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def while_compiling(function: Callable[[Any], None]) -> None:
+    """Called in code that Dynamo traces: `function` is called now, as it is, with what Dynamo knows by then."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(function)
+
+
+def guard_on(read: Callable[[], Any], context: Any) -> None:
+    """What is being compiled may be used only as long as `read` returns what it does now.
+
+    Dynamo reads no ContextVar, and so guards on none. `context` is what `while_compiling` hands over.
+    """
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import Guard
+
+    now = read()
+
+    def unchanged(_: Any) -> bool:
+        return bool(read() == now)
+
+    def add(builder: Any, guard: Guard) -> None:
+        builder.guard_manager.root.add_lambda_guard(unchanged, [f"{read.__qualname__}() == {now!r}"], None)
+
+    context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.guards.add(Guard(GlobalStateSource(), add))
 
 
 def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]) -> None:

@@ -22,7 +22,7 @@ from masked_dispatch.storage.producing import keep_top, keep_where
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.accumulate import accumulate
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.patterns import PACKED, Pattern
 from op_registry.records import Dense, all_dims, as_bool, being_traced, fill_where_invalid, intersect
 from op_registry.sparse import NotLowered, Sparse, from_dense, in_layout, regrouped

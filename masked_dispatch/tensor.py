@@ -24,9 +24,9 @@ from masked_dispatch.messages import returned_to_torch_func, tangent_stored_othe
 from masked_dispatch.saved import check_saved, problem_of_dense
 from masked_dispatch.validity import Family, GraphWrites, Writable
 from op_registry import MaskedSemanticsError, registry
+from op_registry.digests import digest_of, source_digest
 from op_registry.patterns import LAYOUTS, OF_BLOCKS, PACKED
 from op_registry.records import being_traced, fill_where_invalid
-from op_registry.registry import digest_of, source_digest
 
 # What a compiled graph relies on: whose validity there is, the rules, and (equal for all) who may write to it.
 Context = tuple[str, str, Writable | None]

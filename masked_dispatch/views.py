@@ -21,6 +21,7 @@ from masked_dispatch.interception import (
     under_transform,
 )
 from masked_dispatch.messages import returned_to_torch_func
+from masked_dispatch.overlays import remember_overlays
 from masked_dispatch.storage.lower import lowered
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import InTransform, MaskedTensor, as_made_with, wrap, wrap_in_transform
@@ -53,6 +54,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
+            remember_overlays(first)
             validity = lent_validity(base)
             # torch's formula for as_strided gives a plain gradient whatever it is given; other views keep the type.
             if validity is not None or op is aten.as_strided.default:

@@ -22,6 +22,7 @@ from masked_dispatch.interception import (
     under_transform,
     without_pre_dispatch,
 )
+from masked_dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.storage.gradients import united_into
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.storage.writes import store, update_places
@@ -51,7 +52,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
                     return target
         elif assigns and isinstance(args[1], SparselyStored) and args[1].shape == target.shape:
             return update(target, args[1])
-        result = compute_inplace(compute, target, args, kwargs)
+        with overlays_of_caller(1):
+            result = compute_inplace(compute, target, args, kwargs)
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):
             return update(target, result)
@@ -60,6 +62,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
             return target
         # torch's own copy_ on the wrapper: leaf and view checks, version counter and CopySlices are torch's own.
         aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, result)
+        remember_overlays(target)
         return target
 
     return kernel
@@ -218,7 +221,9 @@ def metadata_kernel(op: OpOverload) -> Kernel:
     """In-place forms that change shape or strides only (transpose_, squeeze_ …): autograd's part is torch's own."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        return redispatch(op, keyset, args, kwargs)
+        result = redispatch(op, keyset, args, kwargs)
+        remember_overlays(args[0])
+        return result
 
     return kernel
 

@@ -46,6 +46,8 @@ __all__ = [
     "scan",
 ]
 
+registry.close_book()
+
 
 def check(op: Any, **options: Any) -> Verdict:
     """Run the laws on an operator, torch's or your own: a verdict for each law, and a line that repeats a failure.

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.elementwise_lowering import ELEMENTWISE as ELEMENTWISE_LOWERING
+from op_registry.elementwise_lowering import ELEMENTWISE_TURNED
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import (
     Dense,
@@ -33,7 +35,10 @@ from op_registry.records import (
     valid_in_all,
 )
 from op_registry.registry import registry
-from op_registry.rule import Category, Rule, Run, overloads_of, packet_name, written_at
+from op_registry.rule import Category, Rule, Run, Slices, overloads_of, packet_name, written_at
+from op_registry.slice_lowering import SLICEWISE
+from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
 Operator = OpOverload | OpOverloadPacket
 
@@ -119,6 +124,7 @@ ELEMENTWISE = Category(
     "elementwise",
     "the op on the operands; valid where every tensor operand is valid, never revives an invalid element",
     run_elementwise,
+    lowerings={Sparse: ELEMENTWISE_LOWERING, Turned: ELEMENTWISE_TURNED},
 )
 
 # ------------------------------------------------------------------------------------------------------- movement
@@ -180,6 +186,8 @@ REDUCTION = Category(
     "reduction",
     "what torch gives on the slice with its invalid elements removed; valid where n ≥ 1",
     run_reduction,
+    slices=Slices("one"),
+    lowerings={Sparse: SLICEWISE},
 )
 
 # ----------------------------------------------------------------------------------------------------------- scan
@@ -196,6 +204,8 @@ SCAN = Category(
     "scan",
     "at valid positions what torch gives on the slice with its invalid elements removed; valid where the input is",
     run_scan,
+    slices=Slices("each"),
+    lowerings={Sparse: SLICEWISE},
 )
 
 # ---------------------------------------------------------------------------------------------------- contraction
@@ -277,7 +287,10 @@ REFUSED = Category("refused", "has no meaning on masked tensors, for the reason 
 # ------------------------------------------------------------- laws whose operators bring a run of their own
 
 NORMALIZATION = Category(
-    "normalization", "statistics over the valid elements; valid where the input (and the affine parameters) are"
+    "normalization",
+    "statistics over the valid elements; valid where the input (and the affine parameters) are",
+    slices=Slices("each"),
+    lowerings={Sparse: SLICEWISE},
 )
 JOIN = Category("join", "each element arrives with its validity")
 ASSIGNMENT = Category(
@@ -290,7 +303,12 @@ ACCUMULATION = Category(
 INDEXING = Category("indexing", "an element moves with its validity; an invalid index gives an invalid element")
 FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)")
 QUERY = Category("query", "a plain answer about the valid elements")
-SORTING = Category("sorting", "valid elements in order, first, in both directions; the first n places are valid")
+SORTING = Category(
+    "sorting",
+    "valid elements in order, first, in both directions; the first n places are valid",
+    slices=Slices("front"),
+    lowerings={Sparse: SLICEWISE},
+)
 LOSS = Category("loss", "the elementwise part as elementwise, reduced over what is valid with torch's own denominator")
 ATTENTION = Category(
     "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
@@ -341,17 +359,17 @@ refused = _of_category(REFUSED)
 
 
 def masked_rule(
-    *operators: Operator, category: Category, takes_op: bool = False, reason: str = ""
+    *operators: Operator, category: Category, takes_op: bool = False, **traits: Any
 ) -> Callable[[Run], Rule]:
     """Decorator: a function with the operator's own signature becomes its rule.
 
-    One function that serves several overloads may ask for the overload as its first argument (`takes_op`). One that
-    refuses says for what `reason`.
+    One function that serves several overloads may ask for the overload as its first argument (`takes_op`). Keyword
+    arguments are the rule's traits: one that refuses says for what `reason`, one that works slice by slice how it does,
+    ``slices=Slices(…)``, so that it can run on the stored elements of sparse slices.
     """
 
     def register(function: Run) -> Rule:
         ops = tuple(o for operator in operators for o in overloads_of(operator))
-        traits = {"reason": reason} if reason else {}
         return registry.add(Rule(ops, category, function, takes_op, where=written_at(2), traits=traits))
 
     return register

@@ -1,34 +1,62 @@
 """A rule: what one aten operator means on masked tensors, as a value that prints as a sentence.
 
-Facets hang on a rule after it is made: lowerings to other storage, an oracle of its own, samples of its own, and gaps
-(exact, perishable exceptions that conformance runs as strict expected failures).
+Facets hang on a rule after it is made: a lowering for each other storage record, an oracle of its own, samples of its
+own, and gaps (exact, perishable exceptions that conformance runs as strict expected failures). They belong to the rule,
+not to the operator: a rule that replaces it starts without them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.digests import digest_of_code
+
 Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How an operator that works slice by slice does so: what a lowering to the stored elements of a slice relies on.
+
+    gives             "one" result for each slice (sum), one for "each" element in its place (cumsum, softmax), or
+                      elements in order at the "front" of the slice (sort)
+    dim               the argument that names the dimensions of a slice; without it, everything is one slice
+    positions         which of the results are positions in the slice
+    number            the argument that says how many elements a slice must have
+    none_for_no_dims  whether an empty list of dimensions means none of them, and not all
+    needs_elements    whether torch refuses an input without elements
+    """
+
+    gives: Literal["one", "each", "front"] = "one"
+    dim: str = "dim"
+    positions: tuple[int, ...] = ()
+    number: str | None = None
+    none_for_no_dims: bool = False
+    needs_elements: bool = False
 
 
 @dataclass(frozen=True)
 class Category:
     """A law that many operators share.
 
-    name   what coverage and error messages call it
-    law    the law in a sentence, as the semantics page has it
-    run    the generic dense run, called as ``run(op, *args, **kwargs)`` with records for tensors; None where each
-           operator brings its own
+    name       what coverage and error messages call it
+    law        the law in a sentence, as the semantics page has it
+    run        the generic dense run, called as ``run(op, *args, **kwargs)`` with records for tensors; None where each
+               operator brings its own
+    slices     how its operators work slice by slice, if they do
+    lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.lowering`)
     """
 
     name: str
     law: str
     run: Run | None = None
+    slices: Slices | None = None
+    lowerings: Mapping[type, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.law}"
@@ -54,8 +82,9 @@ class Rule:
     category   the law it follows
     run        called with the operator's own arguments, records in place of tensors
     takes_op   whether `run` wants the overload as its first argument (category runs do)
-    traits     what a category needs to know of the operator: identity=…, derivative=…
+    traits     what its category or a lowering needs to know of the operator: identity=…, derivative=…, slices=…
     where      file and line in which the rule was written
+    lowerings  how it runs on other storage records where that is not its category's way, by the record's type
     """
 
     ops: tuple[OpOverload, ...]
@@ -64,10 +93,12 @@ class Rule:
     takes_op: bool
     where: str
     traits: dict[str, Any] = field(default_factory=dict)
-    lowerings: dict[type, list[Run]] = field(default_factory=dict)
+    lowerings: dict[type, Any] = field(default_factory=dict)
     oracles: list[Run] = field(default_factory=list)
     sample_makers: list[Run] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    # Told when what the rule does changes after it was registered.
+    listeners: list[Callable[[Rule], None]] = field(default_factory=list, repr=False)
 
     @property
     def name(self) -> str:
@@ -81,7 +112,7 @@ class Rule:
         """The run for one overload, to be called with that overload's arguments."""
         if not self.takes_op:
             return self.run
-        run, traits = self.run, self.traits
+        run, traits = self.run, self.traits if self.run is self.category.run else {}
 
         def bound(*args: Any, **kwargs: Any) -> Any:
             return run(op, *args, **kwargs)
@@ -93,17 +124,38 @@ class Rule:
         chosen.__name__ = chosen.__qualname__ = f"{packet_name(op)}_rule"
         return chosen
 
-    def lowering(self, layout: type) -> Callable[[Run], Run]:
-        """Decorator: how the operator runs on another storage record.
+    def fingerprint(self) -> str:
+        """A name for what the rule does, the same in every process where that can be told (see digests.py)."""
+        return digest_of_code(str(self), self.run, self.traits, self.lowerings)
 
-        A run that does not take a call raises NotLowered; the one that was registered before it is asked next.
+    @property
+    def slices(self) -> Slices | None:
+        """How the operator works slice by slice; None where it does not, or nobody says how."""
+        stated: Slices | None = self.traits.get("slices")
+        return self.category.slices if stated is None and self.run is self.category.run else stated
+
+    def lowering(self, record: type) -> Callable[[Any], Any]:
+        """Decorator: how the operator runs on another storage record, in place of its category's way.
+
+        The function is called as ``(op, *args, **kwargs)``, with the overload first, and raises NotLowered for a call
+        that it does not take. Several functions are written in the order in which they are tried::
+
+            rule.lowering(Sparse)(first_of(by_rows, by_elements))
         """
 
-        def keep(run: Run) -> Run:
-            self.lowerings.setdefault(layout, []).insert(0, run)
+        def hang(run: Any) -> Any:
+            if record in self.lowerings:
+                raise ValueError(
+                    f"{self.name} already has a lowering to {record.__name__}. Write its alternatives in one place, in "
+                    "the order in which they are to be tried: first_of(a, b), or give the operator a rule of its own "
+                    "by registry.replace(...)."
+                )
+            self.lowerings[record] = run
+            for told in self.listeners:
+                told(self)
             return run
 
-        return keep
+        return hang
 
     def oracle(self, function: Run) -> Run:
         """Decorator: a slow, obviously right implementation to compare with instead of the category's."""

@@ -27,14 +27,16 @@ from op_registry.records import (
     gradients_may_flow,
 )
 from op_registry.registry import registry
-from op_registry.rule import Category, Rule, Run, overloads_of, written_at
+from op_registry.rule import Category, Rule, Run, Slices, overloads_of, written_at
 
 
-def masked_slices(*operators: Operator, category: Category) -> Callable[[Run], Rule]:
+def masked_slices(*operators: Operator, category: Category, slices: Slices | None = None) -> Callable[[Run], Rule]:
     """Decorator: a function for partly valid input, with the operator's own signature after the overload, as its rule.
 
     Where nothing is masked, or the input has no element at all, the operator itself runs and its result is valid.
+    `slices` says how it works on a slice, if it is to run on the stored elements of sparse ones.
     """
+    traits = {"slices": slices} if slices else {}
 
     def register(function: Run) -> Rule:
         @functools.wraps(function)
@@ -45,7 +47,7 @@ def masked_slices(*operators: Operator, category: Category) -> Callable[[Run], R
             return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
 
         ops = tuple(o for operator in operators for o in overloads_of(operator))
-        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2)))
+        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
 
     return register
 

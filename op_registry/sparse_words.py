@@ -27,8 +27,8 @@ from op_registry.turned import AnyRecord, Turned, to_dense
 
 
 def call(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """An operator on records: by its sparse run where one of them is sparse, else by its rule."""
-    rule = registry.get(op)
+    """An operator on records, as the rule book has it, by its lowering where one of them is sparse."""
+    rule = registry.written(op)
     if rule is None:
         raise NotLowered(f"{op} has no rule")
     sparse: list[Any] = []

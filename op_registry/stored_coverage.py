@@ -24,13 +24,18 @@ from pathlib import Path
 from torch._ops import OpOverload
 
 from op_registry.categories import COMPOSITE
-from op_registry.lowering import GENERIC
+from op_registry.elementwise_lowering import ELEMENTWISE
+from op_registry.lowering import alternatives
 from op_registry.resolve import resolve
+from op_registry.slice_lowering import ON_LINES, ON_VALUES
 from op_registry.sparse import Sparse
 
 LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
 STATES = ("own kernel", "generic", "in part", "densifies", "refused", "not tried")
 MEASURED = Path(__file__).with_name("storages.tsv")
+
+# What rules of a category share.
+SHARED = tuple(lowering.run for lowering in (ELEMENTWISE, ON_VALUES, ON_LINES))
 
 # By entry, then by layout: trials that stayed sparse, trials that ran, trials that were refused.
 Shares = Mapping[str, Mapping[str, tuple[int, int, int]]]
@@ -43,9 +48,10 @@ def form(op: OpOverload) -> str:
         return ""
     if rule.category.name in ("refused", "opaque"):
         return "refused"
-    if Sparse in rule.lowerings:
+    ways = alternatives(rule, Sparse)
+    if any(way not in SHARED for way in ways):
         return "own kernel"
-    return "generic" if rule.category.name in GENERIC else "densifies"
+    return "generic" if ways else "densifies"
 
 
 def form_of_all(ops: Sequence[OpOverload]) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse
@@ -99,33 +100,33 @@ def turned_back(record: AnyRecord, by: Turned) -> Dense | Sparse:
 
 
 def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A run of sparse records that keeps elements in their places, for turned ones."""
+    """A lowering of sparse records that keeps elements in their places, for turned ones."""
 
-    def turned(*args: Any, **kwargs: Any) -> Any:
+    def turned(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         by = first_turned([*args, *kwargs.values()])
 
         def back(record: AnyRecord) -> Dense | Sparse:
             return turned_back(record, by)
 
         args, named = map_tensors(back, (args, list(kwargs.items())), (Dense, Sparse, Turned))
-        return map_tensors(by.like, run(*args, **dict(named)), Sparse)
+        return map_tensors(by.like, run(op, *args, **dict(named)), Sparse)
 
     return turned
 
 
 def on_last_dims(run: Callable[..., Any], count: Callable[..., int]) -> Callable[..., Any]:
-    """A run of sparse records that changes no dimension but the last ones of its first operand, for a turned one.
+    """A lowering of sparse records that changes no dimension but the last ones of its first operand, for a turned one.
 
-    `count`, called with the same arguments, says how many those are.
+    `count`, called with the operator's arguments, says how many those are.
     """
 
-    def turned(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def turned(op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Turned) or any(isinstance(a, (Sparse, Turned)) for a in [*args, *kwargs.values()]):
             raise NotLowered("an operand other than the first is sparse")
         last = x.ndim - count(x, *args, **kwargs)
         if x.order[last:] != tuple(range(last, x.ndim)) or last < x.base.pattern.ndim:
             raise NotLowered("the dimensions that it works on stand before sparse ones, or are sparse")
-        result = run(x.base, *args, **kwargs)
+        result = run(op, x.base, *args, **kwargs)
         # A result without the last dimension is in the order of the others.
         return map_tensors(lambda r: Turned(r, x.order[: r.ndim]), result, Sparse)
 

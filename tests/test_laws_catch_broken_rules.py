@@ -186,7 +186,7 @@ def test_a_broken_lowering_is_caught(
     assert run_operator("exp", settings).failures == []
     rule = registry.get(aten.exp.default)
     assert rule is not None
-    monkeypatch.setitem(rule.lowerings, Sparse, [broken])
+    monkeypatch.setitem(rule.lowerings, Sparse, broken)
     found = [o.message for o in run_operator("exp", settings).failures]
     assert any(message.startswith(says) for message in found), found[:3] or "nothing was said"
 
@@ -202,7 +202,7 @@ def test_a_partner_stored_densely_is_not_forgotten(monkeypatch: pytest.MonkeyPat
     settings = Settings(subject=EAGER, laws=("P4",), most=3, storages=("csr", "csr_first"))
     rule = registry.get(aten.mul.Tensor)
     assert rule is not None
-    monkeypatch.setitem(rule.lowerings, Sparse, [mul_by_all])
+    monkeypatch.setitem(rule.lowerings, Sparse, mul_by_all)
     found = [o.message.partition(":")[0] for o in run_operator("mul", settings).failures]
     assert set(found) == {"stored as csr_first"}
 

@@ -16,7 +16,7 @@ from masked_dispatch.interception import in_forward_mode, never_compiled, under_
 from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.wrapper import SparseInTransform, SparselyStored, wrap_sparse
 from masked_dispatch.tensor import MaskedTensor
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.patterns import OF_TORCH, Pattern
 from op_registry.records import Dense, as_int8, fill_where_invalid, intersect
 from op_registry.sparse import Sparse

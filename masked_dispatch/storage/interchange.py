@@ -20,7 +20,7 @@ from masked_dispatch.interception import never_compiled
 from masked_dispatch.storage.boundary import closed_sparse, opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced, fill_where_invalid
 from op_registry.sparse import NotLowered, Sparse, coalesced, compacted, unblocked

@@ -1,6 +1,6 @@
 """A call with sparsely stored arguments: the operator's sparse run, else the same call on dense storage.
 
-1. sparse run   the rule's own lowering, or its category's (op_registry.lowering)
+1. sparse run   the rule's lowering, or its category's (op_registry.lowering)
 2. dense        the sparse arguments stored densely and the call made again, if the policy in force allows it
 3. nothing      MaskedSemanticsError, naming the operator, the layouts, and the ways out
 """
@@ -21,7 +21,7 @@ from masked_dispatch.storage.writes import store
 from op_registry import resolve
 from op_registry.accumulate import accumulate
 from op_registry.categories import REFUSED
-from op_registry.lowering import run_sparsely
+from op_registry.lowering import NO_LOWERING, run_sparsely
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse, united
 from op_registry.turned import AnyRecord, Turned, to_dense
@@ -33,7 +33,7 @@ watchers: list[Callable[[OpOverload, str], None]] = []
 def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     """The result of a call of which an argument is stored sparsely; `below` autograd, derivatives are not looked at."""
     meaning = resolve(op)
-    why = "its rule works on dense storage"
+    why = NO_LOWERING
     if meaning.rule is not None and meaning.base is op:
         enter = _raw if below else open_any
         records = [map_tensors(enter, a, Tensor) for a in args]

@@ -9,7 +9,7 @@ from masked_dispatch.storage.boundary import closed_sparse, open_any
 from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.patterns import OF_BLOCKS
 from op_registry.records import Dense, as_int8, intersect
 from op_registry.sparse import NotLowered, Sparse, arranged, compacted, from_dense, in_layout, unblocked

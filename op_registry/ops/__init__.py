@@ -2,6 +2,7 @@
 
 from op_registry.ops import (
     activations,
+    alternatives,
     assignment,
     attention,
     backward,
@@ -56,6 +57,7 @@ from op_registry.ops import (
 
 __all__ = [
     "activations",
+    "alternatives",
     "assignment",
     "attention",
     "backward",

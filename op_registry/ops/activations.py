@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from op_registry.categories import ELEMENTWISE, elementwise, masked_rule
+from op_registry.lowering import never
 from op_registry.records import Dense, Number, as_int8
+from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
 aten = torch.ops.aten
 
@@ -58,6 +61,10 @@ def log_sigmoid_forward(self: Dense) -> tuple[Dense, Any]:
     """log_sigmoid, with a buffer for backward that on some devices is empty."""
     result, buffer = aten.log_sigmoid_forward(self.data)
     return self.like(result), self.like(buffer) if buffer.shape == self.shape else buffer
+
+
+log_sigmoid_forward.lowering(Sparse)(never("its second result is a buffer of torch's own"))
+log_sigmoid_forward.lowering(Turned)(never("its second result is a buffer of torch's own"))
 
 
 @masked_rule(aten.glu, category=ELEMENTWISE)

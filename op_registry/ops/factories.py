@@ -18,8 +18,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import ASSIGNMENT, FACTORY, masked_rule, run_elementwise
+from op_registry.elementwise_lowering import ELEMENTWISE, ELEMENTWISE_TURNED
 from op_registry.records import Dense, Number, on_device_of
 from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
 aten = torch.ops.aten
 
@@ -31,11 +33,19 @@ def zeros_like(op: OpOverload, self: Dense, *value: Number, **options: Any) -> D
     return Dense(data, on_device_of(data, self.validity))
 
 
+zeros_like.lowering(Sparse)(ELEMENTWISE)
+zeros_like.lowering(Turned)(ELEMENTWISE_TURNED)
+
+
 @masked_rule(aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
 def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, **options: Any) -> Tensor:
     """A plain tensor of the input's dtype and device."""
     result: Tensor = op(self.data, size, *value, **options)
     return result
+
+
+new_zeros.lowering(Sparse)(ELEMENTWISE)
+new_zeros.lowering(Turned)(ELEMENTWISE_TURNED)
 
 
 @masked_rule(aten.new_empty_strided, category=FACTORY)
@@ -48,7 +58,9 @@ def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], *
 
 
 @new_empty_strided.lowering(Sparse)
-def new_empty_strided_sparsely(self: Sparse, size: Sequence[int], stride: Sequence[int], **options: Any) -> Any:
+def new_empty_strided_sparsely(
+    op: OpOverload, self: Sparse, size: Sequence[int], stride: Sequence[int], **options: Any
+) -> Any:
     """Stored as the input is where it has its size."""
     if tuple(size) != tuple(self.shape):
         return aten.new_empty_strided(self.values.data, size, stride, **options)

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.broadcast import present
-from op_registry.lowering import leading, values_at
+from op_registry.elementwise_lowering import leading, values_at
 from op_registry.ops import activations, classification, embedding, losses, matmul, norms, random, softmax
 from op_registry.patterns import PACKED
 from op_registry.records import Dense, Number, all_valid, as_int8, being_traced, map_tensors
@@ -41,13 +41,11 @@ def rows_of(x: Any, *others: Any) -> Sparse:
 # ---------------------------------------------------------------------------------------------------------- products
 
 
-@matmul.linear.lowering(Sparse)
-def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+def linear(op: OpOverload, input: Any, weight: Any, bias: Any = None) -> Any:
     x = rows_of(input, weight, bias)
     return x.like(matmul.linear.run(x.values, weight, bias))
 
 
-@matmul.matmul.lowering(Sparse)
 def matmul_with_plain(op: OpOverload, self: Any, other: Any) -> Any:
     """A product with a vector, or with one matrix for all rows."""
     x = rows_of(self, other)
@@ -56,7 +54,6 @@ def matmul_with_plain(op: OpOverload, self: Any, other: Any) -> Any:
     return x.like(matmul.matmul.run(op, x.values, other))
 
 
-@matmul.mm.lowering(Sparse)
 def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
     x = rows_of(self, mat2)
     if x.ndim != 2 or mat2.ndim != 2:
@@ -64,9 +61,14 @@ def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
     return x.like(matmul.mm.run(op, x.values, mat2, *out_dtype))
 
 
-@matmul.addmm.lowering(Sparse)
 def addmm(
-    op: OpOverload, self: Any, mat1: Any, mat2: Any, *out_dtype: torch.dtype, beta: Number = 1, alpha: Number = 1
+    op: OpOverload,
+    self: Any,
+    mat1: Any,
+    mat2: Any,
+    *out_dtype: torch.dtype,
+    beta: Number = 1,
+    alpha: Number = 1,
 ) -> Any:
     x = rows_of(mat1, self, mat2)
     if x.ndim != 2 or mat2.ndim != 2:
@@ -75,16 +77,14 @@ def addmm(
     return x.like(matmul.addmm.run(op, values_at(self, result), x.values, mat2, *out_dtype, beta=beta, alpha=alpha))
 
 
-matmul.linear.lowering(Turned)(on_last_dims(linear, lambda *args, **kwargs: 1))
-matmul.matmul.lowering(Turned)(
-    lambda op, *args: on_last_dims(lambda x, other: matmul_with_plain(op, x, other), lambda *args: 1)(*args)
-)
+matmul.linear.lowering(Turned)(on_last_dims(linear, lambda x, *args, **kwargs: 1))
+matmul.matmul.lowering(Turned)(on_last_dims(matmul_with_plain, lambda x, other: 1))
 
 # ------------------------------------------------------------------------------------------------------------- norms
 
 
-def _normalized(rule: Rule) -> None:
-    """A norm over the last dimensions, if these are dense."""
+def _normalized(rule: Rule) -> Callable[..., Any]:
+    """A norm over the last dimensions, if these are dense: a lowering of sparse records."""
 
     def run(op: OpOverload, x: Any, normalized_shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         given = rows_of(x, *args, *kwargs.values())
@@ -93,16 +93,12 @@ def _normalized(rule: Rule) -> None:
         result = rule.run(op, given.values, normalized_shape, *args, **kwargs)
         return map_tensors(given.like, result, Dense)
 
-    def turned(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        counted = on_last_dims(lambda *a, **k: run(op, *a, **k), lambda x, shape, *a, **k: len(shape))
-        return counted(*args, **kwargs)
-
-    rule.lowering(Sparse)(run)
-    rule.lowering(Turned)(turned)
+    rule.lowering(Turned)(on_last_dims(run, lambda x, shape, *args, **kwargs: len(shape)))
+    return run
 
 
-_normalized(norms.layer_norm)
-_normalized(norms.rms_norm)
+layer_norm = _normalized(norms.layer_norm)
+rms_norm = _normalized(norms.rms_norm)
 
 
 @softmax.softmax.lowering(Turned)
@@ -115,8 +111,7 @@ def softmax_of_turned(op: OpOverload, x: Any, dim: int, *args: Any, **kwargs: An
     return x.like(base.like(softmax.softmax.bind(op)(base.values, inside, *args, **kwargs)))
 
 
-@activations.glu.lowering(Sparse)
-def glu(self: Any, dim: int = -1) -> Any:
+def glu(op: OpOverload, self: Any, dim: int = -1) -> Any:
     """One half of a dense dimension, gated by the other."""
     x = rows_of(self)
     inside = (dim + x.ndim if dim < 0 else dim) - x.pattern.ndim
@@ -160,8 +155,7 @@ def dropout_of_turned(op: OpOverload, input: Any, p: float, train: bool) -> Any:
 # --------------------------------------------------------------------------------------------------------- embedding
 
 
-@embedding.embedding.lowering(Sparse)
-def embedding_of_rows(weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+def embedding_of_rows(op: OpOverload, weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     """A row of the weight for each stored index."""
     if not isinstance(weight, Dense):
         raise NotLowered("the weight is sparse")
@@ -205,19 +199,8 @@ def _loss_by_place(rule: Rule) -> None:
         args, named = _never_empty(there, lead)
         return map_tensors(lambda r: _as_loss(r, lead), rule.bind(op)(*args, **dict(named)), Dense)
 
-    def turned(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        return in_base_order(lambda *a, **k: run(op, *a, **k))(*args, **kwargs)
-
-    _hang(rule, run, turned)
-
-
-def _hang(rule: Rule, run: Callable[..., Any], turned: Callable[..., Any]) -> None:
-    """Register runs that take the overload first, with a rule that may not."""
-    for kind, function in ((Sparse, run), (Turned, turned)):
-        if rule.takes_op:
-            rule.lowering(kind)(function)
-        else:
-            rule.lowering(kind)(lambda *a, _run=function, **k: _run(rule.ops[0], *a, **k))
+    rule.lowering(Sparse)(run)
+    rule.lowering(Turned)(in_base_order(run))
 
 
 for _rule in (
@@ -234,7 +217,7 @@ for _rule in (
     _loss_by_place(_rule)
 
 
-def _loss_over_classes(rule: Rule) -> None:
+def _loss_over_classes(rule: Rule) -> Callable[..., Any]:
     """A loss whose classes are the one dense dimension: (N, C), or (B, C, T, …) seen of (B, T, …, C)."""
 
     def run(
@@ -273,7 +256,8 @@ def _loss_over_classes(rule: Rule) -> None:
             raise NotLowered(f"a target of shape {tuple(target.shape)} has neither a class nor classes for each row")
         return _as_loss(rule.bind(op)(values, there, weight, reduction, ignore_index, *smoothing), labels)
 
-    _hang(rule, run, run)
+    rule.lowering(Turned)(run)
+    return run
 
 
 def _ignored(target: Any, ignore_index: int) -> torch.Tensor:
@@ -292,5 +276,5 @@ def _with_row(rows: Dense, value: Number, valid: torch.Tensor) -> Dense:
     return Dense(data, validity)
 
 
-_loss_over_classes(classification.nll_loss)
-_loss_over_classes(classification.cross_entropy_loss)
+nll_loss = _loss_over_classes(classification.nll_loss)
+cross_entropy_loss = _loss_over_classes(classification.cross_entropy_loss)

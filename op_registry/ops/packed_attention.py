@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.ops.attention import scaled_dot_product_attention
 from op_registry.patterns import PACKED
@@ -31,6 +32,7 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 
 def attention(
+    op: OpOverload,
     query: Any,
     key: Any,
     value: Any,

@@ -34,6 +34,7 @@ from op_registry.records import (
     lowest,
     valid_in_all,
 )
+from op_registry.rule import Slices
 from op_registry.slices import (
     Moments,
     Over,
@@ -57,7 +58,7 @@ any = reduction(aten.any.default, aten.any.dim, identity=False)
 all = reduction(aten.all.default, aten.all.dim, identity=True)
 
 
-@masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION)
+@masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION, slices=Slices(none_for_no_dims=True))
 def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim: bool = False) -> Dense:
     """Over a list of dimensions; an empty list, unlike elsewhere in torch, reduces nothing."""
     result = op(x.filled(op is aten.all.dims), dim, keepdim)
@@ -67,7 +68,7 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
 # ------------------------------------------------------------------------------------------------ mean, var, std
 
 
-@masked_slices(aten.mean.default, aten.mean.dim, category=REDUCTION)
+@masked_slices(aten.mean.default, aten.mean.dim, category=REDUCTION, slices=Slices())
 def mean(
     op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Dense:
@@ -79,7 +80,7 @@ def mean(
     return Dense((total / at_least_one(x.count(dim, keepdim))).to(result), x.some(dim, keepdim))
 
 
-@masked_slices(aten.var.correction, category=REDUCTION)
+@masked_slices(aten.var.correction, category=REDUCTION, slices=Slices())
 def var(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
@@ -87,21 +88,21 @@ def var(
     return variance_and_mean(op, x, dim, correction, keepdim)[0]
 
 
-@masked_slices(aten.var_mean.correction, category=REDUCTION)
+@masked_slices(aten.var_mean.correction, category=REDUCTION, slices=Slices())
 def var_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
     return variance_and_mean(op, x, dim, correction, keepdim)
 
 
-@masked_slices(aten.std.correction, category=REDUCTION)
+@masked_slices(aten.std.correction, category=REDUCTION, slices=Slices())
 def std(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
     return root(variance_and_mean(op, x, dim, correction, keepdim)[0])
 
 
-@masked_slices(aten.std_mean.correction, category=REDUCTION)
+@masked_slices(aten.std_mean.correction, category=REDUCTION, slices=Slices())
 def std_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
@@ -157,13 +158,13 @@ def identity_of(op: OpOverload, dtype: torch.dtype) -> Number:
     return lowest(dtype) if "max" in op._schema.name else highest(dtype)
 
 
-@masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION)
+@masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION, slices=Slices())
 def amax(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
     """The greatest (least) valid element; its gradient is shared by the valid elements that equal it."""
     return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
 
 
-@masked_slices(aten.aminmax, category=REDUCTION)
+@masked_slices(aten.aminmax, category=REDUCTION, slices=Slices())
 def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Both ends. The two fills differ, so they are two reductions."""
     if x.dtype.is_complex:
@@ -194,7 +195,7 @@ def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callabl
     return Dense((base + rest / shares).reshape(result.shape), exists)
 
 
-@masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION)
+@masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, slices=Slices(positions=(1,)))
 def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The greatest (least) valid element along a dimension and where it is."""
     exists, dims = x.some(dim, keepdim), reduced_dims(x, dim)
@@ -206,7 +207,7 @@ def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dens
     return Dense(without(dims, values, keepdim), exists), Dense(without(dims, index, keepdim), exists)
 
 
-@masked_slices(aten.argmax, aten.argmin, category=REDUCTION)
+@masked_slices(aten.argmax, aten.argmin, category=REDUCTION, slices=Slices(positions=(0,)))
 def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = False) -> Dense:
     """Where the greatest (least) valid element is: the first of them, in the original dimension or the flat input."""
     exists = x.some(dim, keepdim)
@@ -223,7 +224,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
 # ------------------------------------------------------------------------------------------------------ logsumexp
 
 
-@masked_slices(aten.logsumexp, category=REDUCTION)
+@masked_slices(aten.logsumexp, category=REDUCTION, slices=Slices())
 def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
     """Invalid elements weigh exp(-inf); integers are computed in the default dtype, as torch does."""
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
@@ -233,7 +234,7 @@ def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Den
 # ---------------------------------------------------------------------------------------------------------- norms
 
 
-@masked_slices(aten.linalg_vector_norm, category=REDUCTION)
+@masked_slices(aten.linalg_vector_norm, category=REDUCTION, slices=Slices())
 def linalg_vector_norm(
     op: OpOverload,
     x: Dense,
@@ -247,7 +248,7 @@ def linalg_vector_norm(
     return normed(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=of_kind(x, t, dtype)))
 
 
-@masked_slices(aten.norm, category=REDUCTION)
+@masked_slices(aten.norm, category=REDUCTION, slices=Slices())
 def norm(
     op: OpOverload,
     x: Dense,

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from op_registry.categories import SCAN, scan
 from op_registry.ops.reductions import identity_of
 from op_registry.records import Dense, gradients_may_flow
+from op_registry.rule import Slices
 from op_registry.slices import filled_for_exp, masked_slices, places_valid_first
 
 aten = torch.ops.aten
@@ -23,14 +24,14 @@ cumsum = scan(aten.cumsum, identity=0)
 cumprod = scan(aten.cumprod, identity=1)
 
 
-@masked_slices(aten.cummax, aten.cummin, category=SCAN)
+@masked_slices(aten.cummax, aten.cummin, category=SCAN, slices=Slices("each", positions=(1,)))
 def cummax(op: OpOverload, x: Dense, dim: int) -> tuple[Dense, Dense]:
     """The running maximum (minimum) and where it was seen last."""
     values, index = op(x.filled(identity_of(op, x.dtype)), dim)
     return x.like(values), x.like(index)
 
 
-@masked_slices(aten.logcumsumexp, aten._logcumsumexp, category=SCAN)
+@masked_slices(aten.logcumsumexp, aten._logcumsumexp, category=SCAN, slices=Slices("each"))
 def logcumsumexp(op: OpOverload, x: Dense, dim: int) -> Dense:
     """Invalid steps weigh exp(-inf).
 

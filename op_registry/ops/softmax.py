@@ -14,19 +14,22 @@ from torch._ops import OpOverload
 
 from op_registry.categories import NORMALIZATION
 from op_registry.records import Dense
+from op_registry.rule import Slices
 from op_registry.slices import filled_for_exp_alone, masked_slices
 
 aten = torch.ops.aten
 
 
-@masked_slices(aten.softmax.int, aten.log_softmax.int, aten._safe_softmax, category=NORMALIZATION)
+@masked_slices(
+    aten.softmax.int, aten.log_softmax.int, aten._safe_softmax, category=NORMALIZATION, slices=Slices("each")
+)
 def softmax(op: OpOverload, x: Dense, dim: int, dtype: torch.dtype | None = None) -> Dense:
     """The input is brought to `dtype` first, as torch does, so that -inf exists for integers too."""
     data = x.data if dtype is None else x.data.to(dtype)
     return _over_valid(op, x.like(data), dim, dtype)
 
 
-@masked_slices(aten._softmax, aten._log_softmax, category=NORMALIZATION)
+@masked_slices(aten._softmax, aten._log_softmax, category=NORMALIZATION, slices=Slices("each"))
 def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
     """What softmax calls inside."""
     return _over_valid(op, x, dim, half_to_float)

@@ -18,10 +18,13 @@ from torch._ops import OpOverload
 
 from op_registry.categories import ELEMENTWISE, REDUCTION, SORTING, known_all_valid, masked_rule
 from op_registry.errors import MaskedSemanticsError
+from op_registry.lowering import never
 from op_registry.ops.reductions import extremum
 from op_registry.records import Dense, as_int8, lowest
-from op_registry.rule import packet_name
+from op_registry.rule import Slices, packet_name
 from op_registry.slices import along, flattened, kept_shape, masked_slices, places_valid_first, reduced_dims, without
+from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
 aten = torch.ops.aten
 
@@ -52,7 +55,7 @@ def in_order(x: Dense, dim: int, descending: bool = False) -> Order:
     return Order(index, filled.gather(dim, index), count.expand(kept_shape(x, reduced_dims(x, dim))))
 
 
-@masked_slices(aten.sort, category=SORTING)
+@masked_slices(aten.sort, category=SORTING, slices=Slices("front", positions=(1,)))
 def sort(
     op: OpOverload, x: Dense, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Dense, Dense]:
@@ -65,7 +68,7 @@ def sort(
     return Dense(order.values, validity), Dense(order.index, validity)
 
 
-@masked_slices(aten.topk, category=SORTING)
+@masked_slices(aten.topk, category=SORTING, slices=Slices("front", positions=(1,), number="k"))
 def topk(
     op: OpOverload, x: Dense, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Dense, Dense]:
@@ -90,7 +93,7 @@ def picked(x: Dense, order: Order, place: Tensor, dim: int, keepdim: bool, exist
     return values, index
 
 
-@masked_slices(aten.kthvalue, category=REDUCTION)
+@masked_slices(aten.kthvalue, category=REDUCTION, slices=Slices(positions=(1,), number="k"))
 def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Valid where there are k valid elements."""
     if x.ndim == 0 or not 1 <= k <= x.shape[dim]:
@@ -101,7 +104,7 @@ def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = Fa
     return picked(x, order, place, dim, keepdim, as_int8(order.count >= k))
 
 
-@masked_slices(aten.median.dim, aten.nanmedian.dim, category=REDUCTION)
+@masked_slices(aten.median.dim, aten.nanmedian.dim, category=REDUCTION, slices=Slices(positions=(1,)))
 def median(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The lower median. With NaN among the valid elements it is the first of them; nanmedian passes over those."""
     if x.ndim == 0:
@@ -120,7 +123,7 @@ def middle(order: Order, dim: int, ignore_nan: bool) -> Tensor:
     return half if ignore_nan else torch.where(nans > 0, numbers, half)
 
 
-@masked_slices(aten.median.default, aten.nanmedian.default, category=REDUCTION)
+@masked_slices(aten.median.default, aten.nanmedian.default, category=REDUCTION, slices=Slices())
 def median_of_all(op: OpOverload, x: Dense) -> Dense:
     """As one slice. The gradient is shared by the valid elements that equal it, as torch shares it."""
     flat = flattened(x)
@@ -133,7 +136,7 @@ def median_of_all(op: OpOverload, x: Dense) -> Dense:
     return Dense(result.data, x.some())
 
 
-@masked_slices(aten.mode, category=REDUCTION)
+@masked_slices(aten.mode, category=REDUCTION, slices=Slices(positions=(1,)))
 def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The least of the most frequent values, and where it was seen last; NaN equals nothing, itself included."""
     if x.ndim == 0:
@@ -159,6 +162,11 @@ def bucketize(op: OpOverload, x: Dense | float, boundaries: Dense, **how: bool) 
     return looked_up(x, op(x.data if isinstance(x, Dense) else x, boundaries.data, **how))
 
 
+NO_ORDER_IN_PARTS = never("every element is looked up in the whole sequence")
+bucketize.lowering(Sparse)(NO_ORDER_IN_PARTS)
+bucketize.lowering(Turned)(NO_ORDER_IN_PARTS)
+
+
 @masked_rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar, category=ELEMENTWISE, takes_op=True)
 def searchsorted(
     op: OpOverload, sequence: Dense, x: Dense | float, *, sorter: Dense | None = None, **how: bool | str | None
@@ -169,6 +177,10 @@ def searchsorted(
         all_of(op, sorter)
         how["sorter"] = sorter.data  # type: ignore[assignment]
     return looked_up(x, op(sequence.data, x.data if isinstance(x, Dense) else x, **how))
+
+
+searchsorted.lowering(Sparse)(NO_ORDER_IN_PARTS)
+searchsorted.lowering(Turned)(NO_ORDER_IN_PARTS)
 
 
 def all_of(op: OpOverload, sequence: Dense) -> None:

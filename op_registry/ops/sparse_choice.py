@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.ops import indexing, joins, queries
 from op_registry.ops.sparse_movement import expand
 from op_registry.patterns import linear
@@ -34,7 +34,7 @@ def broadcast(x: Any, shape: Sequence[int]) -> Any:
 
 
 @joins.where.lowering(Sparse)
-def where(condition: Any, self: Any, other: Any) -> Any:
+def where(op: OpOverload, condition: Any, self: Any, other: Any) -> Any:
     only_sparse_records(condition, self, other)
     shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
     if isinstance(condition, Sparse):
@@ -76,7 +76,7 @@ def _with_ones_behind(x: Dense, ndim: int) -> Dense:
 
 
 @indexing.masked_select.lowering(Sparse)
-def masked_select(x: Any, mask: Any) -> Dense:
+def masked_select(op: OpOverload, x: Any, mask: Any) -> Dense:
     only_sparse_records(x, mask)
     if mask.dtype is not torch.bool or being_traced(mask.values.data if isinstance(mask, Sparse) else mask.data):
         raise NotLowered("torch refuses the mask, or how much it selects is not known while tracing")
@@ -139,7 +139,7 @@ def nonzero(op: OpOverload, self: Any, *, size: int | None = None, fill_value: i
 
 
 @queries.histc.lowering(Sparse)
-def histc(self: Any, *args: Any, **kwargs: Any) -> Any:
+def histc(op: OpOverload, self: Any, *args: Any, **kwargs: Any) -> Any:
     return queries.histc.run(listed(self)[0], *args, **kwargs)
 
 
@@ -164,18 +164,20 @@ def by_memory(x: Sparse) -> Sparse:
 
 
 @queries._unique.lowering(Sparse)
-def _unique(self: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
+def _unique(op: OpOverload, self: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
     return _distinct(aten._unique.default, self, sorted, return_inverse, inverse=return_inverse)
 
 
 @queries._unique2.lowering(Sparse)
-def _unique2(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+def _unique2(
+    op: OpOverload, self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
     return _distinct(aten._unique2.default, self, sorted, return_inverse, return_counts, inverse=return_inverse)
 
 
 @queries.unique_consecutive.lowering(Sparse)
 def unique_consecutive(
-    self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    op: OpOverload, self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     if dim is not None:
         raise NotLowered("it compares slices, which is refused unless all is valid")
@@ -219,10 +221,12 @@ def _agree(op: OpOverload, self: Any, other: Any, *args: Any, **kwargs: Any) -> 
 
 
 @queries.equal.lowering(Sparse)
-def equal(self: Any, other: Any) -> bool:
+def equal(op: OpOverload, self: Any, other: Any) -> bool:
     return _agree(aten.equal.default, self, other)
 
 
 @queries.allclose.lowering(Sparse)
-def allclose(self: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+def allclose(
+    op: OpOverload, self: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
     return _agree(aten.allclose.default, self, other, rtol, atol, equal_nan)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.lowering import leading, values_at
-from op_registry.ops import activations, assignment, classification, differences, distances, losses, reductions, views
+from op_registry.elementwise_lowering import leading, values_at
+from op_registry.ops import assignment, differences, distances, losses, reductions, views
 from op_registry.ops.losses import MEAN, NONE, SUM, reduced
 from op_registry.ops.reductions import root
 from op_registry.ops.sparse_choice import broadcast
@@ -75,14 +75,14 @@ def linalg_cross(op: OpOverload, x: Any, y: Any, *, dim: int = -1) -> Any:
 
 
 @differences.trapezoid_dx.lowering(Sparse)
-def trapezoid_dx(y: Any, *, dx: Number = 1, dim: int = -1) -> Any:
+def trapezoid_dx(op: OpOverload, y: Any, *, dx: Number = 1, dim: int = -1) -> Any:
     heights = _heights(y, dim)
     total = densely(call(aten.sum.dim_IntList, heights, [dim]))
     return Dense(total.data * (dx / 2), total.validity)
 
 
 @differences.trapezoid_x.lowering(Sparse)
-def trapezoid_x(y: Any, x: Any, *, dim: int = -1) -> Any:
+def trapezoid_x(op: OpOverload, y: Any, x: Any, *, dim: int = -1) -> Any:
     heights = _heights(y, dim)
     if x.ndim == 1:
         width = both(aten.sub.Tensor, part(x, 0, 1, x.shape[0]), part(x, 0, 0, x.shape[0] - 1))
@@ -103,8 +103,7 @@ def _heights(y: Any, dim: int) -> Any:
     return call(aten.add.Tensor, part(y, dim, 0, y.shape[dim] - 1), part(y, dim, 1, y.shape[dim]))
 
 
-@activations.glu.lowering(Sparse)
-def glu(self: Any, dim: int = -1) -> Any:
+def glu(op: OpOverload, self: Any, dim: int = -1) -> Any:
     aten.glu(torch.empty(self.shape, device="meta"), dim)  # raises torch's errors
     if not self.dtype.is_floating_point:
         raise NotLowered("torch refuses its dtype")
@@ -114,7 +113,7 @@ def glu(self: Any, dim: int = -1) -> Any:
 
 
 @assignment.copy.lowering(Sparse)
-def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+def copy(op: OpOverload, x: Any, source: Any, non_blocking: bool = False) -> Any:
     only_sparse_records(x, source)
     if not isinstance(source, Sparse):
         raise NotLowered("what is copied is stored densely, and so is the result")
@@ -155,7 +154,7 @@ def distance(x: Any, y: Any, p: float, dim: Any, eps: float = 0) -> Dense:
 
 
 @reductions.dist.lowering(Sparse)
-def dist(x: Any, y: Any, p: float = 2) -> Any:
+def dist(op: OpOverload, x: Any, y: Any, p: float = 2) -> Any:
     return distance(x, y, p, None)
 
 
@@ -208,7 +207,9 @@ def _common(x: Any, y: Any, dim: int) -> tuple[Dense, Dense, Dense]:
 
 
 @losses.cosine_embedding_loss.lowering(Sparse)
-def cosine_embedding_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: int = MEAN) -> Any:
+def cosine_embedding_loss(
+    op: OpOverload, input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: int = MEAN
+) -> Any:
     product, mine, theirs = _common(input1, input2, -1)
     target = densely(target)  # one for each row
     epsilon = 1e-12
@@ -222,6 +223,7 @@ def cosine_embedding_loss(input1: Any, input2: Any, target: Any, margin: float =
 
 @losses.triplet_margin_loss.lowering(Sparse)
 def triplet_margin_loss(
+    op: OpOverload,
     anchor: Any,
     positive: Any,
     negative: Any,
@@ -242,7 +244,6 @@ def triplet_margin_loss(
     return reduced(Dense((margin + to_positive.data - nearest).clamp_min(0), validity), reduction)
 
 
-@classification.nll_loss.lowering(Sparse)
 def nll_loss(
     op: OpOverload,
     self: Any,
@@ -293,8 +294,8 @@ def nll_loss(
     return Dense(total / torch.where(some, share, 1), as_int8(some))
 
 
-@classification.cross_entropy_loss.lowering(Sparse)
 def cross_entropy_loss(
+    op: OpOverload,
     self: Any,
     target: Any,
     weight: Any = None,

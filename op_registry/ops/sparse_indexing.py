@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.lowering import values_at
-from op_registry.ops import embedding, indexing, interpolation, movement, views
+from op_registry.elementwise_lowering import values_at
+from op_registry.ops import indexing, interpolation, movement, views
 from op_registry.ops.sparse_movement import (
     flip,
     in_order_of,
@@ -24,12 +24,12 @@ from op_registry.ops.sparse_movement import (
     moves,
     only_sparse,
     position,
-    rebuilt,
     view,
 )
 from op_registry.patterns import linear, unraveled
 from op_registry.records import Dense, Number, being_traced
 from op_registry.sparse import NotLowered, Sparse, stored_valid
+from op_registry.sparse_broadcast import rebuilt
 from op_registry.sparse_words import (
     densely,
     elements_at,
@@ -55,7 +55,7 @@ def in_range(index: Tensor, size: int) -> Tensor:
 
 
 @indexing.gather.lowering(Sparse)
-def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def gather(op: OpOverload, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     only_sparse_records(x, index)
     if x.ndim == 0 or index.ndim != x.ndim or sparse_grad:
         raise NotLowered("its operands have different numbers of dimensions, or its gradient is to be sparse")
@@ -75,7 +75,7 @@ def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
 
 
 @indexing.take.lowering(Sparse)
-def take(x: Any, index: Any) -> Any:
+def take(op: OpOverload, x: Any, index: Any) -> Any:
     only_sparse_records(x, index)
     if math.prod(x.shape) == 0 or x.ndim == 0:
         raise NotLowered("there is nothing in it, or one number")
@@ -145,16 +145,19 @@ def check_range(x: Any, dim: int, wanted: Any) -> None:
     aten.index(as_tensor_of((x.shape[dim],), x), [safe])
 
 
-@indexing.index_select.lowering(Sparse)
-def index_select_of_dense(x: Any, dim: int, index: Any) -> Any:
+def index_select_of_dense(op: OpOverload, x: Any, dim: int, index: Any) -> Any:
     if not isinstance(x, Dense) or index.ndim > 1:
         raise NotLowered("what is read from is sparse, or the index has more than one dimension")
     return indexing.index_select.run(x, dim, densely(index))  # the index is as long as the result
 
 
-@embedding.embedding.lowering(Sparse)
 def embedding_of_sparse(
-    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    op: OpOverload,
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Any:
     only_sparse_records(weight, indices)
     if not isinstance(weight, Sparse) or not isinstance(indices, Dense) or scale_grad_by_freq or weight.ndim != 2:
@@ -211,7 +214,7 @@ _padded_by(movement.reflection_pad, movement.replication_pad, movement._pad_circ
 
 
 @movement.constant_pad_nd.lowering(Sparse)
-def constant_pad_nd(x: Any, pad: Sequence[int], value: Number = 0) -> Any:
+def constant_pad_nd(op: OpOverload, x: Any, pad: Sequence[int], value: Number = 0) -> Any:
     if any(width > 0 for width in pad):
         raise NotLowered("what is padded with is valid, and would have to be stored")
     aten.constant_pad_nd(torch.empty(x.shape, device="meta"), pad, value)  # raises torch's errors
@@ -223,7 +226,6 @@ def constant_pad_nd(x: Any, pad: Sequence[int], value: Number = 0) -> Any:
     return selected_by(x, chosen)
 
 
-@movement.flip.lowering(Sparse)
 def rot90(op: OpOverload, x: Any, *args: Any) -> Any:
     if op is not aten.rot90.default:
         raise NotLowered("it is no quarter turn")

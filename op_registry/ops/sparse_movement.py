@@ -14,40 +14,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from op_registry.lowering import EXPANDERS
 from op_registry.ops import indexing, joins, movement, views
 from op_registry.patterns import PACKED, Places, linear, unraveled
 from op_registry.records import Dense
 from op_registry.rule import Rule
-from op_registry.sparse import NotLowered, Sparse, arranged, joined, stored_valid, unblocked
+from op_registry.sparse import NotLowered, Sparse, joined, stored_valid
+from op_registry.sparse_broadcast import expanded, rebuilt, repeated
 from op_registry.turned import Turned, to_dense
 
 aten = torch.ops.aten
 
 
+def moving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the operator's arguments, without the overload, as a lowering of sparse records."""
+
+    def lowering(op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not all(isinstance(r, Sparse) for r in (x if isinstance(x, (list, tuple)) else [x])):
+            raise NotLowered("what is moved is stored densely")
+        return function(x, *args, **kwargs)
+
+    return lowering
+
+
 def moves(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a function of the operator's arguments, without the overload, as the rule's run on sparse records."""
+    """Decorator: a function of the operator's arguments, without the overload, as the rule's lowering."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        def moved(x: Any, *args: Any, **kwargs: Any) -> Any:
-            if not all(isinstance(r, Sparse) for r in (x if isinstance(x, (list, tuple)) else [x])):
-                raise NotLowered("what is moved is stored densely")
-            return function(x, *args, **kwargs)
-
-        rule.lowering(Sparse)((lambda op, *args, **kwargs: moved(*args, **kwargs)) if rule.takes_op else moved)
+    def hang(function: Callable[..., Any]) -> Callable[..., Any]:
+        rule.lowering(Sparse)(moving(function))
         return function
 
-    return register
-
-
-def rebuilt(x: Sparse, places: Sequence[Tensor], flat: Dense, sizes: Sequence[int]) -> Any:
-    """Elements at new places, in the layout of `x` where that has room for them."""
-    if not sizes:
-        raise NotLowered("no sparse dimension is left")
-    fits = len(sizes) == 2 or (len(sizes) > 2 and x.pattern.layout is not PACKED)
-    layout = unblocked(x.pattern.layout) if fits else torch.sparse_coo
-    return arranged(layout, tuple(places), flat, sizes)
+    return hang
 
 
 def position(dim: int, ndim: int) -> int:
@@ -250,7 +248,6 @@ def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return rebuilt(x, [*others, along], flat.taken(index), [*sizes, length])
 
 
-@moves(indexing.index_select)
 def index_select(x: Sparse, dim: int, index: Any) -> Any:
     at = position(dim, x.ndim)
     index = to_dense(index)  # as long as the result
@@ -282,7 +279,6 @@ def index_select(x: Sparse, dim: int, index: Any) -> Any:
 # --------------------------------------------------------------------------------------------------- round and again
 
 
-@moves(movement.flip)
 def flip(x: Sparse, *given: Any, dims: Sequence[int] = ()) -> Any:
     if len(given) != 1 or isinstance(given[0], int):
         raise NotLowered("a quarter turn is no flip")
@@ -324,38 +320,12 @@ def repeat(x: Sparse, repeats: Sequence[int]) -> Any:
     new = len(repeats) - x.ndim
     if new < 0 or 0 in repeats:
         raise NotLowered("it repeats nothing")
-    return _repeated(x, list(repeats), new)
+    return repeated(x, list(repeats), new)
 
 
 @moves(views.expand)
-def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Any:
-    shape = torch.empty(x.shape, device="meta").expand(list(size)).shape
-    dense, new = len(x.dense_sizes), len(shape) - x.ndim
-    inner = tuple(shape[len(shape) - dense :]) if dense else ()
-    if inner != x.dense_sizes:
-        x = x.like(x.values.moved(lambda t: t.expand(*t.shape[: x.pattern.lead], *inner)))
-    if tuple(shape) == tuple(x.shape):
-        return x
-    if 0 in shape:
-        raise NotLowered("there is nothing in it")
-    kept = (1,) * new + x.pattern.sizes
-    return _repeated(x, [1 if n == m else n for n, m in zip(shape[: len(kept)], kept, strict=True)], new)
-
-
-EXPANDERS.append(expand)
-
-
-def _repeated(x: Sparse, times: Sequence[int], new: int) -> Any:
-    flat, places = stored_valid(x)
-    stored, total = places[0].shape[0], math.prod(times)  # not as int: a graph would be one for this number alone
-    copies = torch.arange(total, device=x.device).unsqueeze(1).expand(total, stored).reshape(-1)
-    source = torch.arange(stored, device=x.device).expand(total, stored).reshape(-1)
-    sizes = (1,) * new + x.pattern.sizes
-    zeros = torch.zeros_like(source)
-    own = [zeros] * new + [p[source] for p in places]
-    which = unraveled(copies, times)
-    moved = [p + w * n for p, w, n in zip(own, which, sizes, strict=True)]
-    return rebuilt(x, moved, flat.taken(source), [n * m for n, m in zip(sizes, times, strict=True)])
+def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Sparse:
+    return expanded(x, size)
 
 
 # ------------------------------------------------------------------------------------------------------------ joins

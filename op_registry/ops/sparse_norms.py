@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.ops import batch_norms, norms
 from op_registry.ops.batch_norms import moved_on, write
 from op_registry.ops.norms import affine, plain, returned_dtype, saved_statistics, shaped, standardised, with_validity
@@ -50,9 +50,12 @@ def parameter_at(parameter: Any, x: Sparse) -> Any:
     return Sparse(found, x.pattern).flat
 
 
-@norms.rms_norm.lowering(Sparse)
 def rms_norm(
-    op: OpOverload, x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+    op: OpOverload,
+    x: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    eps: float | None = None,
 ) -> Sparse:
     over = last_slices(x, normalized_shape)
     if op is not aten.rms_norm.default or not x.dtype.is_floating_point:
@@ -71,7 +74,6 @@ def rms_norm(
     return x.folded(Dense(affine(normalised, w, None).to(dtype), valid_in_all(x.flat, w)))
 
 
-@norms.layer_norm.lowering(Sparse)
 def layer_norm(
     op: OpOverload,
     x: Any,
@@ -135,7 +137,9 @@ def group_norm(
 
 
 @norms.native_group_norm.lowering(Sparse)
-def native_group_norm(x: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float) -> Any:
+def native_group_norm(
+    op: OpOverload, x: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> Any:
     result, m, scale = _grouped(x, weight, bias, group, eps)
     return (result, *saved_statistics(x.flat, (densely(weight), densely(bias)), m, scale, (N, group)))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.broadcast import present
-from op_registry.ops import matmul, refused
+from op_registry.ops import refused
 from op_registry.ops.matmul import transposed, with_bias
 from op_registry.patterns import BY_COLUMN, linear, unraveled
 from op_registry.products import Placed, multiply, sample
@@ -195,7 +195,6 @@ def matrix_dims(op: OpOverload) -> int:
     return 3 if "bmm" in op._schema.name else 2
 
 
-@matmul.mm.lowering(Sparse)
 @rounded_once
 def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
     if out_dtype or op._schema.name == "aten::_int_mm" or {self.ndim, mat2.ndim} != {matrix_dims(op)}:
@@ -203,7 +202,6 @@ def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
     return product(self, mat2)
 
 
-@matmul.matmul.lowering(Sparse)
 @rounded_once
 def matmul_with_sparse(op: OpOverload, self: Any, other: Any) -> Any:
     if op not in (aten.matmul.default, aten.mv.default, aten.linalg_matmul.default):
@@ -221,19 +219,23 @@ def matmul_with_sparse(op: OpOverload, self: Any, other: Any) -> Any:
     return product(self, other)
 
 
-@matmul.linear.lowering(Sparse)
 @rounded_once
-def linear_with_sparse(input: Any, weight: Any, bias: Any = None) -> Any:
+def linear_with_sparse(op: OpOverload, input: Any, weight: Any, bias: Any = None) -> Any:
     if weight.ndim != 2 or not isinstance(input, Sparse) or not isinstance(weight, Dense) or isinstance(bias, Sparse):
         raise NotLowered("its weight is no matrix, or its weight or bias is sparse")
     result = sparse_by_dense(matrix(input), transposed(weight))
     return _summed(result.data, result, bias)
 
 
-@matmul.addmm.lowering(Sparse)
 @rounded_once
 def addmm_with_sparse(
-    op: OpOverload, self: Any, mat1: Any, mat2: Any, *out_dtype: torch.dtype, beta: Number = 1, alpha: Number = 1
+    op: OpOverload,
+    self: Any,
+    mat1: Any,
+    mat2: Any,
+    *out_dtype: torch.dtype,
+    beta: Number = 1,
+    alpha: Number = 1,
 ) -> Any:
     if out_dtype:
         raise NotLowered("its result has a dtype of its own")

@@ -2,19 +2,22 @@
 
 Law: as reductions.py and softmax.py have it; what is not stored is invalid, so it takes no part. Each is
 written with the sum and the extremum of the stored elements of a slice (segments.py), which cost one pass over what is
-stored and can be compiled. An operator or a call that is not written so goes by lines (lowering.py).
+stored and can be compiled. An operator or a call that is not written so runs on lines (slice_lowering.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.lowering import NotSegmented, by_segments
+from op_registry.lowering import first_of
+from op_registry.ops import reductions
+from op_registry.ops import softmax as softmax_rules
 from op_registry.ops.reductions import identity_of, is_inexact, root, variance
 from op_registry.records import (
     Dense,
@@ -23,10 +26,24 @@ from op_registry.records import (
     as_int8,
     gradients_may_flow,
 )
+from op_registry.rule import Rule
 from op_registry.segments import Segments
+from op_registry.slice_lowering import SLICEWISE, by_segments
 from op_registry.slices import at_least_one, moments, squared
+from op_registry.sparse import NotLowered, Sparse
 
 aten = torch.ops.aten
+
+
+def in_segments(*rules: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: how rules run by segments, which is tried before their dense runs on values and on lines."""
+
+    def hang(function: Callable[..., Any]) -> Callable[..., Any]:
+        for rule in rules:
+            rule.lowering(Sparse)(first_of(by_segments(function), SLICEWISE))
+        return function
+
+    return hang
 
 
 def exists(over: Segments, x: Dense) -> Tensor:
@@ -40,28 +57,28 @@ def exists(over: Segments, x: Dense) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- sums
 
 
-@by_segments("sum", "nansum")
+@in_segments(reductions.sum, reductions.nansum)
 def sum(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None = None) -> Dense:
     data = x.filled(0)
     result = dtype or (x.dtype if is_inexact(x.dtype) else torch.int64)
     if "nansum" in op._schema.name:
         data = data.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf) if x.dtype.is_floating_point else data
     if dtype is not None and not dtype.is_floating_point and is_inexact(x.dtype):
-        raise NotSegmented("torch sums in the wider dtype")
+        raise NotLowered("torch sums in the wider dtype")
     return Dense(over.sum(data.to(accumulation_dtype(result))).to(result), exists(over, x))
 
 
-@by_segments("mean")
+@in_segments(reductions.mean)
 def mean(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None = None) -> Dense:
     result = dtype or x.dtype
     if not is_inexact(result):
-        raise NotSegmented("torch takes no mean of integers")
+        raise NotLowered("torch takes no mean of integers")
     count = over.count(x)
     total = over.sum(x.filled(0).to(accumulation_dtype(result)))
     return Dense((total / at_least_one(count)).to(result), exists(over, x))
 
 
-@by_segments("any", "all")
+@in_segments(reductions.any, reductions.all, reductions.any_all_dims)
 def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
     every = "all" in op._schema.name
     hits = over.sum(((x.filled(every) != 0) != every).to(torch.int32)) > 0
@@ -72,10 +89,10 @@ def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
 # --------------------------------------------------------------------------------------------------------- variance
 
 
-@by_segments("var", "std", "var_mean", "std_mean")
+@in_segments(reductions.var, reductions.std, reductions.var_mean, reductions.std_mean)
 def var(over: Segments, x: Dense, op: OpOverload, *, correction: Any = None) -> Any:
     if not is_inexact(x.dtype) or isinstance(correction, complex):
-        raise NotSegmented("torch refuses it")
+        raise NotLowered("torch refuses it")
     m = moments(x, over)
     spread = Dense(variance(m, correction).to(x.dtype.to_real()), m.exists)
     name = op._schema.name
@@ -86,13 +103,11 @@ def var(over: Segments, x: Dense, op: OpOverload, *, correction: Any = None) -> 
 # -------------------------------------------------------------------------------------------------------- extremum
 
 
-@by_segments("amax", "amin", "max", "min", "aminmax")
+@in_segments(reductions.amax, reductions.aminmax)
 def amax(over: Segments, x: Dense, op: OpOverload) -> Any:
     if x.dtype.is_complex or x.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
-        raise NotSegmented(f"torch has no extremum by segments of {x.dtype}")
+        raise NotLowered(f"torch has no extremum by segments of {x.dtype}")
     name = op._schema.name.partition("::")[2]
-    if name in ("max", "min") and op._overloadname != "default":
-        raise NotSegmented("it gives positions as well")
     if name == "aminmax":
         return extremum(over, x, aten.amin.default), extremum(over, x, aten.amax.default)
     return extremum(over, x, aten.amax.default if "max" in name else aten.amin.default)
@@ -125,11 +140,11 @@ def exponentials(over: Segments, x: Dense) -> tuple[Dense, Tensor, Tensor]:
     return x, peak, over.spread(peak)
 
 
-@by_segments("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax")
+@in_segments(softmax_rules.softmax, softmax_rules._softmax)
 def softmax(over: Segments, x: Dense, op: OpOverload, *, dtype: Any = None, half_to_float: bool = False) -> Dense:
     name = op._schema.name
     if not (dtype or x.dtype).is_floating_point or "safe" in name:
-        raise NotSegmented("torch refuses it, or treats it in a way of its own")
+        raise NotLowered("torch refuses it, or treats it in a way of its own")
     result = dtype or (torch.float32 if half_to_float or torch.is_autocast_enabled(x.device.type) else x.dtype)
     x, _, peak = exponentials(over, x.like(x.data.to(dtype or x.dtype)))
     apart = Dense(x.data - peak, x.validity)
@@ -141,11 +156,11 @@ def softmax(over: Segments, x: Dense, op: OpOverload, *, dtype: Any = None, half
     return x.like((powers / over.spread(total)).to(result))
 
 
-@by_segments("logsumexp")
+@in_segments(reductions.logsumexp)
 def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
     if x.dtype.is_complex:
-        raise NotSegmented("complex numbers have no greatest")
+        raise NotLowered("complex numbers have no greatest")
     wide, peak, _ = exponentials(over, x)
     base = torch.where(peak.isinf(), 0, peak)
     apart = Dense(wide.data - over.spread(base), wide.validity)
@@ -160,13 +175,13 @@ def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
 # ------------------------------------------------------------------------------------------------------------ norms
 
 
-@by_segments("linalg_vector_norm", "norm")
+@in_segments(reductions.linalg_vector_norm, reductions.norm)
 def vector_norm(
     over: Segments, x: Dense, op: OpOverload, *, ord: Any = 2, p: Any = 2, dtype: torch.dtype | None = None
 ) -> Dense:
     order = float(2 if (ord if p == 2 else p) is None else (ord if p == 2 else p))
     if order not in (1.0, 2.0, math.inf) or x.dtype is torch.complex32 or not is_inexact(x.dtype) or dtype is not None:
-        raise NotSegmented(f"no norm of order {order} by segments")
+        raise NotLowered(f"no norm of order {order} by segments")
     filled = x.filled(0)
     wide = filled.to(accumulation_dtype(x.dtype))
     there = exists(over, x)

@@ -66,11 +66,7 @@ def summed(self: Any, result: Any, beta: Number, alpha: Number) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------- operators
-# Asked last: those of packed.py and sparse_products.py, which need not list what is in dense dimensions, go first.
-
-
-def _behind(rule: Any, run: Any) -> None:
-    rule.lowerings[Sparse].append(run)
+# Tried last (alternatives.py): those of packed.py and sparse_products.py need not list what is in dense dimensions.
 
 
 def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
@@ -100,7 +96,7 @@ def matmul_of_vectors(op: OpOverload, self: Any, other: Any) -> Any:
     return batched(self, other)
 
 
-def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+def linear(op: OpOverload, input: Any, weight: Any, bias: Any = None) -> Any:
     only_sparse_records(input, weight, bias)
     if weight.ndim != 2 or input.ndim < 1 or 0 in input.shape:
         raise NotLowered("its weight is no matrix, or there is nothing in its input")
@@ -111,28 +107,22 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return result if bias is None else summed(bias, result, 1, 1)
 
 
-_behind(matmul.mm, mm)
-_behind(matmul.addmm, addmm)
-_behind(matmul.matmul, matmul_of_vectors)
-_behind(matmul.linear, linear)
-
-
 @matmul.addmv.lowering(Sparse)
-def addmv(self: Any, mat: Any, vec: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+def addmv(op: OpOverload, self: Any, mat: Any, vec: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
     if mat.ndim != 2 or vec.ndim != 1:
         raise NotLowered("torch refuses it")
     return summed(self, matmul_of_vectors(aten.mv.default, mat, vec), beta, alpha)
 
 
 @matmul.addbmm.lowering(Sparse)
-def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+def addbmm(op: OpOverload, self: Any, batch1: Any, batch2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
     if batch1.ndim != 3:
         raise NotLowered("torch refuses it")
     return summed(self, call(aten.sum.dim_IntList, batched(batch1, batch2), [0]), beta, alpha)
 
 
 @matmul.addr.lowering(Sparse)
-def addr(self: Any, vec1: Any, vec2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+def addr(op: OpOverload, self: Any, vec1: Any, vec2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
     in_float(self, vec1, vec2)
     if vec1.ndim != 1 or vec2.ndim != 1:
         raise NotLowered("torch refuses it")

@@ -78,7 +78,7 @@ def written_rows(x: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, Den
 
 
 @assignment.index_copy.lowering(Sparse)
-def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
+def index_copy(op: OpOverload, x: Any, dim: int, index: Any, source: Any) -> Any:
     lines, flat, places = written_rows(x, dim, index, source)
     if lines.unique().shape != lines.shape:
         raise NotLowered("an index is written to twice")
@@ -91,7 +91,7 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
 
 
 @scatter.index_add.lowering(Sparse)
-def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Number = 1) -> Any:
+def index_add(op: OpOverload, x: Any, dim: int, index: Any, source: Any, *, alpha: Number = 1) -> Any:
     _, flat, places = written_rows(x, dim, index, source)
     return summed(x, flat if alpha == 1 else Dense(alpha * flat.filled(0), flat.validity), places)
 
@@ -198,7 +198,7 @@ def contributions(x: Any, dim: int, index: Any, src: Any) -> tuple[Dense, list[T
 
 
 @scatter.scatter_add.lowering(Sparse)
-def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+def scatter_add(op: OpOverload, x: Any, dim: int, index: Any, src: Any) -> Any:
     values, places = contributions(x, dim, index, src)
     if x.dtype is not src.dtype:
         raise NotLowered("its operands have different dtypes")
@@ -213,7 +213,7 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
 
 
 @scatter.scatter.lowering(Sparse)
-def scatter_src(x: Any, dim: int, index: Any, src: Any) -> Any:
+def scatter_src(op: OpOverload, x: Any, dim: int, index: Any, src: Any) -> Any:
     values, places = contributions(x, dim, index, src)
     at = linear(places, x.shape)
     hit = at.unique()
@@ -269,7 +269,7 @@ def _written(x: Sparse, flat: Dense, places: Places, accumulate: bool) -> Any:
 
 
 @assignment.put.lowering(Sparse)
-def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+def put(op: OpOverload, x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     only_sparse_records(x, index, source)
     _eager(x, index, source)
     if not isinstance(x, Sparse) or x.dtype is not source.dtype or math.prod(x.shape) == 0:

@@ -19,6 +19,7 @@ from op_registry.ops.norms import plain, returned_dtype
 from op_registry.ops.reductions import is_inexact
 from op_registry.ops.sorting import in_order
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced, valid_in_all
+from op_registry.rule import Slices
 from op_registry.slices import flattened, masked_slices
 
 aten = torch.ops.aten
@@ -27,7 +28,12 @@ aten = torch.ops.aten
 
 
 @masked_slices(
-    aten.quantile.default, aten.quantile.scalar, aten.nanquantile.default, aten.nanquantile.scalar, category=REDUCTION
+    aten.quantile.default,
+    aten.quantile.scalar,
+    aten.nanquantile.default,
+    aten.nanquantile.scalar,
+    category=REDUCTION,
+    slices=Slices(needs_elements=True),
 )
 def quantile(
     op: OpOverload,

@@ -23,7 +23,7 @@ from torch.library import Library
 
 from op_registry import sparse_words
 from op_registry.categories import REDUCTION, masked_rule
-from op_registry.lowering import values_at
+from op_registry.elementwise_lowering import values_at
 from op_registry.records import Dense, all_dims, as_int8, intersect
 from op_registry.sparse import NotLowered, Sparse
 from op_registry.turned import Turned, to_dense

@@ -20,13 +20,13 @@ from op_registry.turned import Turned, turned_back
 
 
 def moves_turned(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a function of the operator's arguments, without the overload, as the rule's run on turned records."""
+    """Decorator: a function of the operator's arguments, without the overload, as the rule's lowering."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        rule.lowering(Turned)((lambda op, *args, **kwargs: function(*args, **kwargs)) if rule.takes_op else function)
+    def hang(function: Callable[..., Any]) -> Callable[..., Any]:
+        rule.lowering(Turned)(lambda op, *args, **kwargs: function(*args, **kwargs))
         return function
 
-    return register
+    return hang
 
 
 # ---------------------------------------------------------------------------------------------- order of dimensions

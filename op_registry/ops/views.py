@@ -18,8 +18,11 @@ from torch._ops import OpOverload
 
 from op_registry.broadcast import aligned, present, reshaped, spread
 from op_registry.categories import MOVEMENT, PLUMBING, masked_rule
+from op_registry.elementwise_lowering import ELEMENTWISE, ELEMENTWISE_TURNED
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, as_int8
+from op_registry.sparse import Sparse
+from op_registry.turned import Turned
 
 aten = torch.ops.aten
 
@@ -53,6 +56,10 @@ def conj(op: OpOverload, x: Dense) -> Dense:
 )
 def alias(op: OpOverload, x: Dense) -> Dense:
     return x.like(op(x.data))
+
+
+alias.lowering(Sparse)(ELEMENTWISE)
+alias.lowering(Turned)(ELEMENTWISE_TURNED)
 
 
 # -------------------------------------------------------------------------------------------------- whole shapes
