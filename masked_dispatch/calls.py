@@ -13,6 +13,7 @@ from masked_dispatch.interception import DispatchKeySet, redispatch
 from masked_dispatch.storage.lower import lowered
 from masked_dispatch.storage.wrapper import NotDense
 from masked_dispatch.tensor import MaskedTensor
+from op_registry.categories import FACTORY, PLUMBING, QUERY
 from op_registry.records import Dense
 from op_registry.rule import Rule, Run
 
@@ -40,16 +41,29 @@ def open_argument(value: Any) -> Any:
     return value
 
 
-def close_result(value: Any) -> Any:
-    """A rule's result as callers take it: masked tensors in place of records."""
+# Categories of which a rule may answer with plain tensors: counts, positions, buffers of another size.
+ANSWER_PLAINLY = (QUERY, FACTORY, PLUMBING)
+
+
+def close_result(value: Any, rule: Rule) -> Any:
+    """A rule's result as callers take it: masked tensors in place of records.
+
+    Raises TypeError for a plain tensor, unless it has no elements or the rule's category answers with plain tensors.
+    """
     if isinstance(value, Dense):
         return closed(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(close_result(v) for v in value)
+        return type(value)(close_result(v, rule) for v in value)
+    if isinstance(value, Tensor) and rule.category not in ANSWER_PLAINLY and 0 not in value.shape:
+        raise TypeError(
+            f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
+            "would lose the mask; a rule returns Dense(data, validity). A plain answer about the valid elements (a "
+            "count, positions) is for rules of the category QUERY."
+        )
     return value
 
 
-def run_rule(run: Run, args: Any, kwargs: Any) -> Any:
+def run_rule(run: Run, rule: Rule, args: Any, kwargs: Any) -> Any:
     """Open, run, close. A rule that gives back a record that it was given means the argument itself."""
     if kwargs:
         kwargs = {k: open_argument(v) for k, v in kwargs.items()}
@@ -60,7 +74,7 @@ def run_rule(run: Run, args: Any, kwargs: Any) -> Any:
             if record is result:
                 return argument
         return closed(result)
-    return close_result(result)
+    return close_result(result, rule)
 
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
@@ -71,7 +85,7 @@ def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         try:
-            return run_rule(run, args, kwargs)
+            return run_rule(run, rule, args, kwargs)
         except NotDense:
             pass
         return lowered(op, args, kwargs)

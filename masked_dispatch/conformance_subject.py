@@ -75,12 +75,21 @@ class Compiled(Eager):
         self.backend = backend
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(fn)(*args, **kwargs)
+
+    def call_twice(self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any]) -> Any:
+        compiled = self._compiled(fn)
+        compiled(*first[0], **first[1])
+        with torch.compiler.set_stance("fail_on_recompile"):
+            return compiled(*second[0], **second[1])
+
+    def _compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         torch.compiler.reset()
 
         def called(*given: Any, **named: Any) -> Any:
             return fn(*given, **named)
 
-        return torch.compile(called, backend=self.backend, fullgraph=True)(*args, **kwargs)
+        return torch.compile(called, backend=self.backend, fullgraph=True)
 
     def modes(self) -> dict[str, Subject]:
         return {}

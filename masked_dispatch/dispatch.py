@@ -66,6 +66,7 @@ from op_registry.variants import (
     is_inplace,
     is_out,
     is_view,
+    mutable_forms,
     written_arguments,
 )
 
@@ -114,6 +115,15 @@ def as_written(meaning: Meaning) -> bool:
     return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
 
 
+def returning_nothing(kernel: Kernel) -> Kernel:
+    """For in-place operators whose schema returns nothing, as those of torch.library.custom_op do."""
+
+    def without_result(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> None:
+        kernel(keyset, *args, **kwargs)
+
+    return without_result
+
+
 def kernel_of(meaning: Meaning) -> Kernel:
     """The kernel that carries out what an overload means: the ladder of the module's docstring."""
     op, rule, base = meaning.op, meaning.rule, meaning.base
@@ -131,7 +141,10 @@ def kernel_of(meaning: Meaning) -> Kernel:
         return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
     if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
-        return inplace_kernel(op, compute) if is_inplace(op) else out_kernel(op, compute, written_arguments(op))
+        if not is_inplace(op):
+            return out_kernel(op, compute, written_arguments(op))
+        kernel = inplace_kernel(op, compute)
+        return kernel if op._schema.returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)
     return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
@@ -222,7 +235,7 @@ def handler_below(meaning: Meaning) -> Handler:
                 "for it; under a mask that would be wrong. Please report how it was called."
             )
         if rule is not None and meaning.base is op:
-            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, args, kwargs)
+            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, rule, args, kwargs)
         return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
 
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
@@ -279,7 +292,7 @@ class Kernels:
         registry.listen(self._changed)
 
     def _changed(self, op: OpOverload) -> None:
-        forms = (op, *self._variants.get(op, ()))
+        forms = (op, *(self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)))
         if op in registry.ever_overlaid:
             self.chosen_at_call.update(forms)
         for form in forms:

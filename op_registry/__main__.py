@@ -81,15 +81,16 @@ def _settings(given: argparse.Namespace) -> Settings:
         seed=given.seed,
         sample=given.sample,
         each_overload_once=not given.op,
+        modules=tuple(given.modules),
     )
 
 
 def _check(given: argparse.Namespace) -> int:
     from op_registry import stored_coverage
     from op_registry.conformance import reporting, runner
-    from op_registry.conformance.checking import Verdict
     from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
     from op_registry.conformance.trials import run_operator
+    from op_registry.conformance.verdict import Verdict
 
     for module in given.modules:
         importlib.import_module(module)

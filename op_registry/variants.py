@@ -117,3 +117,10 @@ def single_form(op: OpOverload) -> OpOverloadPacket | None:
         # maximum has neither an in-place form nor one for numbers; clamp_min is both.
         name = name.replace("::maximum", "::clamp_min").replace("::minimum", "::clamp_max")
     return _packet(name)
+
+
+def mutable_forms(op: OpOverload) -> list[OpOverload]:
+    """The in-place and out= overloads whose functional form is `op`: of its packet, and of the one named ``op_``."""
+    packets = [_packet(op._schema.name), _packet(op._schema.name + "_")]
+    overloads: list[OpOverload] = [getattr(p, name) for p in packets if p is not None for name in p.overloads()]
+    return [candidate for candidate in overloads if functional_form(candidate) is op]

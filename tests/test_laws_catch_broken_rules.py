@@ -260,7 +260,7 @@ class OtherwiseWrong(Records):
 class _Doubled(Records):
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = super().call(fn, *args, **kwargs)
-        return result.like(result.data * 2)
+        return result.like(result.data * 2) if isinstance(result, Dense) else result
 
 
 def outcomes(entry: str, law: str, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:

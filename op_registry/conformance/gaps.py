@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from op_registry.conformance.samples import DatabaseOperator, Operator, RegisteredOperator, overloads_called
+from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.sample import Operator
+from op_registry.conformance.samples import DatabaseOperator, overloads_called
 from op_registry.registry import registry
 from op_registry.resolve import resolve
 from op_registry.rule import Gap

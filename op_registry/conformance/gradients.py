@@ -13,21 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference
-from op_registry.conformance.laws import (
-    Broken,
-    NotAsked,
-    Refusal,
-    Trial,
-    observed,
-    plain_fails,
-    weighted_sum,
-    weighting,
-)
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
+from op_registry.conformance.plain_torch import weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.trees import tree_leaves
+from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
 from op_registry.errors import MaskedSemanticsError
 
 ROUNDING = 1e-7
@@ -43,11 +36,9 @@ Derivatives = tuple[Sequence[Any], Sequence[Any] | None]
 
 def gradients_are_derivatives(trial: Trial) -> None:
     """P5 at first order, and at second where torch has one."""
-    if not trial.sample.differentiable:
-        raise NotAsked("not differentiable")
+    if trial.derivative_order == 0:
+        raise NotAsked(f"no derivative: {plain_torch.derivative(trial.sample, trial.seed).why}")
     mine = judged_derivatives(trial)
-    if mine is None:
-        raise NotAsked("no result depends differentiably on an argument")
     first = mine[0]
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
         _of_its_own_kind(f"gradient {position}", gradient, mask)
@@ -147,28 +138,27 @@ def _same_gradient(name: str, got: Any, want: Tensor | None, mask: Tensor | None
         raise Broken(f"{name}: {wrong}")
 
 
-def judged_derivatives(trial: Trial) -> Derivatives | None:
-    """:func:`derivatives` on dense storage; Refusal where a rule refuses, NotAsked where plain torch raises too."""
+def judged_derivatives(trial: Trial) -> Derivatives:
+    """:func:`derivatives` on dense storage; Refusal where a rule refuses."""
     try:
         return derivatives(trial)
     except MaskedSemanticsError as error:
         raise Refusal(str(error)) from error
-    except Exception:
-        if plain_fails(trial):
-            raise NotAsked("plain torch raises as well") from None
-        raise
 
 
-def derivatives(trial: Trial, storage: str | None = None) -> Derivatives | None:
-    """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no such)."""
+def derivatives(trial: Trial, storage: str | None = None) -> Derivatives:
+    """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no such).
+
+    Of results that do not require grad, every gradient is None, which is as good as zeros and nothing else.
+    """
     args, kwargs, values = trial.wrapped(gradients=True, storage=storage)
     result = trial.sample.differentiable_part(trial.run(args, kwargs))
     scalar = weighted_sum(observed(trial.subject, result))
     if scalar is None:
-        return None
+        return [None] * len(values), None
     wanted = [trial.subject.requires_grad(v) for v in values]
     inputs = [v for v, w in zip(values, wanted, strict=True) if w]
-    twice = trial.sample.twice_differentiable
+    twice = trial.derivative_order > 1
     first = _spread(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
     seen = [None if g is None else trial.subject.observe(g) for g in first]
     again = _weighted_gradients(seen) if twice else None
@@ -213,7 +203,7 @@ def _derivatives_of(
         return None
     inputs = [t for t in tensors if t.requires_grad]
     wanted = [t.requires_grad for t in tensors]
-    twice = trial.sample.twice_differentiable
+    twice = trial.derivative_order > 1
     first = _spread(torch.autograd.grad(scalar, inputs, create_graph=twice, allow_unused=True), wanted)
     again = (
         _weighted_gradients([None if g is None else (g, m) for g, m in zip(first, known, strict=True)])

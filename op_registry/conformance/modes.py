@@ -8,22 +8,19 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.compare import difference, mask_difference
-from op_registry.conformance.laws import (
-    Broken,
-    NotAsked,
-    Refusal,
-    Trial,
-    gradients_of,
-    observed,
-)
-from op_registry.conformance.masks import PLAIN, Masking
+from op_registry.conformance.laws import gradients_of
+from op_registry.conformance.masks import PARTIAL, PLAIN, Masking, masking
+from op_registry.conformance.plain_torch import said
 from op_registry.conformance.randomness import start_random_numbers
-from op_registry.conformance.subject import Subject
 from op_registry.conformance.trees import tree_leaves
+from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
 from op_registry.errors import MaskedSemanticsError
 
 # Modes compute in another order, and fuse.
 MODE_ROUNDING = 1e-4
+
+# Results, and gradients.
+Outcome = tuple[list[Any], list[Any]]
 
 
 def _views_of(result: Any, tensors: list[Tensor]) -> list[tuple[int, int]]:
@@ -43,10 +40,7 @@ def views_alias(trial: Trial) -> None:
     args, kwargs = trial.sample.with_tensors(lambda t: t.detach().clone())
     tensors = _distinct(args, kwargs)
     start_random_numbers(trial.seed)
-    try:
-        result = trial.sample.fn(*args, **kwargs)
-    except Exception:
-        raise NotAsked("plain torch raises") from None
+    result = trial.sample.fn(*args, **kwargs)
     views = _views_of(result, tensors)
     if not views or any(t.requires_grad for t in tensors):
         raise NotAsked("no view")
@@ -152,37 +146,76 @@ def _base_is(name: str, got: tuple[Tensor, Tensor | None], data: Tensor, mask: T
 
 
 def modes_agree(trial: Trial, mode: str) -> None:
-    """P7: the same masks, values and gradients in `mode` as in the subject itself."""
+    """P7: the same masks, values and gradients in `mode` as in the subject itself; one compiled graph for any mask."""
     other = trial.subject.modes().get(mode)
     if other is None:
         raise NotAsked(f"{trial.subject.name} has no mode {mode}")
+    theirs = Trial(other, trial.sample, trial.masking, trial.seed)
+    differentiable = trial.derivative_order > 0
     try:
-        want, want_gradients = _both(trial)
+        want = _both(trial, differentiable)
     except MaskedSemanticsError as error:
         raise Refusal(str(error)) from error
+    try:
+        _agree_in_all(mode, _both(theirs, differentiable), want, trial)
+    except Exception:
+        why = _plain_error_in(theirs)
+        if why is not None:
+            raise NotAsked(f"plain torch cannot do it in mode {mode} either: {why}") from None
+        if not differentiable or _plain_gradients_agree(trial, theirs):
+            raise
+        # Plain torch has other gradients in this mode than in eager, or none: results alone are compared.
+        _agree_in_all(mode, _both(theirs, False), (want[0], []), trial)
+    _serves_another_mask(trial, theirs, mode)
+
+
+def _serves_another_mask(trial: Trial, theirs: Trial, mode: str) -> None:
+    """What was compiled for one mask gives the right answer for another, and is not compiled anew."""
+    masks = masking(trial.masking.kind, trial.sample.tensors, trial.seed + 1)
+    if masks is None or masks.kind not in PARTIAL:
+        return
+    second = Trial(trial.subject, trial.sample, masks, trial.seed)
+    want = _both(second, False)
+    first_call, second_call = (
+        Trial(theirs.subject, t.sample, t.masking, t.seed).wrapped()[:2] for t in (trial, second)
+    )
+    start_random_numbers(trial.seed)
+    try:
+        result = theirs.subject.call_twice(trial.sample.fn, first_call, second_call)
     except Exception as error:
-        raise NotAsked(f"raises {type(error).__name__} by itself") from None
-    try:
-        got, got_gradients = _both(Trial(other, trial.sample, trial.masking, trial.seed))
-    except Exception:
-        if _plain_fails_in(trial, other):
-            raise NotAsked(f"plain torch cannot do it in mode {mode} either") from None
-        raise
-    for what, mine, theirs in (("result", got, want), ("gradient", got_gradients, want_gradients)):
+        raise Broken(f"{mode}, called again with another mask: {said(error)}") from error
+    _agree_in_all(f"{mode}, called again with another mask", (observed(theirs.subject, result), []), want, trial)
+
+
+def _agree_in_all(name: str, got: Outcome, want: Outcome, trial: Trial) -> None:
+    for what, mine, theirs in zip(("result", "gradient"), got, want, strict=True):
         if len(mine) != len(theirs):
-            raise Broken(f"{mode}: {len(mine)} {what}s instead of {len(theirs)}")
+            raise Broken(f"{name}: {len(mine)} {what}s instead of {len(theirs)}")
         for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            _agree(f"{mode}: {what} {position}", a, b, trial.sample.valueless)
+            _agree(f"{name}: {what} {position}", a, b, trial.sample.valueless)
 
 
-def _plain_fails_in(trial: Trial, other: Subject) -> bool:
-    """Whether the mode cannot run or differentiate the call on plain tensors."""
-    plain = Trial(other, trial.sample, Masking("plain", tuple(PLAIN for _ in trial.sample.tensors)), trial.seed)
+def _plainly(trial: Trial) -> Trial:
+    masks = Masking("plain", tuple(PLAIN for _ in trial.sample.tensors))
+    return Trial(trial.subject, trial.sample, masks, trial.seed)
+
+
+def _plain_error_in(theirs: Trial) -> str | None:
+    """What the mode says where it cannot run the call on plain tensors; None where it can."""
     try:
-        _both(plain)
+        _both(_plainly(theirs), False)
+    except Exception as error:
+        return said(error)
+    return None
+
+
+def _plain_gradients_agree(trial: Trial, theirs: Trial) -> bool:
+    """Whether the mode differentiates the call on plain tensors, as eager does."""
+    try:
+        _agree_in_all("plain", _both(_plainly(theirs), True), _both(_plainly(trial), True), trial)
     except Exception:
-        return True
-    return False
+        return False
+    return True
 
 
 def _agree(name: str, got: Any, want: Any, valueless: bool) -> None:
@@ -199,8 +232,8 @@ def _agree(name: str, got: Any, want: Any, valueless: bool) -> None:
         raise Broken(f"{name}: {wrong}")
 
 
-def _both(trial: Trial) -> tuple[list[Any], list[Any]]:
-    differentiable = trial.sample.differentiable
-    args, kwargs, values = trial.wrapped(gradients=differentiable)
+def _both(trial: Trial, gradients: bool) -> Outcome:
+    """Results and gradients (none where they are not asked for), observed."""
+    args, kwargs, values = trial.wrapped(gradients=gradients)
     outcome = observed(trial.subject, trial.run(args, kwargs))
-    return outcome, gradients_of(trial.subject, outcome, values) if differentiable else []
+    return outcome, gradients_of(trial.subject, outcome, values) if gradients else []

@@ -58,7 +58,7 @@ class Records(Subject):
     """The rules on bare records: no subclass, no dispatch, gradients by plain autograd through what a rule does."""
 
     name = "records"
-    laws = ("P1", "P2", "P3", "P5")
+    laws = ("P1", "P2", "P3", "P5", "P8")
     own_errors = False
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Dense:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.samples import database, overloads_called
-from op_registry.conformance.trials import Outcome, Report
 from op_registry.coverage import DTYPES, family_of
 
 

@@ -7,6 +7,7 @@ A run that was broken off goes on where it stopped, as long as settings and sour
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -21,8 +22,9 @@ from typing import Any
 
 import torch
 
+from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.subject import find_subject
-from op_registry.conformance.trials import Outcome, Report, Settings, run_operator
+from op_registry.conformance.trials import Settings, run_operator
 
 # After so many operators a process makes room for a new one: graphs and kernels that torch keeps are gigabytes by then.
 SERVES = 500
@@ -148,6 +150,8 @@ class _Worker:
 def _work(connection: Any, doing: Any, settings: Settings) -> None:
     """A worker's life."""
     torch.set_num_threads(1)
+    for module in settings.modules:
+        importlib.import_module(module)
 
     def say(line: str) -> None:
         doing.value = line.encode()[: LINE_LENGTH - 1]

@@ -7,14 +7,11 @@ again by number: the database is asked with the same seed, and gives the same li
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import itertools
-import random
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -22,8 +19,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from op_registry.conformance.randomness import start_random_numbers
-from op_registry.conformance.trees import tree_leaves, tree_map
+from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of
+from op_registry.conformance.sample import Operator, start_all_random_numbers
+from op_registry.conformance.sample import Sample as Sample
+from op_registry.conformance.trees import tree_map
+from op_registry.conformance.variant_calls import in_place, into_out
 from op_registry.conformance.watching import Recorder, calls_of
 from op_registry.registry import registry
 from op_registry.rule import packet_name
@@ -35,114 +35,6 @@ NO_TENSOR = "takes no strided tensor"
 LEFT_UNWRITTEN = ("fft_ihfft2", "fft_ihfftn")
 
 
-def _is_strided(leaf: Any) -> bool:
-    """Whether a leaf of the arguments is a tensor with values that a mask can hide."""
-    return isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One call: `fn(*args, **kwargs)`, and what may be asked of it beyond its values."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    number: int
-    dtype: torch.dtype
-    # What to differentiate of the result (some results are only defined up to a gauge).
-    differentiable_part: Callable[[Any], Any] = lambda result: result
-    differentiable: bool = True
-    twice_differentiable: bool = True
-    # Calls that promise nothing about their values (empty_like, …): shape, dtype and mask are compared.
-    valueless: bool = False
-    # Which tensors to differentiate by, in the order of `tensors`; None is all that hold real or complex numbers.
-    variables: frozenset[int] | None = None
-
-    @functools.cached_property
-    def tensors(self) -> list[Tensor]:
-        """The distinct strided tensors among the arguments, in order."""
-        found: dict[int, Tensor] = {}
-        for leaf in tree_leaves((self.args, self.kwargs)):
-            if _is_strided(leaf):
-                found.setdefault(id(leaf), leaf)
-        return list(found.values())
-
-    def with_tensors(self, replacement: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with each distinct tensor replaced, one tensor passed twice staying one."""
-        made: dict[int, Any] = {}
-
-        def replace(leaf: Any) -> Any:
-            if not _is_strided(leaf):
-                return leaf
-            if id(leaf) not in made:
-                made[id(leaf)] = replacement(leaf)
-            return made[id(leaf)]
-
-        args, kwargs = tree_map(replace, (self.args, self.kwargs))
-        return args, kwargs
-
-    def shape_of_call(self) -> tuple[Any, ...]:
-        """What two calls share when one of them is enough: dimensions, dtypes, and which options are set how."""
-
-        def describe(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor):
-                return (leaf.ndim, leaf.dtype, leaf.numel() == 0)
-            return type(leaf).__name__ if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) else str(leaf)
-
-        return tuple(map(str, tree_leaves(tree_map(describe, (self.args, sorted(self.kwargs.items()))))))
-
-
-class Operator:
-    """An entry of the database, or an operator of the user's: a name, and samples by dtype."""
-
-    name: str
-    dtypes: frozenset[torch.dtype]
-    # False where this is the operator in one dtype only, and what is asked once of an operator is asked in another.
-    leading = True
-
-    def in_dtype(self, dtype: torch.dtype) -> Operator:
-        """The same operator in one of its dtypes."""
-        part = copy.copy(self)
-        part.dtypes = frozenset({dtype})
-        part.leading = dtype is self.preferred_dtype
-        return part
-
-    def samples(self, dtype: torch.dtype) -> list[Sample]:
-        """Every sample, in an order that does not change."""
-        raise NotImplementedError
-
-    def error_samples(self) -> list[Sample]:
-        """Calls that plain torch refuses."""
-        return []
-
-    @property
-    def preferred_dtype(self) -> torch.dtype:
-        """float32 where the operator takes it."""
-        for dtype in (torch.float32, torch.int64, torch.complex64, torch.bool):
-            if dtype in self.dtypes:
-                return dtype
-        return min(self.dtypes, key=str)
-
-    @property
-    def gradient_dtype(self) -> torch.dtype | None:
-        """float64 where the operator takes it and has a derivative."""
-        return torch.float64 if torch.float64 in self.dtypes else None
-
-    def __repr__(self) -> str:
-        return f"<operator {self.name}>"
-
-
-def _seed(seed: int = 0) -> None:
-    """All random numbers that the database draws from."""
-    start_random_numbers(seed)
-    random.seed(seed)
-    try:
-        import numpy
-    except ImportError:
-        return
-    numpy.random.seed(seed)
-
-
 @contextlib.contextmanager
 def _database_asked() -> Iterator[None]:
     """Around the database's generators: no warnings, their seeding before every sample in its cheap form, and no search
@@ -151,11 +43,11 @@ def _database_asked() -> Iterator[None]:
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 
-    _seed()
+    start_all_random_numbers()
     with contextlib.ExitStack() as patches:
         patches.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        patches.enter_context(mock.patch.object(common_utils, "set_rng_seed", _seed))
+        patches.enter_context(mock.patch.object(common_utils, "set_rng_seed", start_all_random_numbers))
         for module in (common_utils, core):
             patches.enter_context(mock.patch.object(module, "extract_test_fn", _no_test))
         yield
@@ -262,7 +154,7 @@ class VariantOperator(DatabaseOperator):
         self.name = f"{self.name}+{variant}"
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
-        function = _in_place(self.info.inplace_variant) if self.variant == "inplace" else _into_out(self.info.op)
+        function = in_place(self.info.inplace_variant) if self.variant == "inplace" else into_out(self.info.op)
         differentiable = self.variant == "inplace" and bool(self.info.supports_inplace_autograd)
         return [
             dataclasses.replace(sample, fn=function, differentiable=differentiable and sample.differentiable)
@@ -272,78 +164,6 @@ class VariantOperator(DatabaseOperator):
 
     def error_samples(self) -> list[Sample]:
         return []
-
-
-def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` on a copy, which has to come back itself."""
-
-    @functools.wraps(function)
-    def in_place(x: Any, *args: Any, **kwargs: Any) -> Any:
-        copy = x.clone()
-        result = function(copy, *args, **kwargs)
-        assert result is copy, "an in-place operator gives its argument back"
-        return result
-
-    return in_place
-
-
-def _into_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` into tensors made for its results, which have to come back."""
-
-    def into_out(*args: Any, **kwargs: Any) -> Any:
-        plainly = function(*args, **kwargs)
-        targets = tree_map(lambda t: torch.empty_like(t) if isinstance(t, Tensor) else t, plainly)
-        result = function(*args, **kwargs, out=targets if isinstance(targets, Tensor) else tuple(targets))
-        for back, target in zip(tree_leaves(result), tree_leaves(targets), strict=True):
-            assert back is target, "what is given for out= comes back"
-        return result
-
-    return into_out
-
-
-class RegisteredOperator(Operator):
-    """An overload outside the database: samples of its rule's own, or made from the schema (elementwise operators)."""
-
-    def __init__(self, op: OpOverload) -> None:
-        self.op = op
-        self.name = str(op)
-        self.dtypes = frozenset({torch.float32, torch.float64})
-
-    def samples(self, dtype: torch.dtype) -> list[Sample]:
-        _seed()
-        rule = registry.get(self.op)
-        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        if rule is not None and rule.sample_makers:
-            make = functools.partial(torch.testing.make_tensor, dtype=dtype, device="cpu")
-            for maker in rule.sample_makers:
-                for call in maker(make):
-                    args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (tuple(call), {})
-                    calls.append((tuple(args), kwargs))
-        else:
-            calls = list(self._made_from_the_schema(dtype))
-        return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(calls)]
-
-    def _made_from_the_schema(self, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Tensors of one shape for each tensor argument, small numbers for required numbers."""
-        for shape in ((), (5,), (3, 4), (2, 3, 4), (0, 3)):
-            args: list[Any] = []
-            for argument in self.op._schema.arguments:
-                kind = str(argument.type)
-                if argument.kwarg_only or argument.has_default_value():
-                    break
-                if kind == "Tensor":
-                    args.append(torch.testing.make_tensor(shape, dtype=dtype, device="cpu"))
-                elif kind in ("int", "SymInt"):
-                    args.append(1)
-                elif kind in ("float", "number", "Scalar"):
-                    args.append(0.5)
-                elif kind == "bool":
-                    args.append(False)
-                elif kind.startswith("Optional"):
-                    args.append(None)
-                else:
-                    return
-            yield tuple(args), {}
 
 
 @functools.cache
@@ -376,17 +196,31 @@ def operator_named(name: str) -> Operator:
     if dtype:
         return operator_named(name).in_dtype(getattr(torch, dtype))
     entries = database()
-    if "+" in name:
+    plain_name, _, form = name.partition("+")
+    if form and name.replace(".", "_") in variants():
         return variants()[name.replace(".", "_")]
+    if form:
+        return _form_named(plain_name, form)
     formatted = name.replace(".", "_")
     if formatted in entries:
         return entries[formatted]
+    return RegisteredOperator(_overload_named(name))
+
+
+def _overload_named(name: str) -> OpOverload:
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(torch.ops, namespace, None), packet, None)
     if found is None:
         raise LookupError(f"no operator is called {name}: neither in torch's operator database nor under torch.ops")
-    return RegisteredOperator(getattr(found, overload or "default"))
+    return getattr(found, overload or "default")
+
+
+def _form_named(name: str, form: str) -> OwnForm:
+    for operator in forms_of(_overload_named(name)):
+        if operator.form == form:
+            return operator
+    raise LookupError(f"{name} has no {form} form: neither in torch's operator database nor under torch.ops")
 
 
 def in_each_dtype(name: str) -> list[str]:
@@ -404,10 +238,10 @@ def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
     entries = {name: None for overload in overloads for name in callers.get(overload, ())}
     if entries:
         return [database()[name] for name in entries]
-    own = [RegisteredOperator(o) for o in overloads if o in registry]
-    if not own:
+    registered = [overload for overload in overloads if overload in registry]
+    if not registered:
         raise LookupError(f"{packet_name(op)} has no rule, and torch's operator database does not call it")
-    return list(own)
+    return [o for overload in registered for o in (RegisteredOperator(overload), *forms_of(overload))]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from op_registry.conformance.samples import Sample
+from op_registry.conformance.sample import Sample
 
 # Numbers of folded samples, beyond those of the database.
 FOLDED = 10_000

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ class Subject:
 
     name = "a subject"
     # The laws that make sense of it.
-    laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
+    laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
     # Whether P1 asks for torch's own errors too (not of bare rules, which out= does not reach, for one).
     own_errors = True
 
@@ -47,6 +49,14 @@ class Subject:
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`fn` on wrapped and plain arguments."""
         return fn(*args, **kwargs)
+
+    def call_twice(self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any]) -> Any:
+        """`fn` on one (args, kwargs), then on the second, whose result counts.
+
+        A mode that compiles uses what the first call compiled, and raises where that does not serve the second.
+        """
+        self.call(fn, *first[0], **first[1])
+        return self.call(fn, *second[0], **second[1])
 
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
         """The gradient of a plain scalar with respect to each input, wrapped or plain; None where it takes no part."""
@@ -74,25 +84,48 @@ class Subject:
 def find_subject(name: str | None = None) -> Subject:
     """The subject called `name`: an entry point, ``module:attribute``, ``records`` or ``zeros``.
 
-    Without a name: the environment's OP_REGISTRY_SUBJECT, else the entry point ``default``, else the bare records.
+    Without a name: the environment's OP_REGISTRY_SUBJECT, else the entry point ``default``. Where nobody has declared
+    one, LookupError: rules on bare records obey laws that a masked tensor made of them breaks, so they have to be
+    asked for by name.
     """
     name = name or os.environ.get("OP_REGISTRY_SUBJECT")
-    points = {p.name: p for p in importlib.metadata.entry_points(group=GROUP)}
-    if name is None:
-        name = "default" if "default" in points else "records"
+    declared = declared_subjects()
+    if name is None and "default" not in declared:
+        raise LookupError(
+            f"no masked tensor to test: nothing declares the entry point 'default' in the group {GROUP!r}. Install the "
+            "library that does (pip install -e . in a checkout), or choose: subject='module:attribute' (--subject on "
+            "the command line, OP_REGISTRY_SUBJECT in the environment), or subject='records' for the rules on bare "
+            "records, which have dense storage and no compiled mode."
+        )
+    name = name or "default"
     if name in ("records", "zeros"):
         from op_registry.conformance import record_subject
 
         return record_subject.records if name == "records" else record_subject.zeros
-    if name in points:
-        found = points[name].load()
-    elif ":" in name:
-        module, _, attribute = name.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-    else:
-        known = ", ".join(sorted({"records", "zeros", *points}))
+    if name not in declared and ":" not in name:
+        known = ", ".join(sorted({"records", "zeros", *declared}))
         raise LookupError(f"no subject is called {name!r}; there are {known}, and module:attribute")
+    module, _, attribute = declared.get(name, name).partition(":")
+    found = getattr(importlib.import_module(module), attribute)
     subject = found() if isinstance(found, type) else found
     if not isinstance(subject, Subject):
         raise TypeError(f"{name} is {subject!r}, not an op_registry.conformance.Subject")
     return subject
+
+
+def declared_subjects() -> dict[str, str]:
+    """``module:attribute`` by name: the entry points of what is installed, and of the checkout that this file is in.
+
+    A checkout on PYTHONPATH has no entry points, but its pyproject.toml says which it would have.
+    """
+    return _declared_in_checkout() | {p.name: p.value for p in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _declared_in_checkout() -> dict[str, str]:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    if sys.version_info < (3, 11) or not project.is_file():
+        return {}  # no TOML reader before Python 3.11: an installation, or a name, is needed there
+    import tomllib
+
+    declared = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
+    return dict(declared.get(GROUP, {}))

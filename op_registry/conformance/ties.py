@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from op_registry.conformance.samples import Sample
+from op_registry.conformance.sample import Sample
 
 # Of each function: which result is positions, and where `dim` stands among its arguments.
 FREE = {"sort": (1, 1), "argsort": (0, 1), "topk": (1, 2), "kthvalue": (1, 2), "mode": (1, 1)}

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance import gradients, laws, modes, storages
+from op_registry.conformance import closed, gradients, laws, modes, storages
+from op_registry.conformance.applicability import exemption, refuses_partial_input
 from op_registry.conformance.gaps import covers, gaps_of
-from op_registry.conformance.laws import Broken, Densified, NotAsked, Refusal, Trial
 from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
-from op_registry.conformance.oracles import Refused
+from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.report import Outcome, Report
+from op_registry.conformance.sample import Operator, Sample
 from op_registry.conformance.samples import (
     DatabaseOperator,
-    Operator,
-    Sample,
     chosen,
     entries_by_overload,
     operator_named,
@@ -30,15 +31,25 @@ from op_registry.conformance.samples import (
 )
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject, find_subject
+from op_registry.conformance.trial import (
+    Broken,
+    Densified,
+    Law,
+    NotAsked,
+    Refusal,
+    Trial,
+    refused_by_the_semantics,
+)
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import Gap
 
-LAWS: dict[str, laws.Law] = {
+LAWS: dict[str, Law] = {
     "P1": laws.all_valid_identity,
     "P2": laws.compress,
     "P3": laws.non_interference,
     "P5": gradients.gradients_are_derivatives,
     "P6": modes.views_alias,
+    "P8": closed.closed_or_refused,
 }
 # The laws that are tried on storages other than dense.
 STORED: dict[str, Callable[..., None]] = {
@@ -47,9 +58,12 @@ STORED: dict[str, Callable[..., None]] = {
     "P5": storages.gradients_agree,
 }
 MODES = ("aot_eager", "inductor")
-ALL_LAWS = (*LAWS, "P4", "P7")
+ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
 # What P4 compares with dense storage: every masked tensor stored so, and only the first of several.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
+
+# Samples of another library's operator that are compiled.
+MOST_COMPILED = 2
 
 # The outcomes of a trial, best first. A refusal is no broken law, but no answer either.
 STATUSES = ("pass", "densified", "not asked", "refused", "gap", "broken", "error")
@@ -60,7 +74,7 @@ class Settings:
     """What is run for each operator. Everything that a result depends on, so that a run can be taken up again."""
 
     subject: str | None = None
-    laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
+    laws: tuple[str, ...] = ALL_LAWS
     # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
     most: int | None = 4
     # The same on storages other than dense, none more than that.
@@ -78,61 +92,8 @@ class Settings:
     sample: int | None = None
     # P7 for an overload in the first entry that calls it, and in no other.
     each_overload_once: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one trial that did not pass."""
-
-    law: str
-    description: str
-    status: str
-    message: str
-    repro: str
-
-
-@dataclass
-class Report:
-    """Everything about one operator: how many trials of each law came out how, and those that did not pass."""
-
-    operator: str
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
-    reasons: dict[str, int] = field(default_factory=dict)
-    # How many trials in each dtype came out how.
-    dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
-    # How many trials of P4 in each storage came out how.
-    storages: dict[str, dict[str, int]] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @property
-    def failures(self) -> list[Outcome]:
-        """Broken laws and unexpected errors, outside of named gaps."""
-        return [o for o in self.outcomes if o.status in ("broken", "error")]
-
-    def count(self, status: str) -> int:
-        """How many trials of all laws came out so."""
-        return sum(c.get(status, 0) for c in self.counts.values())
-
-    def add(self, other: Report) -> None:
-        """Take in what came of other trials of the same operator."""
-        both = ((self.counts, other.counts), (self.dtypes, other.dtypes), (self.storages, other.storages))
-        for mine, theirs in both:
-            for key, counts in theirs.items():
-                mine[key] = dict(Counter(mine.get(key, {})) + Counter(counts))
-        self.outcomes += other.outcomes
-        self.reasons = dict(Counter(self.reasons) + Counter(other.reasons))
-        self.seconds += other.seconds
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the results file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> Report:
-        """From the results file."""
-        outcomes = [Outcome(**o) for o in kept.pop("outcomes")]
-        return cls(**kept, outcomes=outcomes)
+    # Modules that register the rules of other libraries' operators: worker processes import them first.
+    modules: tuple[str, ...] = ()
 
 
 def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
@@ -149,27 +110,34 @@ def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dt
     return [dtype for dtype in wanted if dtype in operator.dtypes]
 
 
-def kinds_of(law: str, settings: Settings, stored: bool = False) -> list[str]:
-    """The masks under which a law is tried, on dense storage or `stored` otherwise."""
-    wanted = {
-        "P1": WHOLE,
-        "P3": PARTIAL,
-        "P4": ("half", "slices", "empty"),
-        "P6": ("unstored", "half", "empty", "broadcast"),
-        "P7": ("half",),
-    }.get("P4" if stored else law, KINDS)
+def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = False) -> list[str]:
+    """The masks under which a law is tried, on dense storage or `stored` otherwise; `whole`: where all is valid."""
+    key = "P4" if stored else law
+    wanted = WANTED_WHOLE.get(key, KINDS) if whole else WANTED.get(key, KINDS)
     return [kind for kind in settings.masks if kind in wanted]
+
+
+# The masks that have something to say about a law; every kind where it is not named.
+WANTED: dict[str, tuple[str, ...]] = {
+    "P1": WHOLE,
+    "P3": PARTIAL,
+    "P4": ("half", "slices", "empty"),
+    "P6": ("unstored", "half", "empty", "broadcast"),
+    "P7": ("half",),
+    "P8": ("half", "half_first", "half_others", "slices", "empty"),
+}
+# The same for an operator that refuses whatever is partly valid.
+WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
 
 
 def trials_of(
     operator: Operator, law: str, subject: Subject, settings: Settings, stored: bool = False
 ) -> Iterator[tuple[str, Trial]]:
     """Every trial of a law, with its description; `stored` on other storage than dense, under fewer masks."""
+    whole = refuses_partial_input(operator)
     for dtype in dtypes_of(operator, law, settings):
         if law == "P7":
-            samples = [
-                s for s in overload_samples(operator, dtype, _another_entry_asks(operator, settings)) if s.tensors
-            ]
+            samples = _compiled_samples(operator, dtype, settings)
         else:
             samples = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
         if settings.sample is not None:
@@ -177,10 +145,18 @@ def trials_of(
         elif law != "P7":
             samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
         for sample in samples:
-            for kind in kinds_of(law, settings, stored):
+            for kind in kinds_of(law, settings, stored, whole and law in WANTED_WHOLE):
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
+
+
+def _compiled_samples(operator: Operator, dtype: torch.dtype, settings: Settings) -> list[Sample]:
+    """Each overload that an entry calls, once; of another library's operator a few calls, on more than one element."""
+    if isinstance(operator, RegisteredOperator):
+        large = [s for s in _samples(operator, dtype) if all(t.numel() > 1 for t in s.tensors)]
+        return chosen(large or _samples(operator, dtype), None if settings.sample is not None else MOST_COMPILED)
+    return [s for s in overload_samples(operator, dtype, _another_entry_asks(operator, settings)) if s.tensors]
 
 
 @functools.lru_cache(maxsize=16)  # the laws ask one after another, each in every dtype
@@ -212,12 +188,32 @@ def describe(sample: Sample, kind: str) -> str:
 def repro(operator: Operator, law: str, description: str, settings: Settings, option: Option | None = None) -> str:
     """The command line that runs one trial."""
     dtype, _, number, kind = description.split()[:4]
-    subject = f" --subject {settings.subject}" if settings.subject else ""
+    name = settings.subject or os.environ.get("OP_REGISTRY_SUBJECT")
+    subject = f" --subject {name}" if name else ""
     chosen = f" {option[0]} {option[1]}" if option else ""
     return (
-        f"python -m op_registry check --op {operator.name} --law {law} --sample {number} --mask {kind} "
-        f"--dtype {dtype} --seed {settings.seed}{chosen}{subject}"
+        f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law {law} "
+        f"--sample {number} --mask {kind} --dtype {dtype} --seed {settings.seed}{chosen}{subject}{_remark(operator)}"
     )
+
+
+def _imports(operator: Operator, settings: Settings) -> str:
+    """What has to be imported for the operator to have its rule."""
+    own = operator.module if isinstance(operator, RegisteredOperator) else None
+    modules = dict.fromkeys([*settings.modules, *([own] if own is not None and not _built_in(own) else [])])
+    return "".join(f" --import {module}" for module in modules)
+
+
+def _built_in(module: str) -> bool:
+    return module.partition(".")[0] == "op_registry"
+
+
+def _remark(operator: Operator) -> str:
+    """What keeps the line from running as it stands, as a comment of the shell."""
+    if not isinstance(operator, RegisteredOperator) or operator.module is not None:
+        return ""
+    where = operator.rule.where if operator.rule is not None else "an overlay"
+    return f"  # the rule is registered in __main__ ({where}): move it to a module, and add --import MODULE"
 
 
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
@@ -230,30 +226,48 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for law in settings.laws:
-            if law not in subject.laws:
-                continue
-            for option, check in _checks(law, subject, settings):
-                stored = option is not None and law in STORED
-                for description, trial in trials_of(operator, law, subject, settings, stored):
-                    line = repro(operator, law, description, settings, option)
-                    say(line)
-                    described = f"{description} {option[1]}" if option and stored else description
-                    status, message = named.judged(law, described, *outcome_of(check, trial))
-                    _keep(report, law, described, status, message, line)
-                    if option and law == "P4":
-                        report.storages.setdefault(option[1], Counter())[status] += 1
+            report.counts.setdefault(law, Counter())
+            if law in subject.laws:
+                _try_law(law, operator, subject, settings, named, report, say)
+            else:
+                report.silences[law] = {f"the subject {subject.name!r} cannot be asked": 1}
         if "P1" in settings.laws and settings.sample is None and subject.own_errors:
             _errors(operator, subject, named, report, say)
+        for law in settings.laws:
+            why = None if report.asked(law) else exemption(operator, law, settings.seed)
+            if why is not None:
+                report.exemptions[law] = why
     for gap in named.closed():
         report.outcomes.append(
             Outcome(gap.law, gap.where, "broken", f"a named gap no longer fails: {gap}; take it out", "")
         )
         report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
-    report.counts = {law: dict(counts) for law, counts in report.counts.items()}
-    report.dtypes = {dtype: dict(counts) for dtype, counts in report.dtypes.items()}
-    report.storages = {storage: dict(counts) for storage, counts in report.storages.items()}
+    for table in (report.counts, report.dtypes, report.storages, report.silences):
+        table.update({key: dict(counts) for key, counts in table.items()})
     return report
+
+
+def _try_law(
+    law: str,
+    operator: Operator,
+    subject: Subject,
+    settings: Settings,
+    named: _NamedGaps,
+    report: Report,
+    say: Callable[[str], None],
+) -> None:
+    """Every trial of one law."""
+    for option, check in _checks(law, subject, settings):
+        stored = option is not None and law in STORED
+        for description, trial in trials_of(operator, law, subject, settings, stored):
+            line = repro(operator, law, description, settings, option)
+            say(line)
+            described = f"{description} {option[1]}" if option and stored else description
+            status, message = named.judged(law, described, *outcome_of(check, trial))
+            _keep(report, law, described, status, message, line)
+            if option and law == "P4":
+                report.storages.setdefault(option[1], Counter())[status] += 1
 
 
 class _NamedGaps:
@@ -283,11 +297,11 @@ class _NamedGaps:
 Option = tuple[str, str]
 
 
-def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, laws.Law]]:
+def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, Law]]:
     """A law as checks: P4 for each storage, P3 and P5 for dense storage and some others, P7 for each mode."""
     if law == "P7":
         return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
-    checks: list[tuple[Option | None, laws.Law]] = [] if law == "P4" else [(None, LAWS[law])]
+    checks: list[tuple[Option | None, Law]] = [] if law == "P4" else [(None, LAWS[law])]
     if law in STORED:
         wanted = settings.storages if law == "P4" else settings.also_stored
         known = [s for s in wanted if s.partition("_")[0] in subject.storages]
@@ -325,10 +339,14 @@ def _keep(report: Report, law: str, description: str, status: str, message: str,
         report.reasons[message] = report.reasons.get(message, 0) + 1
     elif status not in ("pass", "not asked"):
         report.outcomes.append(Outcome(law, description, status, message, line))
+    if status == "not asked":
+        report.silences.setdefault(law, Counter())[message] += 1
 
 
-def outcome_of(check: laws.Law, trial: Trial) -> tuple[str, str]:
+def outcome_of(check: Law, trial: Trial) -> tuple[str, str]:
     """The status of one trial, and what there is to say about it."""
+    if trial.plain_error is not None and check is not laws.same_errors:
+        return "not asked", f"plain torch raises {trial.plain_error}"
     try:
         check(trial)
     except NotAsked as reason:
@@ -338,28 +356,14 @@ def outcome_of(check: laws.Law, trial: Trial) -> tuple[str, str]:
     except Broken as reason:
         return "broken", str(reason)
     except (Refusal, MaskedSemanticsError) as reason:
-        if _refused_by_the_semantics(trial):
+        if refused_by_the_semantics(trial):
             return "not asked", f"refused, as it has to be: {_first_line(reason)}"
         return "refused", _first_line(reason)
     except Exception as error:
-        if laws.plain_fails(trial):
-            return "not asked", "plain torch raises as well"
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
         return "error", f"{type(error).__name__}: {_first_line(error)}{where}"
     return "pass", ""
-
-
-def _refused_by_the_semantics(trial: Trial) -> bool:
-    """Whether the oracles know no answer to this call, and say that there is none."""
-    try:
-        trial.expected()
-    except Refused:
-        return True
-    except Exception:
-        # No oracle, or the trial cannot be had: nobody says that it has to be refused.
-        return False
-    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from op_registry.conformance.oracles import (
     attention,
+    by_category,
     derivatives,
     losses,
     norms,
@@ -42,6 +43,7 @@ __all__ = [
     "Refused",
     "Slot",
     "attention",
+    "by_category",
     "derivatives",
     "expected",
     "losses",
@@ -60,18 +62,6 @@ __all__ = [
     "windows",
 ]
 
-# For operators that no table names, the category that their rule claims decides, so that a user's operator is checked
-# against the law that it was registered under.
-BY_CATEGORY: dict[str, Oracle] = {
-    "elementwise": pointwise.elementwise,
-    "movement": positions.movement,
-    "reduction": slices.reduction,
-    "scan": slices.scan,
-    "opaque": pointwise.opaque,
-    "refused": pointwise.refused,
-    "random": pointwise.as_torch_under_the_input,
-}
-
 
 def oracle_for(op: OpOverload) -> Oracle | None:
     """The oracle of an overload: by name, by torch's own pointwise tag, by its rule's own or its rule's category."""
@@ -87,7 +77,7 @@ def oracle_for(op: OpOverload) -> Oracle | None:
     if rule.oracles:
         own = rule.oracles[0]
         return lambda c: own(*[c[a.name] for a in c.op._schema.arguments])
-    return BY_CATEGORY.get(rule.category.name) if not op._can_decompose() else None
+    return by_category.BY_CATEGORY.get(rule.category.name) if not op._can_decompose() else None
 
 
 class OracleInterpreter(Interpreter):

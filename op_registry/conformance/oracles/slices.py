@@ -32,6 +32,7 @@ def reduce_by_slices(
     c: Call,
     one: Callable[[Tensor], Any],
     *,
+    operand: str = "self",
     dims: Sequence[int] | None = None,
     indices: Sequence[int] = (),
     least: int = 1,
@@ -40,7 +41,7 @@ def reduce_by_slices(
 
     `indices` are the outputs that say where an element was: places in the uncompressed slice.
     """
-    x = c["self"]
+    x = c[operand]
     reduced = tuple(range(x.ndim)) if dims is None else tuple(dims)
     plain = c.plainly()
     outs = [plain] if isinstance(plain, Tensor) else list(plain)
@@ -186,9 +187,11 @@ def sum_to_size(c: Call) -> Slot:
 # ------------------------------------------------------------------------------------------------ scans, softmax
 
 
-def along_lines(c: Call, one: Callable[[Tensor], Any], dim: int, indices: Sequence[int] = ()) -> Any:
+def along_lines(
+    c: Call, one: Callable[[Tensor], Any], dim: int, indices: Sequence[int] = (), operand: str = "self"
+) -> Any:
     """`one` on each compressed line, put back where the elements were; valid where the input is."""
-    x = c["self"]
+    x = c[operand]
     if x.ndim == 0:
         plain = c.plainly()
         return Slot(plain, x.mask) if isinstance(plain, Tensor) else tuple(Slot(p, x.mask) for p in plain)

@@ -1,0 +1,73 @@
+"""Which laws apply to an operator: decided by its schema, its rule's category and by differentiating it on plain torch.
+
+Never by what a rule did: a law that applies and of which no trial had anything to ask is undecided (verdict.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch._ops import OpOverload
+
+from op_registry.categories import OPAQUE, REFUSED
+from op_registry.conformance import plain_torch
+from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
+from op_registry.conformance.sample import Operator
+from op_registry.conformance.samples import NOT_ON_THIS_MACHINE, DatabaseOperator, chosen, overloads_called
+from op_registry.variants import is_view
+
+# Samples that are differentiated to find out whether an operator has a derivative.
+TRIED = 12
+
+
+def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
+    """Why a law does not apply to an operator; None where it does."""
+    if not operator.dtypes:
+        return NOT_ON_THIS_MACHINE
+    if _category(operator) == REFUSED.name and law not in ("P2", "P8"):
+        return "its rule refuses every masked input"
+    if law == "P5":
+        return _no_derivative(operator, seed)
+    if law == "P6":
+        return _no_view(operator)
+    if law == "P7" and not operator.leading:
+        return "it is asked in the operator's preferred dtype"
+    return None
+
+
+def refuses_partial_input(operator: Operator) -> bool:
+    """Whether the operator's rule is opaque, so that most can be asked of it only where everything is valid."""
+    return _category(operator) == OPAQUE.name
+
+
+def _category(operator: Operator) -> str | None:
+    rule = operator.rule if isinstance(operator, RegisteredOperator) else None
+    return rule.category.name if rule is not None else None
+
+
+def _no_derivative(operator: Operator, seed: int) -> str | None:
+    if isinstance(operator, OwnForm) and operator.form == "out":
+        return "an out= form has no derivative"
+    dtype = operator.gradient_dtype
+    if dtype is None:
+        return "it has no derivative in float64"
+    samples = [s for s in chosen(operator.samples(dtype), TRIED) if s.tensors]
+    tried = [plain_torch.derivative(s, seed) for s in samples if plain_torch.forward(s, seed).error is None]
+    if not tried or any(derivative.order for derivative in tried):
+        return None
+    return f"it has no derivative: {tried[0].why}"
+
+
+def _no_view(operator: Operator) -> str | None:
+    overloads = _overloads(operator)
+    if any(is_view(op) for op in overloads):
+        return None
+    return "its schema returns no view" if len(overloads) == 1 else "none of its overloads' schemas returns a view"
+
+
+def _overloads(operator: Operator) -> Sequence[OpOverload]:
+    if isinstance(operator, OwnForm):
+        return (operator.mutable,)
+    if isinstance(operator, RegisteredOperator):
+        return (operator.op,)
+    return overloads_called(operator.name.partition("+")[0]) if isinstance(operator, DatabaseOperator) else ()

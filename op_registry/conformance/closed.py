@@ -1,0 +1,58 @@
+"""P8: closed or refused. A call with something invalid gives masked results, or raises and names the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch._ops import OpOverload
+
+from op_registry.categories import FACTORY, PLUMBING, QUERY
+from op_registry.conformance.oracles import NoOracle, Refused, Slot
+from op_registry.conformance.samples import calls_made
+from op_registry.conformance.trial import Broken, NotAsked, Trial
+from op_registry.errors import MaskedSemanticsError
+from op_registry.resolve import resolve
+from op_registry.rule import packet_name
+
+# Categories whose operators may answer with plain tensors, where no oracle says what they have to give.
+ANSWER_PLAINLY = (QUERY, FACTORY, PLUMBING)
+
+
+def closed_or_refused(trial: Trial) -> None:
+    """P8: never a silent plain result. That the mask is the right one is P2's affair."""
+    if not trial.partial:
+        raise NotAsked("nothing is invalid")
+    try:
+        got = trial.outcome()
+    except MaskedSemanticsError as error:
+        _names_the_operator(str(error), trial)
+        return
+    plain = [n for n, value in enumerate(got) if isinstance(value, tuple) and value[1] is None]
+    due = _masked_results(trial, plain) if plain else []
+    if due:
+        raise Broken(f"result {due[0]}: a plain tensor, although an operand is masked")
+
+
+def _names_the_operator(message: str, trial: Trial) -> None:
+    """A refusal that its reader can do something with says which operator it is about."""
+    if isinstance(trial.sample.fn, OpOverload):
+        name = packet_name(trial.sample.fn).rpartition("::")[2]
+        if name not in message:
+            raise Broken(f"the refusal does not name {name}: {message[:160]}")
+
+
+def _masked_results(trial: Trial, plain: Sequence[int]) -> list[int]:
+    """Those of the `plain` results that have to be masked: by the oracle, else by the categories of the rules."""
+    try:
+        want = trial.expected()
+    except Refused:
+        return list(plain)
+    except NoOracle:
+        rules = [resolve(op).rule for op in _overloads(trial)]
+        plainly = any(rule is not None and rule.category in ANSWER_PLAINLY for rule in rules)
+        return [] if plainly else list(plain)
+    return [n for n in plain if n >= len(want) or isinstance(want[n], Slot)]
+
+
+def _overloads(trial: Trial) -> Sequence[OpOverload]:
+    return [trial.sample.fn] if isinstance(trial.sample.fn, OpOverload) else calls_made(trial.sample)

@@ -1,0 +1,202 @@
+"""Operators of other libraries: samples that their rule brings, or calls made from the schema and tried on plain torch.
+
+A schema says how many tensors an operator takes, not of which shapes. So several are tried, and a call that plain
+torch runs is a sample. Where none runs, the operator has no samples, and every law is undecided until the rule brings
+some (``rule.samples``).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.conformance.plain_torch import derivative
+from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
+from op_registry.conformance.variant_calls import in_place, into_out
+from op_registry.registry import registry
+from op_registry.rule import Rule
+from op_registry.variants import is_inplace, mutable_forms, written_arguments
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+# dtypes in which an operator is tried; the integers and bool only where it takes no floating point.
+FLOATING = (torch.float32, torch.float64)
+OTHERS = (torch.complex64, torch.int64, torch.bool)
+
+# Arguments of these names are dimensions.
+DIMENSIONS = ("dim", "dims", "axis", "axes")
+
+# Shapes for operators of one tensor, and of several of one shape.
+ONE_SHAPE: tuple[tuple[int, ...], ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
+# Shapes for operators of two tensors: broadcasting, then products.
+TWO_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((3, 4), (4,)),
+    ((2, 3, 4), (3, 1)),
+    ((3, 4), (4, 5)),
+    ((2, 3, 4), (2, 4, 5)),
+    ((3, 4), (5, 4)),
+)
+
+
+class RegisteredOperator(Operator):
+    """An overload that has a rule and is not in torch's database.
+
+    Its samples are those of its rule (``rule.samples``), or made from its schema: tensors of floating point, numbers,
+    and the dimensions 0 and -1 for arguments called ``dim``, as far as plain torch runs the call.
+    """
+
+    def __init__(self, op: OpOverload) -> None:
+        self.op = op
+        self.name = str(op)
+        self.dtypes = self._dtypes_that_run() or frozenset(FLOATING)
+
+    @property
+    def rule(self) -> Rule | None:
+        return registry.get(self.op)
+
+    @property
+    def brings_samples(self) -> bool:
+        """Whether the rule has samples of its own."""
+        return self.rule is not None and bool(self.rule.sample_makers)
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        start_all_random_numbers()
+        made = self._of_the_rule(dtype) if self.brings_samples else _calls_that_run(self.op, dtype)
+        return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(made)]
+
+    def _of_the_rule(self, dtype: torch.dtype) -> Iterator[Arguments]:
+        assert self.rule is not None
+        make = functools.partial(torch.testing.make_tensor, dtype=dtype, device="cpu")
+        for maker in self.rule.sample_makers:
+            for call in maker(make):
+                args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (tuple(call), {})
+                yield tuple(args), kwargs
+
+    def _dtypes_that_run(self) -> frozenset[torch.dtype]:
+        def runs(dtype: torch.dtype) -> bool:
+            return any(_runs(self.op, s.args, s.kwargs) for s in self.samples(dtype))
+
+        floating = frozenset(filter(runs, FLOATING))
+        return floating or frozenset(filter(runs, OTHERS))
+
+    @property
+    def module(self) -> str | None:
+        """The module in which the rule is registered, for ``--import``; None where none can be imported."""
+        return module_written_in(self.rule.where) if self.rule is not None else None
+
+
+class OwnForm(RegisteredOperator):
+    """The in-place or out= form of such an operator, on a copy of its first tensor or into new tensors."""
+
+    def __init__(self, base: OpOverload, mutable: OpOverload) -> None:
+        self.form = "inplace" if is_inplace(mutable) else "out"
+        self.mutable = mutable
+        # Asked of the schema here: a compiler that traces the samples' function cannot.
+        self._targets = written_arguments(mutable)
+        super().__init__(base)
+        self.name = f"{base}+{self.form}"
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        function = in_place(self.mutable) if self.form == "inplace" else into_out(self._with_out)
+        return [
+            Sample(function, s.args, s.kwargs, s.number, dtype, differentiable=self._differentiable(s))
+            for s in super().samples(dtype)
+            if s.args and isinstance(s.args[0], Tensor)
+        ]
+
+    def _differentiable(self, sample: Sample) -> bool:
+        """Of an in-place form without a formula autograd notices nothing: only the functional form tells."""
+        return self.form == "inplace" and derivative(sample).order > 0
+
+    def _with_out(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """The functional form, or the out= overload with its targets under their schema names."""
+        if out is None:
+            return self.op(*args, **kwargs)
+        targets = [out] if isinstance(out, Tensor) else list(out)
+        return self.mutable(*args, **kwargs, **dict(zip(self._targets, targets, strict=True)))
+
+
+def forms_of(op: OpOverload) -> list[OwnForm]:
+    """The in-place and out= forms that the operator's library has."""
+    return [OwnForm(op, mutable) for mutable in mutable_forms(op)]
+
+
+def module_written_in(where: str) -> str | None:
+    """The imported module in whose file a rule is written (``rule.where``: file and line)."""
+    path = where.rpartition(":")[0]
+    for name, module in list(sys.modules.items()):
+        file = (getattr(module, "__file__", None) or "").replace("\\", "/")
+        if file and "/".join(file.split("/")[-3:]) == path:
+            spec = getattr(module, "__spec__", None)
+            # Run by `python -m`, a module is called __main__, and its spec tells how to import it.
+            found = spec.name if name == "__main__" and spec is not None else name
+            return None if found == "__main__" else found.removesuffix(".__main__")
+    return None
+
+
+def _runs(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether plain torch takes the call."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            op(*args, **kwargs)
+    except Exception:
+        return False
+    return True
+
+
+def _calls_that_run(op: OpOverload, dtype: torch.dtype) -> list[Arguments]:
+    return [call for call in _calls_from_schema(op, dtype) if _runs(op, *call)]
+
+
+def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments]:
+    """Calls with every required argument, for each assignment of shapes to tensors and of dimensions to `dim`."""
+    required = [a for a in op._schema.arguments if not a.has_default_value()]
+    number = sum(str(a.type) in ("Tensor", "List[Tensor]") for a in required)
+    for shapes in _shapes(number):
+        for dim in (0, -1) if any(a.name in DIMENSIONS for a in op._schema.arguments) else (0,):
+            rest = iter(shapes)
+            values = {a.name: _value(a, rest, dim, dtype) for a in _given(op, required)}
+            if any(value is NotImplemented for value in values.values()):
+                return
+            keywords = {a.name for a in op._schema.arguments if a.kwarg_only}
+            names = [a.name for a in op._schema.arguments if not a.kwarg_only]
+            given = list(itertools.takewhile(values.__contains__, names))
+            args = tuple(values[name] for name in given)
+            yield args, {k: v for k, v in values.items() if k in keywords or k not in given}
+
+
+def _given(op: OpOverload, required: Sequence[Any]) -> list[Any]:
+    """The arguments that a made call gives: what is required, and a dimension that could be left out."""
+    names = {a.name for a in required}
+    return [a for a in op._schema.arguments if a.name in names or a.name in DIMENSIONS]
+
+
+def _shapes(number: int) -> Iterable[tuple[tuple[int, ...], ...]]:
+    same = [(shape,) * number for shape in ONE_SHAPE]
+    return [*same, *TWO_SHAPES] if number == 2 else same
+
+
+def _value(argument: Any, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype) -> Any:
+    """A value of the argument's type; NotImplemented where nothing sensible can be made up."""
+    kind, dimension = str(argument.type), argument.name in DIMENSIONS
+    if kind == "Tensor":
+        return torch.testing.make_tensor(next(shapes), dtype=dtype, device="cpu")
+    if kind == "List[Tensor]":
+        shape = next(shapes)
+        return [torch.testing.make_tensor(shape, dtype=dtype, device="cpu") for _ in range(2)]
+    if kind in ("int", "SymInt", "Optional[int]", "Optional[SymInt]") and (dimension or not kind.startswith("Opt")):
+        return dim if dimension else 1
+    if "List[int]" in kind or "List[SymInt]" in kind:
+        return [dim] if dimension else None if kind.startswith("Optional") else [1]
+    if kind.startswith("Optional"):
+        return None
+    return {"float": 0.5, "number": 0.5, "Scalar": 0.5, "bool": False}.get(kind, NotImplemented)

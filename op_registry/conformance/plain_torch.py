@@ -1,0 +1,135 @@
+"""What plain torch does with a sample, found out by running it: whether it runs, what it writes to, how often it can be
+differentiated.
+
+A trial is excused where plain torch's forward raises, by nothing else. Derivatives are decided here, before a subject
+is asked for any, so that an error in a subject's gradient can never pass for a call without one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.trees import tree_leaves
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A plain call: what it raised (None: it ran), and the tensors that it wrote to and did not return."""
+
+    error: str | None
+    written: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """How often a call can be differentiated, 0 to 2, and what keeps it from more."""
+
+    order: int
+    why: str = ""
+
+
+@functools.lru_cache(maxsize=256)
+def forward(sample: Sample, seed: int = 0) -> Forward:
+    """Run the sample on plain tensors."""
+    args, kwargs, copies = _copies(sample, frozenset())
+    versions = [t._version for t in copies]
+    start_random_numbers(seed)
+    try:
+        given = {id(leaf) for leaf in tree_leaves(sample.fn(*args, **kwargs))}
+    except Exception as error:
+        return Forward(said(error))
+    changed = (n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v)
+    return Forward(None, tuple(n for n in changed if id(copies[n]) not in given))
+
+
+def variables(sample: Sample, seed: int = 0) -> frozenset[int]:
+    """The tensors to differentiate by: real or complex, not overwritten by the call, not ruled out by the sample."""
+    written = forward(sample, seed).written
+    return frozenset(
+        n
+        for n, t in enumerate(sample.tensors)
+        if (t.is_floating_point() or t.is_complex())
+        and n not in written
+        and (sample.variables is None or n in sample.variables)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def derivative(sample: Sample, seed: int = 0) -> Derivative:
+    """Differentiate the sample on plain tensors, once and twice, as far as its source says that this can be done."""
+    if not sample.differentiable:
+        return Derivative(0, "the sample is marked as not differentiable")
+    failed = forward(sample, seed).error
+    if failed is not None:
+        return Derivative(0, f"plain torch raises {failed}")
+    args, kwargs, copies = _copies(sample, variables(sample, seed))
+    inputs = [t for t in copies if t.requires_grad]
+    start_random_numbers(seed)
+    try:
+        result = sample.differentiable_part(sample.fn(*args, **kwargs))
+        scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+        if scalar is None:
+            return Derivative(0, "no result of plain torch requires grad")
+        twice = sample.twice_differentiable
+        first = torch.autograd.grad(scalar, inputs, allow_unused=True, create_graph=twice)
+    except Exception as error:
+        return Derivative(0, f"plain torch raises {said(error)}")
+    try:
+        again = weighted_sum([(g, None) for g in first if g is not None]) if twice else None
+        if again is None:
+            return Derivative(1, "plain torch has no second derivative")
+        torch.autograd.grad(again, inputs, allow_unused=True)
+    except Exception as error:
+        return Derivative(1, f"plain torch raises {said(error)}")
+    return Derivative(2)
+
+
+def said(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+
+
+def _copies(sample: Sample, wanted: frozenset[int]) -> tuple[Any, Any, list[Tensor]]:
+    made: list[Tensor] = []
+
+    def copy(tensor: Tensor) -> Tensor:
+        made.append(tensor.detach().clone().requires_grad_(len(made) in wanted))
+        return made[-1]
+
+    args, kwargs = sample.with_tensors(copy)
+    return args, kwargs, made
+
+
+def weighting(data: Tensor, seed: int = 0) -> Tensor:
+    """A fixed weight for each element."""
+    return _weights(data.shape, data.dtype, seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 17)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
+
+
+def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
+    """A scalar that every valid element of every differentiable result enters with a weight of its own."""
+    parts = []
+    for position, result in enumerate(outcome):
+        if not isinstance(result, tuple):
+            continue
+        data, mask = result
+        if not data.requires_grad:
+            continue
+        kept = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
+        part = (kept * weighting(data, position)).sum()
+        parts.append(part.real if part.is_complex() else part)
+    return sum(parts[1:], parts[0]) if parts else None
