@@ -292,7 +292,8 @@ class Kernels:
         registry.listen(self._changed)
 
     def _changed(self, op: OpOverload) -> None:
-        forms = (op, *(self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)))
+        derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
+        forms = (op, *derived)
         if op in registry.ever_overlaid:
             self.chosen_at_call.update(forms)
         for form in forms:
