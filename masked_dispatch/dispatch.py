@@ -57,13 +57,14 @@ from masked_dispatch.writes import (
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
 from op_registry.records import being_traced, set_transform_probes
-from op_registry.resolve import Meaning
+from op_registry.resolve import Meaning, decomposes
 from op_registry.rule import Rule
 from op_registry.variants import (
     changes_metadata,
     functional_call,
     functional_form,
     is_inplace,
+    is_out,
     is_view,
     mutable_forms,
     written_arguments,
@@ -109,6 +110,20 @@ def refusing_kernel(op: OpOverload) -> Kernel:
     return kernel
 
 
+def as_written(meaning: Meaning) -> bool:
+    """Whether an overload means what the rule book says; what knows more of it than its rule does may serve it then."""
+    return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
+
+
+def returning_nothing(kernel: Kernel) -> Kernel:
+    """For in-place operators whose schema returns nothing, as those of torch.library.custom_op do."""
+
+    def without_result(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> None:
+        kernel(keyset, *args, **kwargs)
+
+    return without_result
+
+
 def kernel_of(meaning: Meaning) -> Kernel:
     """The kernel that carries out what an overload means: the ladder of the module's docstring."""
     op, rule, base = meaning.op, meaning.rule, meaning.base
@@ -116,17 +131,20 @@ def kernel_of(meaning: Meaning) -> Kernel:
         return rule_kernel(op, rule)
     if rule is not None and rule.category is COMPOSITE:
         return composed_kernel(op, rule)
-    if changes_metadata(op):
+    if changes_metadata(op) and as_written(meaning):
         return metadata_kernel(op)
     if rule is not None and base is op:
-        if is_view(op):
+        if is_view(op) and not decomposes(op):
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
         return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
-    if base is not None:
+    if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
-        return inplace_kernel(op, compute) if is_inplace(op) else out_kernel(op, compute, written_arguments(op))
+        if not is_inplace(op):
+            return out_kernel(op, compute, written_arguments(op))
+        kernel = inplace_kernel(op, compute)
+        return kernel if op._schema.returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)
     return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
@@ -170,7 +188,7 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
         else:
             update(args[0], args[1])
         return args[0]
-    if op in INNERMOST:
+    if op in INNERMOST and as_written(resolve(op)):
         return args[0].detached()
     if changes_metadata(op):
         raise MaskedSemanticsError(
@@ -223,9 +241,9 @@ def handler_below(meaning: Meaning) -> Handler:
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
     if op is aten.copy_.default:
         return copy_
-    if op is aten.as_strided.default:
+    if op is aten.as_strided.default and as_written(meaning):
         return strided_view
-    if changes_metadata(op):
+    if changes_metadata(op) and as_written(meaning):
         return metadata
     if meaning.kind == "missing":
         return missing

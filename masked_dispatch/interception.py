@@ -23,7 +23,8 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
 15. AOTAutograd's functional tensors hold a value of the graph that no later write changes, and it runs a function once
     before it records it
 16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
-    frame stands between that and the function that calls the engine
+    frame stands between that and the function that calls the engine, or, in the thread that the engine has for a
+    device, the thread's beginning
 17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
 18. ``default_collate`` looks up how to collate in a table by type, a subclass of Tensor under Tensor
 

@@ -21,6 +21,7 @@ from masked_dispatch.interception import (
     no_torch_function,
 )
 from masked_dispatch.messages import returned_to_torch_func, tangent_stored_otherwise
+from masked_dispatch.saved import check_saved, problem_of_dense
 from masked_dispatch.validity import Family, GraphWrites, Writable
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of, source_digest
@@ -306,9 +307,13 @@ class MaskedTensor(torch.Tensor):
         # Itself, unless it is stored otherwise.
         return self
 
+    @never_compiled
+    def __copy__(self) -> MaskedTensor:
+        return remade(self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
+
     def _copied(self) -> MaskedTensor:
         validity = None if self._validity is None else self._validity.clone()
-        return rebuild(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
+        return remade(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
 
     # ------------------------------------------------------------------------------------- surface that would crash
 
@@ -508,12 +513,21 @@ def wrap_in_transform(data: Tensor, validity: Tensor | None) -> InTransform:
     return wrapper
 
 
-def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
-    """What pickle and torch.load call (format 1: data, int8 validity or None, requires_grad, is a parameter)."""
+def remade(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool) -> MaskedTensor:
+    """A masked tensor of these pieces, a parameter where that is what it is (nothing is checked)."""
     wrapper = wrap(data, validity, requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
     return wrapper
+
+
+def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
+    """What pickle and torch.load call (format 1: data, int8 validity or None, requires_grad, is a parameter).
+
+    Raises ValueError where the pieces are not those of a masked tensor.
+    """
+    check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
+    return remade(data, validity, requires_grad, is_parameter)
 
 
 torch.serialization.add_safe_globals([rebuild])

@@ -266,7 +266,9 @@ def known_all_valid(record: Dense) -> bool:
     return bool(record.validity.all())
 
 
-OPAQUE = Category("opaque", "mixes everything; runs where every element is valid, refused otherwise", run_opaque)
+OPAQUE = Category(
+    "opaque", "mixes everything; runs where every element is valid, refused otherwise", run_opaque, closed=True
+)
 
 # --------------------------------------------------------------------------------------------------------- refused
 
@@ -282,7 +284,9 @@ def refusal(op: OpOverload, reason: str, instead: str) -> str:
     return f"{packet_name(op)} is refused on masked tensors: {reason}. {instead}."
 
 
-REFUSED = Category("refused", "has no meaning on masked tensors, for the reason that it gives", run_refused)
+REFUSED = Category(
+    "refused", "has no meaning on masked tensors, for the reason that it gives", run_refused, closed=True
+)
 
 # ------------------------------------------------------------- laws whose operators bring a run of their own
 
@@ -326,7 +330,7 @@ DERIVATIVE = Category(
 )
 # A rule of this category is written in other operators. Its run is given the call's own tensors, masked and plain, in
 # place of records: for operators that write to several tensors, of which some may be masked and others not.
-COMPOSITE = Category("composite", "other operators, each piece under its own law")
+COMPOSITE = Category("composite", "other operators, each piece under its own law", closed=True)
 PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike")
 
 

@@ -50,6 +50,7 @@ class Category:
                operator brings its own
     slices     how its operators work slice by slice, if they do
     lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.lowering`)
+    closed     whether nothing but its own rules can follow it: a function put in the place of one follows no law
     """
 
     name: str
@@ -57,9 +58,13 @@ class Category:
     run: Run | None = None
     slices: Slices | None = None
     lowerings: Mapping[type, Any] = field(default_factory=dict, compare=False, repr=False)
+    closed: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.law}"
+
+
+OVERRIDE = Category("override", "as its own text says")
 
 
 @dataclass(frozen=True)

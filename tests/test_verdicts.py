@@ -321,6 +321,28 @@ def test_in_place_and_out_forms_of_a_strangers_library_follow_its_rule() -> None
     assert repr(x) == "masked_tensor([1., --], valid=1/2, True=valid)"
 
 
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def tripled_(x: Tensor) -> None:
+    x.mul_(3)
+
+
+defined("tripled", tripled)
+torch.library.custom_op("verdicts::tripled_", tripled_, mutates_args=("x",))
+
+
+def test_an_in_place_form_that_returns_nothing_follows_the_rule_as_well() -> None:
+    elementwise(OWN.tripled)
+    verdict = check(OWN.tripled)
+    assert verdict, str(verdict)
+    assert {a.operator for a in verdict.answers} == {"verdicts.tripled.default", "verdicts.tripled.default+inplace"}
+    x = md.masked_tensor([2.0, 4.0], [True, False])
+    assert OWN.tripled_(x) is None
+    assert repr(x) == "masked_tensor([6., --], valid=1/2, True=valid)"
+
+
 # --------------------------------------------------------------------------------------------------- what is tested
 
 

@@ -46,6 +46,8 @@ def _category(operator: Operator) -> str | None:
 
 
 def _no_derivative(operator: Operator, seed: int) -> str | None:
+    if isinstance(operator, OwnForm) and operator.form == "out":
+        return "an out= form has no derivative"
     dtype = operator.gradient_dtype
     if dtype is None:
         return "it has no derivative in float64"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
 from op_registry.conformance.variant_calls import in_place, into_out
 from op_registry.registry import registry
@@ -106,10 +107,14 @@ class OwnForm(RegisteredOperator):
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         function = in_place(self.mutable) if self.form == "inplace" else into_out(self._with_out)
         return [
-            Sample(function, s.args, s.kwargs, s.number, dtype, differentiable=self.form == "inplace")
+            Sample(function, s.args, s.kwargs, s.number, dtype, differentiable=self._differentiable(s))
             for s in super().samples(dtype)
             if s.args and isinstance(s.args[0], Tensor)
         ]
+
+    def _differentiable(self, sample: Sample) -> bool:
+        """Of an in-place form without a formula autograd notices nothing: only the functional form tells."""
+        return self.form == "inplace" and derivative(sample).order > 0
 
     def _with_out(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """The functional form, or the out= overload with its targets under their schema names."""

@@ -93,7 +93,9 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Python stand-ins for C++ kernels, which the dispatcher's Python side brings with it, would change rounding.
         with no_python_dispatcher():
-            return self.evaluate(func, args, kwargs or {})
+            result = self.evaluate(func, args, kwargs or {})
+        # In-place operators of torch.library.custom_op return nothing.
+        return result if func._schema.returns else None
 
 
 class Recorder(Interpreter):
