@@ -252,6 +252,15 @@ def test_a_python_function_says_what_was_seen_and_what_was_read() -> None:
     assert "aten.lstm: recurrent [op_registry/ops/recurrent.py" in explain("nn.LSTM", samples=False)
 
 
+def test_an_entry_of_the_database() -> None:
+    for name in database_calls.known():
+        assert explain(name, samples=False).strip()
+    said = rows(explain("nn_functional_mse_loss"))
+    assert said["calls"] == "aten.broadcast_tensors.default, aten.mse_loss.default"
+    assert re.match(r"trials that stayed so: coo \d+ of \d+, csr ", said["sparse"])
+    assert "takes no strided tensor" in explain("signal_windows_hann")
+
+
 def test_an_operator_of_ones_own() -> None:
     torch.library.define("explained::halved", "(Tensor x) -> Tensor")
     torch.library.impl("explained::halved", "CompositeExplicitAutograd")(lambda x: x / 2)
