@@ -17,6 +17,7 @@ from reference_device_sweep import NOT_COMPARABLE, sweep
 from torch import Tensor, nn
 
 import masked_dispatch as md
+from op_registry import Dense
 
 LIBRARY = set_up()
 
@@ -210,3 +211,24 @@ def test_every_operator_that_runs_in_eager_is_compared(verdicts: dict[str, str])
     compared = [name for name, said in verdicts.items() if said == "same"]
     assert sum(name.endswith("results") for name in compared) > 560
     assert sum(name.endswith("gradients") for name in compared) > 450
+
+
+# ---------------------------------------------------------------------------------------------------------- overlays
+
+
+def ten_times_the_sum(x: Dense, dim: Any = None, keepdim: bool = False, **options: Any) -> Dense:
+    return Dense(10 * x.filled(0).sum(dim, keepdim, **options), x.some(dim, keepdim))
+
+
+def test_the_backward_of_what_ran_in_an_overlay_has_its_meanings_in_the_thread_of_the_device() -> None:
+    """The backward of expand is a sum of masked gradients; no overlay is open in the thread that takes it."""
+    rows = md.masked_tensor(torch.ones(1, 3, device="ref"), requires_grad=True)
+    outside = rows.expand(4, 3) * 2
+    with md.registry.overlay() as mine:
+        mine.replace(torch.ops.aten.sum.dim_IntList, ten_times_the_sum)
+        inside = rows.expand(4, 3) * 2
+        for result, expected in ((inside, 80), (outside, 8)):
+            (gradient,) = torch.autograd.grad(result, rows, torch.ones(4, 3, device="ref"), retain_graph=True)
+            assert gradient.get_data().cpu().tolist() == [[expected] * 3]
+    (gradient,) = torch.autograd.grad(inside, rows, torch.ones(4, 3, device="ref"))
+    assert gradient.get_data().cpu().tolist() == [[80] * 3]
