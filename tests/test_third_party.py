@@ -102,3 +102,14 @@ def test_op_registry_does_not_need_pytest() -> None:
 def test_the_plugin_does_not_load_torch() -> None:
     done = run("-c", "import sys, op_registry_pytest; sys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr
+
+
+def test_laws_are_asked_on_another_device() -> None:
+    file = str(ROOT / "tests" / "third_party_on_device.py")
+    done = pytest_run(file, "-rp", "--op-registry-devices=ref", "--rootdir", str(THIRD_PARTY))
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.findall(
+        r"^PASSED .*\[third_party\.(\w+)\.default-(\w+)(?:-\w+)?-float\d\d-ref\]", done.stdout, re.MULTILINE
+    )
+    assert len(passed) == 3 * (3 + 3 + 2 + 3)
+    assert {law for _, law in passed} == {"P1", "P2", "P3", "P4", "P5", "P8"}
