@@ -17,8 +17,10 @@ from reference_device_sweep import NOT_COMPARABLE, sweep
 from torch import Tensor, nn
 
 import masked_dispatch as md
+from op_registry import Dense, registry
 
 LIBRARY = set_up()
+aten = torch.ops.aten
 
 FIRST = torch.tensor([[True, False, True], [False, False, True]])
 SECOND = torch.tensor([[True, True, False], [False, True, True]])
@@ -164,6 +166,22 @@ def test_a_layer_learns() -> None:
             losses[device].append(loss.item())
     assert losses["ref"] == pytest.approx(losses["cpu"], rel=1e-5)
     assert losses["ref"][2] < losses["ref"][0]
+
+
+def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
+    """That of a view, whose formula calls an operator on a masked gradient, in the device's thread."""
+
+    def doubled(grad_output: Dense, input_sizes: Any, dim: int, index: int) -> Dense:
+        return Dense(2 * aten.select_backward.default(grad_output.filled(0), input_sizes, dim, index))
+
+    for device in ("cpu", "ref"):
+        x = masked(device)
+        with registry.overlay() as mine:
+            mine.replace(aten.select_backward.default, doubled)
+            inside = x.select(0, 0)
+        outside = x.select(0, 0)
+        gradients = [torch.autograd.grad(view.sum(), x)[0].to_tensor(0).cpu() for view in (inside, outside)]
+        assert [g.tolist() for g in gradients] == [[[2, 0, 2], [0, 0, 0]], [[1, 0, 1], [0, 0, 0]]], device
 
 
 # --------------------------------------------------------------------------------------------- every operator of torch
