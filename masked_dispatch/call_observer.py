@@ -5,7 +5,7 @@ A module of its own because it is built on conformance's interpreter, which is e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 from masked_dispatch.calls import has_masked
 from masked_dispatch.explain import Step
 from masked_dispatch.storage.boundary import open_any
-from masked_dispatch.storage.choice import bytes_of
 from masked_dispatch.storage.densified import Densification, collecting, storage_of
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
@@ -24,6 +23,9 @@ from op_registry.explain_storage import taken_by
 from op_registry.records import map_tensors
 from op_registry.resolve import Meaning, resolve
 from op_registry.variants import written_arguments
+
+# The namespace of operators that masked tensors are made, taken apart and converted by (library.py).
+OWN = "masked_dispatch"
 
 
 class Observer(Interpreter):
@@ -71,6 +73,8 @@ class Observer(Interpreter):
 
 def _pieces(meaning: Meaning) -> Callable[..., Any] | None:
     """What an overload is written in, where that is other operators."""
+    if meaning.op.namespace == OWN:
+        return None
     if meaning.kind == "decomposes":
         return meaning.op.decompose
     rule = meaning.rule
@@ -95,6 +99,8 @@ def _lowering(meaning: Meaning, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def served(meaning: Meaning) -> str:
     """How an overload is served, in a line."""
+    if meaning.op.namespace == OWN:
+        return "this library's own, no operator of torch's"
     if meaning.rule is None:
         how = {"decomposes": "decomposes", "each of a list": "the operator on each element of its lists"}
         return how.get(meaning.kind, "missing: no rule, and no decomposition")
@@ -107,8 +113,9 @@ def described(value: Any) -> str:
     if isinstance(value, MaskedTensor):
         kind = str(value.dtype).removeprefix("torch.")
         if isinstance(value, SparselyStored):
-            return f"masked {kind} of {storage_of(value)} ({bytes_of(value):,} bytes)"
-        return f"masked {kind} of shape {tuple(value.shape)} ({bytes_of(value):,} bytes)"
+            pieces = (value._kept_values, value._kept_validity, *value._pattern.pieces)
+            return f"masked {kind} of {storage_of(value)} ({_bytes(pieces)})"
+        return f"masked {kind} of shape {tuple(value.shape)} ({_bytes((value._data, value._validity))})"
     if isinstance(value, Tensor):
         return f"plain {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
@@ -116,3 +123,8 @@ def described(value: Any) -> str:
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _bytes(pieces: Iterable[Tensor | None]) -> str:
+    """What tensors hold together: their elements, whatever memory they share."""
+    return f"{sum(p.numel() * p.element_size() for p in pieces if p is not None):,} bytes"

@@ -119,7 +119,7 @@ def _titled(way: Way, shared: str = "") -> str:
     run = way.run if isinstance(way, ForRule) else way
     if getattr(run, "__code__", None) is never("").__code__:
         return f"stored densely: {inspect.getclosurevars(run).nonlocals['reason']}"
-    says = first_sentence(run) or f"{name_of(run)}, of its own"
+    says = first_sentence(run) or written_as(run).__qualname__.replace(".<locals>", "")
     return f"{says} ({where_written(run)}{shared})"
 
 
