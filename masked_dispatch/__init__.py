@@ -14,6 +14,7 @@ from masked_dispatch.construct import (
     mask_like,
     masked_tensor,
 )
+from masked_dispatch.explain import explain
 from masked_dispatch.producers import sparse_relu, sparse_threshold, sparse_topk, sparse_where
 from masked_dispatch.reductions import (
     all,
@@ -77,6 +78,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "densify",
+    "explain",
     "from_lengths",
     "from_nan",
     "functional",

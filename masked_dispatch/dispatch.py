@@ -17,6 +17,7 @@ recorded with the formula of the plain operator may pass there: that gradient wo
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -278,6 +279,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self.chosen_at_call: set[OpOverload] = set()
+        self._exchanging = threading.Lock()
         self._libraries: dict[str, Library] = {}
         self._variants: dict[OpOverload, list[OpOverload]] = {}
 
@@ -292,12 +294,14 @@ class Kernels:
         registry.listen(self._changed)
 
     def _changed(self, op: OpOverload) -> None:
-        forms = (op, *(self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)))
-        if op in registry.ever_overlaid:
-            self.chosen_at_call.update(forms)
-        for form in forms:
-            self._install(form)
-        _handlers.clear()
+        derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
+        forms = (op, *derived)
+        with self._exchanging:
+            if op in registry.ever_overlaid:
+                self.chosen_at_call.update(forms)
+            for form in forms:
+                self._install(form)
+            _handlers.clear()
 
     def _install(self, op: OpOverload) -> None:
         if op in INNERMOST:

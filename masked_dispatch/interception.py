@@ -27,6 +27,10 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
     device, the thread's beginning
 17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
 18. ``default_collate`` looks up how to collate in a table by type, a subclass of Tensor under Tensor
+19. the node that the engine evaluates in a thread can be asked for, with a dict of notes that it was given when it was
+    recorded
+20. Dynamo traces no ContextVar.get: it calls a function marked as constant once, and a graph may be given a guard of
+    one's own while it is compiled
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

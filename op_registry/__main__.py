@@ -26,11 +26,17 @@ def _parser() -> argparse.ArgumentParser:
     coverage = commands.add_parser("coverage", help="how each operator of torch's database is served")
     coverage.add_argument("--verbose", action="store_true", help="one line for every entry as well")
     coverage.add_argument(
-        "--write", type=Path, metavar="FILE", help="write the accepted listing (tests/coverage.expect)"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="measure, and write the accepted listing (tests/coverage.expect) and op_registry/database.tsv",
     )
+    coverage.add_argument("--measure", action="store_true", help="run every entry's samples to find what they call")
 
-    explain = commands.add_parser("explain", help="what an operator means: its rule, its law, where it is written")
-    explain.add_argument("op", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast …")
+    explain = commands.add_parser("explain", help="what an operator means: its law, rule, storage, oracle and samples")
+    explain.add_argument("name", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast, torch.cumsum, F.softmax …")
+    explain.add_argument("--import", dest="modules", action="append", default=[], help="a module that registers rules")
+    explain.add_argument("--no-samples", action="store_true", help="don't run the operator's samples in sparse layouts")
 
     check = commands.add_parser("check", help="run the laws on operators")
     check.add_argument("--op", action="append", help="an entry of the database, or an operator; all entries without it")
@@ -119,10 +125,16 @@ def _check(given: argparse.Namespace) -> int:
     return 1 if any(r.failures for r in reports) else 0
 
 
-def _explain(name: str) -> int:
-    from op_registry.explain import explain
+def _explain(given: argparse.Namespace) -> int:
+    from op_registry.explain import UnknownName, explain
 
-    print(explain(name))
+    for module in given.modules:
+        importlib.import_module(module)
+    try:
+        print(explain(given.name, samples=not given.no_samples))
+    except UnknownName as error:
+        print(f"python -m op_registry explain: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -132,13 +144,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.command == "check":
         return _check(given)
     if given.command == "explain":
-        return _explain(given.op)
-    from op_registry import coverage
+        return _explain(given)
+    return _coverage(given)
 
-    if given.write is not None:
-        given.write.write_text(coverage.expectation() + "\n")
+
+def _coverage(given: argparse.Namespace) -> int:
+    from op_registry import coverage, database_calls
+
+    calls = coverage.measure() if given.measure or given.write is not None else None
+    if given.write is not None and calls is not None:
+        given.write.write_text(coverage.expectation(calls) + "\n")
+        database_calls.KNOWN.write_text(
+            database_calls.written(calls, f"python -m op_registry coverage --write {given.write}")
+        )
         return 0
-    print(coverage.report(given.verbose))
+    print(coverage.report(given.verbose, calls))
     return 0
 
 
