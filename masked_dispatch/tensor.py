@@ -521,6 +521,7 @@ def remade(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parame
     return wrapper
 
 
+@never_compiled
 def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
     """What pickle and torch.load call (format 1: data, int8 validity or None, requires_grad, is a parameter).
 

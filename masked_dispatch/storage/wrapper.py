@@ -322,6 +322,7 @@ def remade_sparse(record: Sparse | Turned, requires_grad: bool, is_parameter: bo
     return wrapper
 
 
+@never_compiled
 def rebuild_sparse(
     values: Tensor,
     validity: Tensor | None,
