@@ -1,6 +1,7 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
 
 from masked_dispatch import collation as _collation
+from masked_dispatch import compile as _compile
 from masked_dispatch import dispatch as _dispatch
 from masked_dispatch import functional, optim
 from masked_dispatch import library as _library
@@ -56,6 +57,7 @@ from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 _library.install()
 _dispatch.install()
+_compile.install()
 _torch_masked.install()
 _gradients.install()
 _collation.install()

@@ -30,6 +30,17 @@ def has_masked(args: Any) -> bool:
     return False
 
 
+def masked_arguments(args: Any, kwargs: Any) -> str:
+    """The masked arguments of a call, by name, with shape and dtype."""
+    named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
+    return ", ".join(
+        f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        for name, value in named.items()
+        for tensor in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(tensor, MaskedTensor)
+    )
+
+
 def open_argument(value: Any) -> Any:
     """An argument as rules take it: records in place of tensors."""
     if isinstance(value, MaskedTensor):

@@ -77,9 +77,13 @@ class Compiled(Eager):
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._compiled(fn)(*args, **kwargs)
 
-    def call_twice(self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any]) -> Any:
+    def call_twice(
+        self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any], before: Callable[[], None]
+    ) -> Any:
         compiled = self._compiled(fn)
+        before()
         compiled(*first[0], **first[1])
+        before()
         with torch.compiler.set_stance("fail_on_recompile"):
             return compiled(*second[0], **second[1])
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library
 
-from masked_dispatch.calls import Kernel, has_masked, rule_kernel, run_rule
+from masked_dispatch.calls import Kernel, has_masked, masked_arguments, rule_kernel, run_rule
 from masked_dispatch.elementwise import elementwise_kernel, reduction_kernel
 from masked_dispatch.interception import (
     DispatchKeySet,
@@ -106,7 +106,7 @@ def refusing_kernel(op: OpOverload) -> Kernel:
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
-        raise MaskedSemanticsError(no_rule(op, args, kwargs))
+        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
     return kernel
 
@@ -227,7 +227,7 @@ def handler_below(meaning: Meaning) -> Handler:
         return change_metadata_below(op, args, kwargs)
 
     def missing(args: Any, kwargs: Any) -> Any:
-        raise MaskedSemanticsError(no_rule(op, args, kwargs))
+        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
     def raw(args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled() and any_requires_grad([*args, *kwargs.values()]):

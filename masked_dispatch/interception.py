@@ -330,6 +330,16 @@ def _refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
+# Called whenever a masked tensor enters a graph that is being traced: what lies above says what is to be done then.
+before_tracing: list[Callable[[], None]] = []
+
+
+def prepare_for_tracing() -> None:
+    """Let everybody prepare who has something to prepare before a graph is traced."""
+    for prepare in before_tracing:
+        prepare()
+
+
 # share_storage(view, base): a view's wrapper has the storage (empty as it is) of its base's, by which compilers notice
 # that two inputs of a graph overlap.
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set

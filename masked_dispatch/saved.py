@@ -35,7 +35,7 @@ def check_saved(problem: str | None) -> None:
 def problem_of_dense(
     data: Any, validity: Any, requires_grad: Any, is_parameter: Any, masked: type[Tensor]
 ) -> str | None:
-    """Of the pieces of a dense masked tensor; `masked` is the class that neither of them may have."""
+    """What is wrong with the pieces of a dense masked tensor; `masked` is the class that none of them may have."""
     return (
         _problem_of_tensor("data", data, masked)
         or _problem_of_validity(validity, "data", data, masked)
@@ -85,10 +85,7 @@ def _problem_of_validity(validity: Any, of: str, data: Tensor, masked: type[Tens
         return problem
     if validity.dtype is not torch.int8:
         return f"its validity has dtype {validity.dtype}, and has to be int8"
-    fits = validity.ndim == data.ndim and all(
-        n in (1, size) for n, size in zip(validity.shape, data.shape, strict=True)
-    )
-    if not fits:
+    if validity.ndim != data.ndim or any(n not in (1, m) for n, m in zip(validity.shape, data.shape, strict=True)):
         return f"its validity has shape {tuple(validity.shape)}, which does not fit {of} of shape {tuple(data.shape)}"
     if validity.device != data.device:
         return f"its validity is on {validity.device} and its {of} on {data.device}"

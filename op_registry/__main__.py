@@ -1,4 +1,4 @@
-"""``python -m op_registry``: coverage, check, explain."""
+"""``python -m op_registry``: coverage, check, explain, mutants."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--variants", action="store_true", help="in-place and out= forms of the entries as well")
     check.add_argument("--slice", metavar="K/N", help="the K-th of N equal parts of the operators, for rotation")
+
+    mutants = commands.add_parser("mutants", help="rules made wrong on purpose, and which law sees each")
+    mutants.add_argument("--only", choices=("strangers", "rules"), help="a stranger's operators, or the built-in rules")
+    mutants.add_argument("--way", action="append", help="only this way of being wrong (may be repeated)")
+    mutants.add_argument("--workers", type=int, help="processes; 0 runs in this one")
     return parser
 
 
@@ -129,6 +134,16 @@ def _check(given: argparse.Namespace) -> int:
     return 1 if any(r.failures for r in reports) else 0
 
 
+def _mutants(given: argparse.Namespace) -> int:
+    from op_registry.conformance import mutant_table
+
+    text, accounted_for = mutant_table.report(
+        given.only != "rules", given.only != "strangers", given.way, given.workers
+    )
+    print(text)
+    return 0 if accounted_for else 1
+
+
 def _explain(given: argparse.Namespace) -> int:
     from op_registry.explain import explain
 
@@ -183,7 +198,7 @@ def _check_subject(name: str | None) -> None:
         raise UnknownName(f"--subject {name}: {error.args[0]}" if name else str(error.args[0])) from None
 
 
-COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain}
+COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutants": _mutants}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.autocast import autocast_off
 from op_registry.elementwise_lowering import ELEMENTWISE as ELEMENTWISE_LOWERING
 from op_registry.elementwise_lowering import ELEMENTWISE_TURNED
 from op_registry.errors import MaskedSemanticsError
@@ -228,7 +229,7 @@ def contract(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
     def present(record: Dense) -> Tensor:
         return torch.ones_like(record.data, dtype=torch.float32)
 
-    with torch.no_grad(), torch.autocast(data.device.type, enabled=False):
+    with torch.no_grad(), autocast_off(data.device):
         valid_tuples = op(*map_tensors(counted, args, Dense), **kwargs)
         all_tuples = op(*map_tensors(present, args, Dense), **kwargs)
         # Counts are sums of non-negative terms: at least one term keeps them ≥ 1 whatever the rounding.

@@ -168,6 +168,16 @@ def test_a_layer_learns() -> None:
     assert losses["ref"][2] < losses["ref"][0]
 
 
+def test_formulas_of_torch_run_without_autocast() -> None:
+    """Which their rules switch off, where there is one to be switched off."""
+    results = []
+    for device in ("cpu", "ref"):
+        x, gradient = masked(device, requires_grad=False), masked(device, SECOND, requires_grad=False)
+        result, _ = aten._prelu_kernel_backward(gradient, x, torch.full((3,), 0.5, device=device))
+        results.append((result.to_tensor(0).cpu(), result.get_mask().cpu()))
+    torch.testing.assert_close(*results)
+
+
 def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
     """That of a view, whose formula calls an operator on a masked gradient, in the device's thread."""
 
@@ -193,7 +203,6 @@ KNOWN = {
     "cov results": NO_AUTOCAST,
     "nn_functional_linear_cross_entropy_chunked results": NO_AUTOCAST,
     "nn_functional_linear_cross_entropy_chunked_none results": NO_AUTOCAST,
-    "unfold gradients": NO_AUTOCAST,
 }
 # Where plain torch itself does not run on the device.
 NOT_THERE = {"to_sparse results": "ref has strided tensors only", "to_sparse gradients": "ref has strided tensors only"}

@@ -89,6 +89,15 @@ def test_copies_are_not_checked() -> None:
             pickle.loads(pickle.dumps(x))
 
 
+@pytest.mark.parametrize("kind", ["dense", "csr"])
+@pytest.mark.parametrize("way", [copy.copy, loaded])
+def test_copies_and_files_in_compiled_functions(way: Callable[[Any], Any], kind: str) -> None:
+    """There the compiled function breaks off, and neither is looked into."""
+    x = stored(kind)
+    run = torch.compile(lambda t: way(t * 2) + 1, backend="eager")
+    assert torch.equal(run(x), x * 2 + 1)
+
+
 def test_a_copy_shares_what_is_stored() -> None:
     for kind in ("dense", "csr"):
         x = stored(kind)

@@ -111,5 +111,5 @@ def test_laws_are_asked_on_another_device() -> None:
     passed = re.findall(
         r"^PASSED .*\[third_party\.(\w+)\.default-(\w+)(?:-\w+)?-float\d\d-ref\]", done.stdout, re.MULTILINE
     )
-    assert len(passed) == 3 * (3 + 3 + 2 + 3)
+    assert len(passed) == 4 * (3 + 3 + 2 + 3)
     assert {law for _, law in passed} == {"P1", "P2", "P3", "P4", "P5", "P8"}

@@ -8,8 +8,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.compile import prepare_for_tracing
-from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
+from masked_dispatch.interception import (
+    PRE_DISPATCH,
+    make_data_pointer_raise,
+    make_wrapper_subclass,
+    never_compiled,
+    prepare_for_tracing,
+)
 from masked_dispatch.messages import tangent_stored_otherwise
 from masked_dispatch.saved import check_saved, problem_of_sparse
 from masked_dispatch.storage.indexing import written_out
@@ -112,6 +117,16 @@ class SparselyStored(MaskedTensor):
         while value.ndim > len(meshed) + self.ndim - len(at) and value.shape[0] == 1:
             value = value[0]  # as torch has it for a view
         self.index_put_(at, value)
+
+    def _body_and_facts(self) -> list[str]:
+        stored = f"stored as {self.storage_layout}, nnz={self.nnz}"
+        if being_traced(self._kept_values) or self.numel() > torch._tensor_str.PRINT_OPTS.threshold:
+            return ["...", f"size={tuple(self.shape)}", stored, f"dtype={self.dtype}", "True=valid"]
+        with torch.no_grad():
+            return [*self.to_layout(torch.strided)._body_and_facts(), stored]
+
+    def _facts_of_autograd(self) -> list[str]:
+        return []
 
     @property
     def nnz(self) -> int:
@@ -307,6 +322,7 @@ def remade_sparse(record: Sparse | Turned, requires_grad: bool, is_parameter: bo
     return wrapper
 
 
+@never_compiled
 def rebuild_sparse(
     values: Tensor,
     validity: Tensor | None,

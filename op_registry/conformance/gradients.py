@@ -99,9 +99,9 @@ def _same_derivatives(mine: Derivatives, wanted: Derivatives, trial: Trial) -> N
     narrow = any(t.is_floating_point() and t.element_size() < 8 for t in trial.sample.tensors)
     rounding = ROUNDING_NARROW if narrow else ROUNDING
     for order, got, want in (("gradient", mine[0], wanted[0]), ("second-order gradient", mine[1], wanted[1])):
-        if got is None or want is None:
+        if want is None:
             continue
-        for position, (g, w, mask) in enumerate(zip(got, want, trial.masks, strict=True)):
+        for position, (g, w, mask) in enumerate(zip(got or [None] * len(want), want, trial.masks, strict=True)):
             _same_gradient(f"{order} {position}", g, w, mask, rounding)
 
 

@@ -182,9 +182,11 @@ def outcome_with_gradients(trial: Trial, fill: str | None, storage: str | None =
     try:
         differentiable = trial.derivative_order > 0
         args, kwargs, values = trial.wrapped(fill, gradients=differentiable, storage=storage, roomy=roomy)
-        outcome = observed(trial.subject, trial.run(args, kwargs))
+        outcome = observed(trial.subject, trial.run_on(args, kwargs, values))
         gradients = gradients_of(trial.subject, outcome, values) if differentiable else []
         return outcome, gradients
+    except Broken:
+        raise
     except Exception as error:
         return error
 

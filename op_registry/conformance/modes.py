@@ -179,9 +179,10 @@ def _serves_another_mask(trial: Trial, theirs: Trial, mode: str) -> None:
     first_call, second_call = (
         Trial(theirs.subject, t.sample, t.masking, t.seed).wrapped()[:2] for t in (trial, second)
     )
-    start_random_numbers(trial.seed)
     try:
-        result = theirs.subject.call_twice(trial.sample.fn, first_call, second_call)
+        result = theirs.subject.call_twice(
+            trial.sample.fn, first_call, second_call, lambda: start_random_numbers(trial.seed)
+        )
     except Exception as error:
         raise Broken(f"{mode}, called again with another mask: {said(error)}") from error
     _agree_in_all(f"{mode}, called again with another mask", (observed(theirs.subject, result), []), want, trial)

@@ -22,18 +22,20 @@ from op_registry.conformance.trees import tree_leaves
 
 @dataclass(frozen=True)
 class Forward:
-    """A plain call: what it raised (None: it ran), and the tensors that it wrote to and did not return."""
+    """A plain call: what it raised (None: it ran), the tensors it wrote to, and which of these it did not return."""
 
     error: str | None
+    touched: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """How often a call can be differentiated, 0 to 2, and what keeps it from more."""
+    """How often a call can be differentiated, 0 to 2, what keeps it from more, and whether the second is not zero."""
 
     order: int
     why: str = ""
+    curved: bool = False
 
 
 @functools.lru_cache(maxsize=256)
@@ -46,8 +48,8 @@ def forward(sample: Sample, seed: int = 0) -> Forward:
         given = {id(leaf) for leaf in tree_leaves(sample.fn(*args, **kwargs))}
     except Exception as error:
         return Forward(said(error))
-    changed = (n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v)
-    return Forward(None, tuple(n for n in changed if id(copies[n]) not in given))
+    touched = tuple(n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v)
+    return Forward(None, touched, tuple(n for n in touched if id(copies[n]) not in given))
 
 
 def variables(sample: Sample, seed: int = 0) -> frozenset[int]:
@@ -86,10 +88,10 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
         again = weighted_sum([(g, None) for g in first if g is not None]) if twice else None
         if again is None:
             return Derivative(1, "plain torch has no second derivative")
-        torch.autograd.grad(again, inputs, allow_unused=True)
+        second = torch.autograd.grad(again, inputs, allow_unused=True)
     except Exception as error:
         return Derivative(1, f"plain torch raises {said(error)}")
-    return Derivative(2)
+    return Derivative(2, curved=any(g is not None and bool(g.any()) for g in second))
 
 
 def said(error: Exception) -> str:

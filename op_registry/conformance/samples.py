@@ -204,10 +204,11 @@ def operator_named(name: str) -> Operator:
     formatted = name.replace(".", "_")
     if formatted in entries:
         return entries[formatted]
-    return RegisteredOperator(_overload_named(name))
+    return RegisteredOperator(overload_named(name))
 
 
-def _overload_named(name: str) -> OpOverload:
+def overload_named(name: str) -> OpOverload:
+    """An overload by torch.ops' name: ``aten.add.Tensor``, ``mylib::gelu_fast``."""
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(torch.ops, namespace, None), packet, None)
@@ -217,7 +218,7 @@ def _overload_named(name: str) -> OpOverload:
 
 
 def _form_named(name: str, form: str) -> OwnForm:
-    for operator in forms_of(_overload_named(name)):
+    for operator in forms_of(overload_named(name)):
         if operator.form == form:
             return operator
     raise LookupError(f"{name} has no {form} form: neither in torch's operator database nor under torch.ops")

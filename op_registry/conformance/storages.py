@@ -83,6 +83,8 @@ def _as_dense(name: str, again: Any, base: Any, trial: Trial) -> None:
         ):
             raise Broken(f"{name}: {_told(again)}, dense: {_told(base)}")
         raise NotAsked("refused or wrong on dense storage too")
+    if isinstance(again, MaskedSemanticsError):
+        raise Broken(f"{name}: {_told(again)}, dense: a result") from again
     if isinstance(again, Exception):
         raise again
     _same_to_rounding(f"{name}: result", again[0], base[0], trial)

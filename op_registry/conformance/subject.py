@@ -50,12 +50,16 @@ class Subject:
         """`fn` on wrapped and plain arguments."""
         return fn(*args, **kwargs)
 
-    def call_twice(self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any]) -> Any:
-        """`fn` on one (args, kwargs), then on the second, whose result counts.
+    def call_twice(
+        self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any], before: Callable[[], None]
+    ) -> Any:
+        """`fn` on one (args, kwargs), then on the second, whose result counts; `before` is called before each.
 
         A mode that compiles uses what the first call compiled, and raises where that does not serve the second.
         """
+        before()
         self.call(fn, *first[0], **first[1])
+        before()
         return self.call(fn, *second[0], **second[1])
 
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:

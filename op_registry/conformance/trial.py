@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance import plain_torch
-from op_registry.conformance.compare import ROUNDING
+from op_registry.conformance.compare import ROUNDING, bit_difference, mask_difference
 from op_registry.conformance.masks import PLAIN, Masking, refilled
 from op_registry.conformance.oracles import Refused, expected
 from op_registry.conformance.randomness import start_random_numbers
@@ -104,8 +104,34 @@ class Trial:
     def outcome(self, fill: str | None = None) -> list[Any]:
         """What the subject gives: for each result and each argument written to (data, mask or None), or a value."""
         args, kwargs, values = self.wrapped(fill)
-        result = self.run(args, kwargs)
+        result = self.run_on(args, kwargs, values)
         return observed(self.subject, [result, [values[n] for n in self.written]])
+
+    def run_on(self, args: Any, kwargs: Any, values: list[Any]) -> Any:
+        """The subject's own result; Broken where operands, which are `values`, were written to that plain torch reads."""
+        before = [self._seen(value) for value in values]
+        result = self.run(args, kwargs)
+        self._leaves_alone(values, before)
+        return result
+
+    def _seen(self, value: Any) -> tuple[Tensor, Tensor | None]:
+        """Copies of a value's data and mask."""
+        data, mask = self.subject.observe(value)
+        return data.detach().clone(), None if mask is None else mask.clone()
+
+    def _leaves_alone(self, values: list[Any], before: list[tuple[Tensor, Tensor | None]]) -> None:
+        """Operands that plain torch does not write to keep their mask and data, to the bit, under the mask too: that
+        may be memory of the caller's."""
+        touched = plain_torch.forward(self.sample, self.seed).touched
+        for position, (value, (data, mask)) in enumerate(zip(values, before, strict=True)):
+            if position in touched:
+                continue
+            now, now_valid = self.subject.observe(value)
+            wrong = bit_difference(now, data)
+            if not wrong and mask is not None:
+                wrong = "it is plain" if now_valid is None else mask_difference(now_valid, mask)
+            if wrong:
+                raise Broken(f"operand {position} is another one after the call: {wrong}")
 
     def may_have_gradient(self, position: int) -> bool:
         """Whether a tensor of the sample is one to differentiate by: numbers, which the call does not overwrite."""

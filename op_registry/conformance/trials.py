@@ -95,6 +95,8 @@ class Settings:
     each_overload_once: bool = False
     # Modules that register the rules of other libraries' operators: worker processes import them first.
     modules: tuple[str, ...] = ()
+    # Stop at the first broken trial: for mutants, of which one is enough.
+    until_broken: bool = False
 
 
 def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
@@ -232,6 +234,8 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
                 _try_law(law, operator, subject, settings, named, report, say)
             else:
                 report.silences[law] = {f"the subject {subject.name!r} cannot be asked": 1}
+            if settings.until_broken and report.failures:
+                return report
         if "P1" in settings.laws and settings.sample is None and subject.own_errors:
             _errors(operator, subject, named, report, say)
         for law in settings.laws:
@@ -269,6 +273,8 @@ def _try_law(
             _keep(report, law, described, status, message, line)
             if option and law == "P4":
                 report.storages.setdefault(option[1], Counter())[status] += 1
+            if settings.until_broken and status in ("broken", "error"):
+                return
 
 
 class _NamedGaps:

@@ -1,0 +1,272 @@
+"""A stranger's library for the mutants: an operator of each kind, its right rule, and oracles and samples if needed.
+
+Operators are defined by torch.library.custom_op in a namespace of their own. Rules are registered by category where the
+category has a run, and as functions elsewhere. Importing this module defines the operators; `register` registers a rule,
+in the caller's overlay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry import categories
+from op_registry.conformance.oracles import Slot
+from op_registry.records import Dense, intersect, lowest
+from op_registry.rule import Rule
+
+NAMESPACE = "op_registry_mutants"
+
+
+def _defined(function: Callable[..., Any], backward: Any = None, context: Any = None) -> OpOverload:
+    """A custom operator that runs `function`, on fake tensors too; differentiable with `backward`."""
+    operator = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=())
+    operator.register_fake(lambda *args, **kwargs: torch.empty_like(function(*args, **kwargs)))
+    if backward is not None:
+        operator.register_autograd(backward, setup_context=context)
+    return operator._opoverload
+
+
+def _saved(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors = [i for i in inputs if isinstance(i, Tensor)]
+    ctx.save_for_backward(*tensors)
+    ctx.others = [i for i in inputs if not isinstance(i, Tensor)]
+
+
+# ------------------------------------------------------------------------------------------------------ the operators
+
+
+def soft_sign(x: Tensor) -> Tensor:
+    return x / (1 + x.abs())
+
+
+def _soft_sign_backward(ctx: Any, grad: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return grad / (1 + x.abs()) ** 2
+
+
+def blend(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight + weight
+
+
+def _blend_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, weight = ctx.saved_tensors
+    return (grad * weight).sum_to_size(x.shape), (grad * (x + 1)).sum_to_size(weight.shape)
+
+
+def total(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return x.sum(dim, keepdim)
+
+
+def _total_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (x,), (dim, keepdim) = ctx.saved_tensors, ctx.others
+    return (grad if keepdim or not x.ndim else grad.unsqueeze(dim)).expand(x.shape), None, None
+
+
+def peak(values: Tensor, axis: int) -> Tensor:
+    return values.amax(axis)
+
+
+def running(x: Tensor, dim: int) -> Tensor:
+    return x.cumsum(dim)
+
+
+def _running_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (dim,) = ctx.others
+    return grad.flip(dim).cumsum(dim).flip(dim), None
+
+
+def reversed_copy(x: Tensor, dim: int) -> Tensor:
+    return x.flip(dim)
+
+
+def _reversed_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return grad.flip(ctx.others[0]), None
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    return torch.matmul(left, right)
+
+
+def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    left, right = ctx.saved_tensors
+    return grad @ right.mT, left.mT @ grad
+
+
+def centered(x: Tensor, dim: int) -> Tensor:
+    return x - x.mean(dim, keepdim=True)
+
+
+def _centered_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return grad - grad.mean(ctx.others[0], keepdim=True), None
+
+
+def whitened(x: Tensor) -> Tensor:
+    return x - x.sum() / max(x.numel(), 1)
+
+
+def _whitened_backward(ctx: Any, grad: Tensor) -> Tensor:
+    return grad - grad.sum() / max(grad.numel(), 1)
+
+
+def forbidden(x: Tensor) -> Tensor:
+    return x.flatten().flip(0).reshape(x.shape)
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.rand(x.shape)
+
+
+def glued(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b], -1)
+
+
+def _glued_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = ctx.saved_tensors
+    first, second = grad.split([a.shape[-1], b.shape[-1]], -1)
+    return first, second
+
+
+def picked(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(condition > 0, a, b)
+
+
+def positives(x: Tensor) -> Tensor:
+    return (x > 0).sum()
+
+
+SOFT_SIGN = _defined(soft_sign, _soft_sign_backward, _saved)
+BLEND = _defined(blend, _blend_backward, _saved)
+TOTAL = _defined(total, _total_backward, _saved)
+PEAK = _defined(peak)
+RUNNING = _defined(running, _running_backward, _saved)
+REVERSED = _defined(reversed_copy, _reversed_backward, _saved)
+PRODUCT = _defined(product, _product_backward, _saved)
+CENTERED = _defined(centered, _centered_backward, _saved)
+WHITENED = _defined(whitened, _whitened_backward, _saved)
+FORBIDDEN = _defined(forbidden)
+NOISY = _defined(noisy)
+GLUED = _defined(glued, _glued_backward, _saved)
+PICKED = _defined(picked)
+POSITIVES = _defined(positives)
+
+
+# ---------------------------------------------------------------------------------------------------------- the rules
+
+
+def _peak() -> Rule:
+    @categories.masked_rule(PEAK, category=categories.REDUCTION)
+    def peak_rule(values: Dense, axis: int) -> Dense:
+        return Dense(PEAK(values.filled(lowest(values.dtype)), axis), values.some(axis))
+
+    return peak_rule
+
+
+def _centered() -> Rule:
+    @categories.masked_rule(CENTERED, category=categories.NORMALIZATION)
+    def centered_rule(x: Dense, dim: int) -> Dense:
+        if x.valid is None:
+            return Dense(CENTERED(x.data, dim))
+        kept = x.valid.expand(x.shape)
+        mean = x.filled(0).sum(dim, keepdim=True) / kept.sum(dim, keepdim=True).clamp(min=1)
+        return x.like(x.filled(0) - mean)
+
+    @centered_rule.oracle
+    def by_lines(x: Any, dim: int) -> Slot:
+        if not x.ndim:
+            return Slot(x.data - x.data, x.mask)
+        lines = []
+        for values, valid in zip(x.data.movedim(dim, -1).reshape(-1, x.shape[dim]), _lines(x.mask, dim), strict=True):
+            mean = values[valid].mean()
+            lines.append(torch.where(valid, torch.where(valid, values, 0) - mean, 0) if valid.any() else values * 0)
+        moved = x.data.movedim(dim, -1).shape
+        return Slot(torch.stack(lines).reshape(moved).movedim(-1, dim) if lines else x.data, x.mask)
+
+    return centered_rule
+
+
+def _lines(mask: Tensor, dim: int) -> Tensor:
+    return mask.movedim(dim, -1).reshape(-1, mask.shape[dim])
+
+
+def _noisy() -> Rule:
+    @categories.masked_rule(NOISY, category=categories.RANDOM)
+    def noisy_rule(x: Dense) -> Dense:
+        return x.like(NOISY(x.data))
+
+    return noisy_rule
+
+
+def _glued() -> Rule:
+    @categories.masked_rule(GLUED, category=categories.JOIN)
+    def glued_rule(a: Dense, b: Dense) -> Dense:
+        if a.validity is None and b.validity is None:
+            return Dense(GLUED(a.data, b.data))
+        validities = [torch.ones(r.shape, dtype=torch.int8) if r.valid is None else r.full_validity for r in (a, b)]
+        return Dense(GLUED(a.data, b.data), torch.cat(validities, -1))  # type: ignore[arg-type]
+
+    return glued_rule
+
+
+def _picked() -> Rule:
+    @categories.masked_rule(PICKED, category=categories.CHOICE)
+    def picked_rule(condition: Dense, a: Dense, b: Dense) -> Dense:
+        result = PICKED(condition.filled(0), a.data, b.data)
+        if condition.validity is None and a.validity is None and b.validity is None:
+            return Dense(result)
+        ones = torch.ones(result.shape, dtype=torch.int8)
+        first, second = (ones if r.full_validity is None else r.full_validity.expand(result.shape) for r in (a, b))
+        chosen = torch.where(condition.filled(0) > 0, first, second)
+        return Dense(result, intersect(condition.validity, chosen))
+
+    @picked_rule.oracle
+    def by_hand(condition: Any, a: Any, b: Any) -> Slot:
+        chosen = condition.data > 0
+        mask = torch.where(chosen, a.mask.expand(chosen.shape), b.mask.expand(chosen.shape)) & condition.mask
+        return Slot(torch.where(chosen, a.data, b.data), mask)
+
+    @picked_rule.samples
+    def of_one_shape(make: Any) -> list[Any]:
+        return [(make(shape), make(shape), make(shape)) for shape in ((), (5,), (3, 4), (2, 3, 4))]
+
+    return picked_rule
+
+
+def _positives() -> Rule:
+    @categories.masked_rule(POSITIVES, category=categories.QUERY)
+    def positives_rule(x: Dense) -> Tensor:
+        return POSITIVES(x.filled(0))
+
+    @positives_rule.oracle
+    def by_hand(x: Any) -> Tensor:
+        return (x.data[x.mask] > 0).sum()
+
+    return positives_rule
+
+
+# Each operator, by the name of its kind: how its rule is registered.
+RULES: dict[str, Callable[[], Rule]] = {
+    "elementwise": lambda: categories.elementwise(SOFT_SIGN),
+    "elementwise, of two": lambda: categories.elementwise(BLEND),
+    "reduction": lambda: categories.reduction(TOTAL, identity=0),
+    "reduction, by hand": _peak,
+    "scan": lambda: categories.scan(RUNNING, identity=0),
+    "movement": lambda: categories.movement(REVERSED),
+    "contraction": lambda: categories.contraction(PRODUCT),
+    "normalization": _centered,
+    "opaque": lambda: categories.opaque(WHITENED),
+    "refused": lambda: categories.refused(FORBIDDEN, reason="its order is nobody's business", instead="Reverse it"),
+    "random": _noisy,
+    "join": _glued,
+    "choice": _picked,
+    "query": _positives,
+}
+
+
+def register(kind: str) -> Rule:
+    """The right rule of the operator of a kind, in the innermost overlay."""
+    return RULES[kind]()

@@ -1,0 +1,186 @@
+"""The table of mutants: ways of being wrong × a stranger's operators, and × every built-in rule, over processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from op_registry.categories import COMPOSITE
+from op_registry.conformance.mutant_operators import RULES
+from op_registry.conformance.mutant_ways import WAYS
+from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, built_in_fates, strangers_fates
+from op_registry.conformance.samples import entries_by_overload, overloads_called
+from op_registry.registry import registry
+from op_registry.rule import Rule
+
+# Entries of torch's database that a built-in rule's mutants are tried with: those that call little else.
+MOST_ENTRIES = 1
+MARKS = {"same": "·", "equivalent": "≡", "survived": "!!"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The mutants of one rule: of an operator of mutant_operators, or with the entries that call a built-in one."""
+
+    rule: str
+    category: str
+    entries: tuple[str, ...] = ()
+
+    def fates(self, ways: Sequence[str] | None) -> list[Fate]:
+        """What becomes of them."""
+        torch.set_num_threads(1)
+        if self.entries:
+            return built_in_fates(self.rule, self.entries, ways)
+        return strangers_fates(self.rule, ways)
+
+
+def strangers() -> list[Job]:
+    """An operator of each kind."""
+    return [Job(kind, kind) for kind in RULES]
+
+
+def built_in() -> tuple[list[Job], list[Rule]]:
+    """Every built-in rule that an entry of torch's database calls, and those that none calls.
+
+    A composite rule is written in other operators, and its mutants are theirs.
+    """
+    callers = entries_by_overload()
+    rules = {id(rule): rule for op in registry if (rule := registry.get(op)) is not None}
+    jobs, out_of_reach = [], []
+    for rule in rules.values():
+        if rule.category is COMPOSITE:
+            continue
+        called = [(op, entry) for op in rule.ops for entry in callers.get(op, ())]
+        if not called:
+            out_of_reach.append(rule)
+            continue
+        called.sort(key=lambda pair: len(overloads_called(pair[1])))
+        entries = tuple(dict.fromkeys(entry for _, entry in called))[:MOST_ENTRIES]
+        jobs.append(Job(str(called[0][0]), rule.category.name, entries))
+    return jobs, out_of_reach
+
+
+def run(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int | None) -> list[tuple[Job, list[Fate]]]:
+    """Every job's fates, in order. A job that takes its process down is tried again alone, then told of."""
+    if workers == 0:
+        return [(job, job.fates(ways)) for job in jobs]
+    done = dict(_in_pool(jobs, ways, workers or os.cpu_count() or 1))
+    for job in jobs:
+        if job not in done:
+            done |= dict(_in_pool([job], ways, 1))
+    lost = "its process died"
+    return [(job, done.get(job) or [Fate(Mutant(job.rule, "any"), "survived", message=lost)]) for job in jobs]
+
+
+def _in_pool(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int) -> Iterator[tuple[Job, list[Fate]]]:
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[list[Fate]], Job] = {pool.submit(job.fates, ways): job for job in jobs}
+        for future in _shown(as_completed(futures), len(jobs)):
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:  # noqa: PERF203
+                continue
+
+
+def _shown(futures: Iterable[Any], total: int) -> Iterable[Any]:
+    """With a progress bar where tqdm is installed."""
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+        return futures
+    return tqdm(futures, total=total, unit="rule", smoothing=0, file=sys.stderr)
+
+
+# ----------------------------------------------------------------------------------------------------------- as text
+
+
+def grid(results: Sequence[tuple[Job, list[Fate]]], sparse: bool) -> str:
+    """A line for each way and a column for each operator: the law that kills the mutant, or a mark (MARKS)."""
+    columns = [(job, {f.mutant.way: f for f in fates if f.mutant.sparse is sparse}) for job, fates in results]
+    columns = [(job, fates) for job, fates in columns if fates]
+    if not columns:
+        return ""
+    title = "on sparse records" if sparse else "the dense run"
+    lines = [f"{title}: way of being wrong × operator", "", *_legend([job.rule for job, _ in columns]), ""]
+    lines.append(" " * 42 + "".join(f"{n:>5d}" for n in range(1, len(columns) + 1)))
+    for way in WAYS:
+        cells = [_cell(fates.get(way)) for _, fates in columns]
+        if any(cells):
+            lines.append(f"{way:42s}" + "".join(f"{cell:>5s}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    return [f"{n:4d}  {name}" for n, name in enumerate(names, 1)]
+
+
+def _cell(fate: Fate | None) -> str:
+    if fate is None:
+        return ""
+    return "!!" if fate.alarming else MARKS.get(fate.state, fate.law)
+
+
+def counts(results: Sequence[tuple[Job, list[Fate]]]) -> str:
+    """A line for each category of rules: how many mutants were killed, changed nothing, are equivalent, survived."""
+    found: dict[str, Counter[str]] = {}
+    for job, fates in results:
+        found.setdefault(job.category, Counter()).update(Counter(fate.state for fate in fates))
+    states = ("killed", "same", "equivalent", "survived")
+    head = f"{'category':22s}" + "".join(f"{state:>12s}" for state in states)
+    total = sum(found.values(), Counter())
+    rows = [*sorted(found.items()), ("all", total)]
+    return "\n".join([head, *(f"{name:22s}" + "".join(f"{c[s]:12d}" for s in states) for name, c in rows)])
+
+
+def killers(results: Sequence[tuple[Job, list[Fate]]]) -> str:
+    """How many mutants each law was the first to kill."""
+    by_law = Counter(fate.law for _, fates in results for fate in fates if fate.state == "killed")
+    return "killed by " + ", ".join(f"{law}: {n}" for law, n in sorted(by_law.items()))
+
+
+def alarms(results: Sequence[tuple[Job, list[Fate]]]) -> list[str]:
+    """Mutants that no law saw, and equivalent ones that a law did see."""
+    return [
+        f"{f.mutant} {f.state}{f' by {f.law}' if f.law else ''}{f': {f.message}' if f.message else ''}"
+        for _, fates in results
+        for f in fates
+        if f.alarming
+    ]
+
+
+def report(kinds: bool, rules: bool, ways: Sequence[str] | None, workers: int | None) -> tuple[str, bool]:
+    """The whole of `python -m op_registry mutants`, and whether every mutant is accounted for."""
+    parts: list[str] = []
+    alarming: list[str] = []
+
+    def told(results: list[tuple[Job, list[Fate]]], *text: Callable[[Any], str]) -> None:
+        parts.extend(filter(None, (f(results) for f in text)))
+        alarming.extend(alarms(results))
+
+    if kinds:
+        told(
+            run(strangers(), ways, workers),
+            lambda r: grid(r, sparse=False),
+            lambda r: grid(r, sparse=True),
+            counts,
+            killers,
+        )
+    if rules:
+        jobs, out_of_reach = built_in()
+        parts.append(f"{len(jobs)} built-in rules, each under an entry of torch's database that calls it")
+        told(run(jobs, ways, workers), counts, killers)
+        names = ", ".join(sorted(rule.name for rule in out_of_reach))
+        parts.append(f"{len(out_of_reach)} rules that no entry calls, whose mutants nobody tried here: {names}")
+    parts.append("law: the first that sees the mutant; ·: it changes nothing that can be seen; ≡: no law may see it:")
+    parts += [f"    {way}: {why}" for way, why in EQUIVALENT.items()]
+    parts.append("\n".join(["no survivors"] if not alarming else ["!! not accounted for:", *alarming]))
+    return "\n\n".join(parts), not alarming

@@ -1,0 +1,221 @@
+"""Mutants: right rules made wrong on purpose, one way at a time, and which law sees each. ``python -m op_registry mutants``
+
+    killed      a law is broken, or undecided where the right rule's is not
+    same        the way never changed anything that can be seen, in any call of any trial: it does not fit the rule
+    equivalent  it changes something that no law may see, for a reason that is named (EQUIVALENT)
+    survived    none of these: a law is missing
+
+EQUIVALENT perishes: a mutant in it that is killed after all, and one of it that never ran, is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from op_registry.conformance import mutant_operators, plain_torch
+from op_registry.conformance.mutant_ways import WAYS, Changes, Way
+from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.report import Report
+from op_registry.conformance.sample import Operator
+from op_registry.conformance.samples import operator_named, overload_named
+from op_registry.conformance.trials import Settings, run_operator
+from op_registry.conformance.verdict import answer_of
+from op_registry.lowering import lowering_of, run_sparsely
+from op_registry.registry import registry
+from op_registry.rule import Rule
+from op_registry.sparse import Sparse
+from op_registry.turned import Turned
+
+# Cheap laws first: a mutant is done with when one of them sees it.
+LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P7", "P4")
+# The laws that look at storage other than dense.
+STORED_LAWS = ("P4", "P3", "P5")
+# Those that compile, or store otherwise.
+DEAR = ("P7", "P4")
+TRIED = 12
+KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others")
+
+# A way of being wrong that no law may see, with the proof.
+EQUIVALENT: dict[str, str] = {
+    "NaN under the result's mask": (
+        "what lies under a result's mask has no meaning and no observer: P2 compares valid elements, P3 requires of every "
+        "operator that hidden data changes nothing, so no operator applied to the result tells the two apart either"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A rule of an operator, or its run on sparse records, that is wrong in one way."""
+
+    # A kind of mutant_operators.RULES, or an overload of a built-in rule.
+    rule: str
+    way: str
+    sparse: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.rule}{' (sparse)' if self.sparse else ''}: {self.way}"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a mutant: "killed" (by which law), "same", "equivalent" or "survived"."""
+
+    mutant: Mutant
+    state: str
+    law: str = ""
+    message: str = ""
+    calls: int = 0
+
+    @property
+    def alarming(self) -> bool:
+        """Whether it says that a law is missing, or that an equivalence is none."""
+        named = self.mutant.way in EQUIVALENT
+        return self.state == "survived" or (named and self.state == "killed")
+
+
+@contextlib.contextmanager
+def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
+    """`rule` made wrong, for the caller and as long as the block lasts. How often it ran, and changed something."""
+    seen = Changes()
+
+    def right(op: Any, *args: Any, **kwargs: Any) -> Any:
+        return rule.bind(op)(*args, **kwargs)
+
+    memory: dict[Any, Callable[..., Any]] = {}
+
+    def wrong(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if op not in memory:
+            memory[op] = way.mutated(rule.bind(op), seen)
+        return memory[op](*args, **kwargs)
+
+    def lowered(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if op not in memory:
+            memory[op] = way.mutated(lambda *a, **k: run_sparsely(op, rule, a, k), seen)
+        return memory[op](*args, **kwargs)
+
+    # A run of its own keeps the short ways out, which masked tensors have for calls of a category's run.
+    lowerings: dict[type, Any] = dict(rule.lowerings)
+    if sparse:
+        lowerings = {record: lowered for record in (Sparse, Turned) if lowering_of(rule, record) is not None}
+    mutant = dataclasses.replace(rule, run=right if sparse else wrong, takes_op=True, lowerings=lowerings, listeners=[])
+    with registry.overlay() as overlay:
+        overlay.replace(mutant)
+        yield seen
+
+
+def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline: Baseline, settings: Settings) -> Fate:
+    """Run the laws on operators that call a mutated rule, until one of them is broken."""
+    way = WAYS[mutant.way]
+    if mutant.way == "second derivative cut" and not any(baseline.curved(operator) for operator in operators):
+        return Fate(mutant, "same")
+    with installed(rule, way, mutant.sparse) as seen:
+        for laws in _stages(way, settings):
+            for operator in operators:
+                killed = _killed(mutant, operator, dataclasses.replace(settings, laws=laws), baseline)
+                if killed is not None:
+                    return dataclasses.replace(killed, calls=seen.calls)
+            if not seen.changed and not way.laws:
+                break  # what changes nothing in eager on dense storage, changes nothing compiled or stored either
+    if not seen.changed:
+        return Fate(mutant, "same", calls=seen.calls)
+    return Fate(mutant, "equivalent" if mutant.way in EQUIVALENT else "survived", calls=seen.calls)
+
+
+def _killed(mutant: Mutant, operator: Operator, settings: Settings, baseline: Baseline) -> Fate | None:
+    report = run_operator(operator, settings)
+    for law in settings.laws:
+        answer = answer_of(report, law)
+        if answer.decision == "broken":
+            return Fate(mutant, "killed", law, answer.failures[0].message)
+        if not report.failures and baseline.decided(operator, law) and answer.decision == "undecided":
+            return Fate(mutant, "killed", law, answer.reason)
+    return None
+
+
+def _stages(way: Way, settings: Settings) -> Iterator[tuple[str, ...]]:
+    """The laws in the order in which they are tried: those that the way names, the cheap ones, the dear ones."""
+    first = [law for law in way.laws if law in settings.laws]
+    rest = [law for law in settings.laws if law not in first]
+    yield from filter(None, (tuple(first), *(tuple(x for x in rest if (x in DEAR) == dear) for dear in (False, True))))
+
+
+class Baseline:
+    """The right rules' answers: a law that they leave undecided kills nothing by being undecided."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._reports: dict[str, Report] = {}
+
+    def report(self, operator: Operator) -> Report:
+        """The right rule's report."""
+        if operator.name not in self._reports:
+            with registry.overlay():
+                self._reports[operator.name] = run_operator(operator, self._settings)
+        return self._reports[operator.name]
+
+    def curved(self, operator: Operator) -> bool:
+        """Whether some sample has a second derivative other than zero."""
+        dtype = operator.gradient_dtype
+        samples = [s for s in operator.samples(dtype) if s.tensors][:TRIED] if dtype is not None else []
+        return any(plain_torch.derivative(sample).curved for sample in samples)
+
+    def decided(self, operator: Operator, law: str) -> bool:
+        """Whether the right rule's law is decided."""
+        report = self._reports.get(operator.name)
+        return report is not None and answer_of(report, law).decision != "undecided"
+
+
+DENSE = Settings(laws=LAWS, most=3, most_stored=1, masks=KINDS, until_broken=True)
+SPARSE = dataclasses.replace(DENSE, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr", "hybrid"))
+# For built-in rules, of which there are hundreds.
+BUILT_IN = dataclasses.replace(DENSE, most=2, masks=("unstored", "half", "slices", "empty"), each_overload_once=False)
+BUILT_IN_SPARSE = dataclasses.replace(BUILT_IN, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
+
+
+def strangers_fates(kind: str, ways: Sequence[str] | None = None) -> list[Fate]:
+    """What becomes of every mutant of an operator of a stranger's library, with right rules of its own."""
+    with registry.overlay():
+        rule = mutant_operators.register(kind)
+        operators = [RegisteredOperator(rule.ops[0])]
+        return [*_fates(kind, rule, operators, ways, DENSE), *_sparse_fates(kind, rule, operators, ways, SPARSE)]
+
+
+def built_in_fates(overload: str, entries: Sequence[str], ways: Sequence[str] | None = None) -> list[Fate]:
+    """What becomes of every mutant of the built-in rule that an overload has, under entries that call it."""
+    rule = registry.get(overload_named(overload))
+    assert rule is not None
+    operators = [operator_named(entry) for entry in entries]
+    return [
+        *_fates(overload, rule, operators, ways, BUILT_IN),
+        *_sparse_fates(overload, rule, operators, ways, BUILT_IN_SPARSE),
+    ]
+
+
+def _sparse_fates(
+    name: str, rule: Rule, operators: Sequence[Operator], ways: Sequence[str] | None, settings: Settings
+) -> Iterator[Fate]:
+    if any(lowering_of(rule, record) is not None for record in (Sparse, Turned)):
+        yield from _fates(name, rule, operators, ways, settings, sparse=True)
+
+
+def _fates(
+    name: str,
+    rule: Rule,
+    operators: Sequence[Operator],
+    ways: Sequence[str] | None,
+    settings: Settings,
+    sparse: bool = False,
+) -> Iterator[Fate]:
+    baseline = Baseline(settings)
+    for operator in operators:
+        baseline.report(operator)
+    for way in ways or WAYS:
+        yield fate_of(Mutant(name, way, sparse), rule, operators, baseline, settings)
+
+
+__all__ = ["EQUIVALENT", "Fate", "Mutant", "built_in_fates", "fate_of", "installed", "strangers_fates"]
