@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.calls import has_masked
-from masked_dispatch.explain import Step
+from masked_dispatch.explanation import Step
 from masked_dispatch.storage.boundary import open_any
 from masked_dispatch.storage.densified import Densification, collecting, storage_of
 from masked_dispatch.storage.wrapper import SparselyStored
