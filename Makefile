@@ -40,7 +40,7 @@ test-full: $(INSTALLED)
 ## make third-party every law on the operators of examples/third_party, a package of its own, installed
 third-party: $(INSTALLED)
 	$(PIP) -c $(VENV)/constraints.txt './examples/third_party[test]'
-	cd examples/third_party && OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest
+	cd examples/third_party && OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest
 
 ## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
 conformance: $(INSTALLED)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from op_registry.conformance.masks import KINDS
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings
+from op_registry.names import UnknownName, nearest
 
 TIERS = {
     # A few samples of different shapes, three partial masks, float32, every law but inductor.
@@ -104,7 +105,10 @@ def _check(given: argparse.Namespace) -> int:
     from op_registry.conformance.verdict import Verdict
 
     for module in given.modules:
-        importlib.import_module(module)
+        _import(module)
+    for name in given.op or ():
+        _check_operator(name)
+    _check_subject(given.subject)
     settings = _settings(given)
     if given.op and (given.workers == 0 or len(given.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in given.op for o in operators_of(name)))
@@ -141,28 +145,12 @@ def _mutants(given: argparse.Namespace) -> int:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    from op_registry.explain import UnknownName, explain
+    from op_registry.explain import explain
 
     for module in given.modules:
-        importlib.import_module(module)
-    try:
-        print(explain(given.name, samples=not given.no_samples))
-    except UnknownName as error:
-        print(f"python -m op_registry explain: {error}", file=sys.stderr)
-        return 2
+        _import(module)
+    print(explain(given.name, samples=not given.no_samples))
     return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 1 where a law is broken."""
-    given = _parser().parse_args(argv)
-    if given.command == "check":
-        return _check(given)
-    if given.command == "mutants":
-        return _mutants(given)
-    if given.command == "explain":
-        return _explain(given)
-    return _coverage(given)
 
 
 def _coverage(given: argparse.Namespace) -> int:
@@ -177,6 +165,50 @@ def _coverage(given: argparse.Namespace) -> int:
         return 0
     print(coverage.report(given.verbose, calls))
     return 0
+
+
+def _import(module: str) -> None:
+    """Import a module that registers rules; UnknownName where there is none."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and misses another one
+        raise UnknownName(f"no module is called {module} (--import), as seen from {Path.cwd()}") from None
+
+
+def _check_operator(name: str) -> None:
+    """UnknownName for an operator that there is not, with the nearest names."""
+    from op_registry.conformance.samples import database, operator_named
+
+    try:
+        operator_named(name)
+    except (LookupError, AttributeError) as error:
+        plain = name.partition("@")[0].partition("+")[0]
+        raise UnknownName(f"{error.args[0]}{'' if plain in database() else nearest(plain, database())}") from None
+
+
+def _check_subject(name: str | None) -> None:
+    """UnknownName for a subject that there is not."""
+    from op_registry.conformance.subject import find_subject
+
+    try:
+        find_subject(name)
+    except (LookupError, ModuleNotFoundError, AttributeError, TypeError) as error:
+        raise UnknownName(f"--subject {name}: {error.args[0]}" if name else str(error.args[0])) from None
+
+
+COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutants": _mutants}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. The exit status is 1 where a law is broken, and 2 where a name is unknown, said in one line."""
+    given = _parser().parse_args(argv)
+    try:
+        return COMMANDS[given.command](given)
+    except UnknownName as error:
+        print(f"python -m op_registry {given.command}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """``python -m op_registry explain NAME``: what an operator means on masked tensors, and where that is written.
 
 NAME is an operator (``aten.cumsum``, ``aten.add_.Tensor``, ``mylib.gelu_fast``) or anything of torch's that calls some:
-``torch.cumsum``, ``F.softmax``, ``torch.Tensor.add_``, ``torch.linalg.norm``, ``torch.nn.LSTM``.
+``torch.cumsum``, ``F.softmax``, ``torch.Tensor.add_``, ``torch.linalg.norm``, ``torch.nn.LSTM``; or an entry of torch's
+operator database, as `coverage` lists them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from torch._ops import OpOverload, OpOverloadPacket
 
-from op_registry import database_calls
+from op_registry import database_calls, stored_coverage
 from op_registry.explain_storage import (
     LAYOUTS,
     Tried,
@@ -42,7 +43,13 @@ def explain(name: str, *, samples: bool = True) -> str:
     With `samples`, the operator's sample calls are run in every sparse layout, which takes some seconds for torch's
     own. Raises :class:`UnknownName` (one line, with the nearest names) where nothing is called so.
     """
-    found = named(name)
+    entry = name.replace(".", "_")
+    try:
+        found = named(name)
+    except UnknownName:
+        if entry not in database_calls.known():
+            raise
+        return _of_entry(entry)
     if found.function is not None:
         return _of_function(found, samples)
     if found.operator is None:
@@ -195,6 +202,17 @@ def _of_function(found: Named, samples: bool) -> str:
     if len(operators) == 1:
         return "\n".join([*lines, of_operator(operators[0], samples)])
     return "\n".join([*lines, *(f"  {text}" for op in operators for text in _in_short(op))])
+
+
+def _of_entry(name: str) -> str:
+    """An entry of torch's operator database: what its samples call, and how many of its trials stayed sparse."""
+    calls = database_calls.known()[name]
+    lines = [f"{name} is an entry of torch's operator database."]
+    lines += _row("calls", ", ".join(map(str, calls.ops)) or calls.note)
+    shares = stored_coverage.measured().get(name, {})
+    said = [f"{layout} {stayed} of {ran}" for layout, (stayed, ran, _) in shares.items() if ran]
+    lines += _row("sparse", f"trials that stayed so: {', '.join(said)}" if said else "")
+    return "\n".join([*lines, *(f"  {text}" for op in calls.ops for text in _in_short(op))])
 
 
 def _in_short(op: Operator) -> list[str]:

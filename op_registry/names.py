@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,9 +149,17 @@ def unknown(name: str) -> UnknownName:
 
 def _nearest(name: str) -> str:
     """The names most like this one, as the end of a sentence."""
-    known = {n.rpartition(".")[2] if "." not in name else n: n for n in _names(name)}
-    near = difflib.get_close_matches(name.replace("::", "."), known, n=4, cutoff=0.6)
-    return f"; did you mean {', '.join(known[n] for n in near)}?" if near else ""
+    if "." in name or "::" in name:
+        return nearest(name.replace("::", "."), _names(name))
+    whole = {n.rpartition(".")[2]: n for n in _names(name)}
+    near = difflib.get_close_matches(name, list(whole), n=4, cutoff=0.6)
+    return f"; did you mean {', '.join(whole[n] for n in near)}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Those of `known` that are most like a name, as the end of a sentence."""
+    near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.6)
+    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def _shown(path: str) -> list[str]:

@@ -252,6 +252,15 @@ def test_a_python_function_says_what_was_seen_and_what_was_read() -> None:
     assert "aten.lstm: recurrent [op_registry/ops/recurrent.py" in explain("nn.LSTM", samples=False)
 
 
+def test_an_entry_of_the_database() -> None:
+    for name in database_calls.known():
+        assert explain(name, samples=False).strip()
+    said = rows(explain("nn_functional_mse_loss"))
+    assert said["calls"] == "aten.broadcast_tensors.default, aten.mse_loss.default"
+    assert re.match(r"trials that stayed so: coo \d+ of \d+, csr ", said["sparse"])
+    assert "takes no strided tensor" in explain("signal_windows_hann")
+
+
 def test_an_operator_of_ones_own() -> None:
     torch.library.define("explained::halved", "(Tensor x) -> Tensor")
     torch.library.impl("explained::halved", "CompositeExplicitAutograd")(lambda x: x / 2)
@@ -299,6 +308,43 @@ def test_an_unknown_name_is_one_line_with_the_nearest_ones(
     assert said.err.count("\n") == 1
     assert near in said.err
     assert ("did you mean" in said.err) or not near
+
+
+SUBJECT = "masked_dispatch.conformance_subject:eager"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["check", "--op", "sofmax"], "no operator is called sofmax"),
+        (["check", "--op", "sofmax"], "did you mean softmax"),
+        (["check", "--op", "nobody.knows"], "no operator is called nobody.knows"),
+        (["check", "--op", "exp+nothing"], "exp"),
+        (["check", "--op", "exp@float33"], "has no attribute 'float33'"),
+        (["check", "--op", "exp", "--subject", "nobody"], "no subject is called 'nobody'"),
+        (["check", "--op", "exp", "--subject", "no_module:at_all"], "No module named 'no_module'"),
+        (["check", "--op", "exp", "--subject", "op_registry.testing:ALL_LAWS"], "is ('P1'"),
+        (["check", "--op", "exp", "--import", "no_module"], "no module is called no_module (--import)"),
+        (["explain", "exp", "--import", "op_registry.no_module"], "no module is called op_registry.no_module"),
+    ],
+)
+def test_what_there_is_not_is_said_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if arguments[0] == "check" and "--subject" not in arguments:
+        arguments = [*arguments, "--subject", SUBJECT]
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"python -m op_registry {arguments[0]}: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_an_import_that_fails_inside_a_module_is_not_hidden(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "needs_another.py").write_text("import another_that_is_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="another_that_is_not_there"):
+        main(["explain", "exp", "--import", "needs_another"])
 
 
 def test_the_command_imports_a_users_module(

@@ -74,6 +74,19 @@ def test_every_law_layout_dtype_and_device_has_a_name() -> None:
     assert names(instantiate([op, rule], subject=SUBJECT)) == found
 
 
+def test_in_place_and_out_forms_come_with_the_operator() -> None:
+    library = torch.library.Library("testing_forms", "DEF")
+    for schema, body in (
+        ("tripled(Tensor x) -> Tensor", lambda x: x * 3),
+        ("tripled_(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(3)),
+    ):
+        library.define(schema)
+        library.impl(schema.partition("(")[0], body, "CompositeExplicitAutograd")
+    rule = elementwise(torch.ops.testing_forms.tripled)
+    found = names(instantiate(rule, laws=("P2",), subject=SUBJECT))
+    assert found == [f"testing_forms.tripled.default{form}-P2-float32-cpu" for form in ("", "+inplace")]
+
+
 def test_laws_layouts_and_dtypes_can_be_chosen() -> None:
     elementwise(op)
     found = names(
