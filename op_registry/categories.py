@@ -306,8 +306,8 @@ ACCUMULATION = Category(
     "accumulation", "a reduction over valid contributions; valid with at least one, or a valid self"
 )
 INDEXING = Category("indexing", "an element moves with its validity; an invalid index gives an invalid element")
-FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)")
-QUERY = Category("query", "a plain answer about the valid elements")
+FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)", plainly=True)
+QUERY = Category("query", "a plain answer about the valid elements", plainly=True)
 SORTING = Category(
     "sorting",
     "valid elements in order, first, in both directions; the first n places are valid",
@@ -332,7 +332,7 @@ DERIVATIVE = Category(
 # A rule of this category is written in other operators. Its run is given the call's own tensors, masked and plain, in
 # place of records: for operators that write to several tensors, of which some may be masked and others not.
 COMPOSITE = Category("composite", "other operators, each piece under its own law", closed=True)
-PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike")
+PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike", plainly=True)
 
 
 # --------------------------------------------------------------------------------------------------- registration
@@ -370,7 +370,8 @@ def masked_rule(
 
     One function that serves several overloads may ask for the overload as its first argument (`takes_op`). Keyword
     arguments are the rule's traits: one that refuses says for what `reason`, one that works slice by slice how it does,
-    ``slices=Slices(…)``, so that it can run on the stored elements of sparse slices.
+    ``slices=Slices(…)``, so that it can run on the stored elements of sparse slices, and one that gives plain tensors
+    beside records which results these are, ``plain=(1,)``.
     """
 
     def register(function: Run) -> Rule:
