@@ -23,6 +23,7 @@ from op_registry.conformance import find_subject, subject
 from op_registry.conformance.record_subject import Records
 from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import Settings, run_operator
+from op_registry.sparse import Sparse
 
 EAGER = "masked_dispatch.conformance_subject:eager"
 DENSE_LAWS = ("P1", "P2", "P3", "P5", "P6", "P8")
@@ -192,6 +193,33 @@ def test_a_plain_result_is_refused_at_the_call_and_broken_in_the_kit() -> None:
     verdict = check(OWN.doubled, laws=("P1", "P2", "P3", "P8"))
     assert decisions_of(verdict) == dict.fromkeys(("P1", "P2", "P3", "P8"), "broken")
     assert check(OWN.doubled, laws=("P8",), subject="records").of("P8") == "broken"
+
+
+@pytest.mark.parametrize("what, said", [("data", "1 of 1 values differ"), ("validity", "mask 1 instead of 0")])
+def test_a_rule_leaves_its_operands_alone(what: str, said: str) -> None:
+    @masked_rule(OWN.doubled.default, category=ELEMENTWISE)
+    def writes(x: Dense) -> Dense:
+        result = Dense(x.data * 2, None if x.validity is None else x.validity.clone())
+        target = x.data if what == "data" else x.validity
+        if target is not None:
+            target.fill_(1)
+        return result
+
+    verdict = check(OWN.doubled, laws=("P2",), subject="records")
+    found = {failure.message.partition(", the first")[0] for failure in verdict.failures}
+    assert f"operand 0 is another one after the call: {said}" in found, found
+
+
+def test_storage_may_not_refuse_what_dense_storage_answers() -> None:
+    rule = elementwise(OWN.doubled)
+
+    @rule.lowering(Sparse)
+    def refuses(op: Any, x: Sparse) -> Sparse:
+        raise md.MaskedSemanticsError("doubled is not for sparse storage")
+
+    verdict = check(OWN.doubled, laws=("P4",))
+    assert verdict.of("P4") == "broken"
+    assert "MaskedSemanticsError: doubled is not for sparse storage, dense: a result" in verdict.failures[0].message
 
 
 class LosesMasks(Records):

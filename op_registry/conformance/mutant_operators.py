@@ -1,8 +1,8 @@
 """A stranger's library for the mutants: an operator of each kind, its right rule, and oracles and samples if needed.
 
 Operators are defined by torch.library.custom_op in a namespace of their own. Rules are registered by category where the
-category has a run, and as functions elsewhere. Importing this module defines the operators; `register` registers a rule,
-in the caller's overlay.
+category has a run, and as functions elsewhere. Importing this module defines the operators; `register` registers the
+rule of one, in the caller's overlay.
 """
 
 from __future__ import annotations

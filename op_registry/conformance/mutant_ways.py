@@ -135,7 +135,7 @@ Change = Callable[[Dense, Call], Dense | None]
 
 
 def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
-    """Decorator: a change of each result by itself, of sparse ones of what they store; None where it changes nothing."""
+    """Decorator: a change of each result by itself, of a sparse one of its values; None where nothing changes."""
 
     def keep(change: Change) -> Change:
         def on_all(call: Call) -> Any:

@@ -1,4 +1,4 @@
-"""Mutants: right rules made wrong on purpose, one way at a time, and which law sees each. ``python -m op_registry mutants``
+"""Mutants: right rules made wrong on purpose, one way at a time, and which law sees each.
 
     killed      a law is broken, or undecided where the right rule's is not
     same        the way never changed anything that can be seen, in any call of any trial: it does not fit the rule
@@ -31,19 +31,19 @@ from op_registry.sparse import Sparse
 from op_registry.turned import Turned
 
 # Cheap laws first: a mutant is done with when one of them sees it.
-LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P7", "P4")
+LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P4", "P7")
 # The laws that look at storage other than dense.
 STORED_LAWS = ("P4", "P3", "P5")
-# Those that compile, or store otherwise.
-DEAR = ("P7", "P4")
+# The law that compiles.
+DEAR = ("P7",)
 TRIED = 12
 KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others")
 
 # A way of being wrong that no law may see, with the proof.
 EQUIVALENT: dict[str, str] = {
     "NaN under the result's mask": (
-        "what lies under a result's mask has no meaning and no observer: P2 compares valid elements, P3 requires of every "
-        "operator that hidden data changes nothing, so no operator applied to the result tells the two apart either"
+        "what lies under a result's mask has no meaning and no observer: P2 compares valid elements, and P3 requires "
+        "of every operator that hidden data changes nothing, so none that is applied to the result tells the two apart"
     ),
 }
 
@@ -119,8 +119,8 @@ def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline:
                 killed = _killed(mutant, operator, dataclasses.replace(settings, laws=laws), baseline)
                 if killed is not None:
                     return dataclasses.replace(killed, calls=seen.calls)
-            if not seen.changed and not way.laws:
-                break  # what changes nothing in eager on dense storage, changes nothing compiled or stored either
+            if not seen.changed:
+                break  # the first laws ask in every way there is; what they did not get to see, is not there
     if not seen.changed:
         return Fate(mutant, "same", calls=seen.calls)
     return Fate(mutant, "equivalent" if mutant.way in EQUIVALENT else "survived", calls=seen.calls)
@@ -132,42 +132,39 @@ def _killed(mutant: Mutant, operator: Operator, settings: Settings, baseline: Ba
         answer = answer_of(report, law)
         if answer.decision == "broken":
             return Fate(mutant, "killed", law, answer.failures[0].message)
-        if not report.failures and baseline.decided(operator, law) and answer.decision == "undecided":
+        if answer.decision == "undecided" and baseline.decided(operator, law):
             return Fate(mutant, "killed", law, answer.reason)
     return None
 
 
 def _stages(way: Way, settings: Settings) -> Iterator[tuple[str, ...]]:
-    """The laws in the order in which they are tried: those that the way names, the cheap ones, the dear ones."""
-    first = [law for law in way.laws if law in settings.laws]
+    """The laws in the order in which they are tried: those that the way names, or the first ones; then the rest."""
+    first = [law for law in way.laws or settings.laws[:2] if law in settings.laws]
     rest = [law for law in settings.laws if law not in first]
-    yield from filter(None, (tuple(first), *(tuple(x for x in rest if (x in DEAR) == dear) for dear in (False, True))))
+    cheap, dear = ([law for law in rest if (law in DEAR) == wanted] for wanted in (False, True))
+    yield from (tuple(laws) for laws in (first, cheap, dear) if laws)
 
 
 class Baseline:
     """The right rules' answers: a law that they leave undecided kills nothing by being undecided."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._reports: dict[str, Report] = {}
+        self._settings, self._scope = settings, registry.scope
+        self._reports: dict[tuple[str, str], Report] = {}
 
-    def report(self, operator: Operator) -> Report:
-        """The right rule's report."""
-        if operator.name not in self._reports:
-            with registry.overlay():
-                self._reports[operator.name] = run_operator(operator, self._settings)
-        return self._reports[operator.name]
+    def decided(self, operator: Operator, law: str) -> bool:
+        """Whether the right rule's law is decided. Asked while a mutant is installed, of the rules from before."""
+        key = operator.name, law
+        if key not in self._reports:
+            with registry.within(self._scope):
+                self._reports[key] = run_operator(operator, dataclasses.replace(self._settings, laws=(law,)))
+        return answer_of(self._reports[key], law).decision != "undecided"
 
     def curved(self, operator: Operator) -> bool:
         """Whether some sample has a second derivative other than zero."""
         dtype = operator.gradient_dtype
         samples = [s for s in operator.samples(dtype) if s.tensors][:TRIED] if dtype is not None else []
         return any(plain_torch.derivative(sample).curved for sample in samples)
-
-    def decided(self, operator: Operator, law: str) -> bool:
-        """Whether the right rule's law is decided."""
-        report = self._reports.get(operator.name)
-        return report is not None and answer_of(report, law).decision != "undecided"
 
 
 DENSE = Settings(laws=LAWS, most=3, most_stored=1, masks=KINDS, until_broken=True)
@@ -177,12 +174,13 @@ BUILT_IN = dataclasses.replace(DENSE, most=2, masks=("unstored", "half", "slices
 BUILT_IN_SPARSE = dataclasses.replace(BUILT_IN, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
 
 
-def strangers_fates(kind: str, ways: Sequence[str] | None = None) -> list[Fate]:
-    """What becomes of every mutant of an operator of a stranger's library, with right rules of its own."""
+def strangers_fates(kind: str, ways: Sequence[str] | None = None, sparse: bool | None = None) -> list[Fate]:
+    """What becomes of the mutants of an operator of a stranger's library: of its dense run, its sparse one, or both."""
     with registry.overlay():
         rule = mutant_operators.register(kind)
         operators = [RegisteredOperator(rule.ops[0])]
-        return [*_fates(kind, rule, operators, ways, DENSE), *_sparse_fates(kind, rule, operators, ways, SPARSE)]
+        dense_fates = [] if sparse else list(_fates(kind, rule, operators, ways, DENSE))
+        return [*dense_fates, *([] if sparse is False else _sparse_fates(kind, rule, operators, ways, SPARSE))]
 
 
 def built_in_fates(overload: str, entries: Sequence[str], ways: Sequence[str] | None = None) -> list[Fate]:
@@ -212,8 +210,6 @@ def _fates(
     sparse: bool = False,
 ) -> Iterator[Fate]:
     baseline = Baseline(settings)
-    for operator in operators:
-        baseline.report(operator)
     for way in ways or WAYS:
         yield fate_of(Mutant(name, way, sparse), rule, operators, baseline, settings)
 

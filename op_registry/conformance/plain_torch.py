@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.conformance.compare import bit_difference
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.trees import tree_leaves
@@ -48,8 +49,10 @@ def forward(sample: Sample, seed: int = 0) -> Forward:
         given = {id(leaf) for leaf in tree_leaves(sample.fn(*args, **kwargs))}
     except Exception as error:
         return Forward(said(error))
-    touched = tuple(n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v)
-    return Forward(None, touched, tuple(n for n in touched if id(copies[n]) not in given))
+    marked = [n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v]
+    # Some kernels (batch norm's running statistics) write without saying so.
+    changed = [n for n, (t, before) in enumerate(zip(copies, sample.tensors, strict=True)) if _differ(t, before)]
+    return Forward(None, tuple({*marked, *changed}), tuple(n for n in marked if id(copies[n]) not in given))
 
 
 def variables(sample: Sample, seed: int = 0) -> frozenset[int]:
@@ -97,6 +100,10 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
 def said(error: Exception) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    return a.shape != b.shape or bit_difference(a, b) is not None
 
 
 def _copies(sample: Sample, wanted: frozenset[int]) -> tuple[Any, Any, list[Tensor]]:

@@ -108,7 +108,7 @@ class Trial:
         return observed(self.subject, [result, [values[n] for n in self.written]])
 
     def run_on(self, args: Any, kwargs: Any, values: list[Any]) -> Any:
-        """The subject's own result; Broken where operands, which are `values`, were written to that plain torch reads."""
+        """The subject's own result; Broken where one of the operands, `values`, was written to, and not by torch."""
         before = [self._seen(value) for value in values]
         result = self.run(args, kwargs)
         self._leaves_alone(values, before)
