@@ -157,7 +157,10 @@ def run_movement(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = No
 
 
 MOVEMENT = Category(
-    "movement", "an element moves with its validity; zeros that the operation writes are valid", run_movement
+    "movement",
+    "an element moves with its validity; zeros that the operation writes are valid",
+    run_movement,
+    why_dense="it moves elements to places for which no layout has a rule of its own",
 )
 
 # ------------------------------------------------------------------------------------------------------ reduction
@@ -241,6 +244,7 @@ CONTRACTION = Category(
     "contraction",
     "the sum over index tuples whose factors are all valid; valid where at least one such tuple exists",
     contract,
+    why_dense="it sums products over index tuples, and no kernel does so for sparse operands of this operator",
 )
 
 # ---------------------------------------------------------------------------------------------------------- opaque
@@ -268,7 +272,11 @@ def known_all_valid(record: Dense) -> bool:
 
 
 OPAQUE = Category(
-    "opaque", "mixes everything; runs where every element is valid, refused otherwise", run_opaque, closed=True
+    "opaque",
+    "mixes everything; runs where every element is valid, refused otherwise",
+    run_opaque,
+    closed=True,
+    why_dense="it works on a whole slice at once, in which nothing may be missing",
 )
 
 # --------------------------------------------------------------------------------------------------------- refused
@@ -297,15 +305,24 @@ NORMALIZATION = Category(
     slices=Slices("each"),
     lowerings={Sparse: SLICEWISE},
 )
-JOIN = Category("join", "each element arrives with its validity")
+JOIN = Category(
+    "join", "each element arrives with its validity", why_dense="it joins operands whose places are stored differently"
+)
 ASSIGNMENT = Category(
     "assignment",
     "the written element takes the value and the validity of what is written; an invalid index writes nothing",
+    why_dense="it writes to places that are computed, and need not be stored",
 )
 ACCUMULATION = Category(
-    "accumulation", "a reduction over valid contributions; valid with at least one, or a valid self"
+    "accumulation",
+    "a reduction over valid contributions; valid with at least one, or a valid self",
+    why_dense="its contributions are scattered to places that are computed, and need not be stored",
 )
-INDEXING = Category("indexing", "an element moves with its validity; an invalid index gives an invalid element")
+INDEXING = Category(
+    "indexing",
+    "an element moves with its validity; an invalid index gives an invalid element",
+    why_dense="it reads places that are computed, and need not be stored",
+)
 FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)", plainly=True)
 QUERY = Category("query", "a plain answer about the valid elements", plainly=True)
 SORTING = Category(
@@ -313,21 +330,38 @@ SORTING = Category(
     "valid elements in order, first, in both directions; the first n places are valid",
     slices=Slices("front"),
     lowerings={Sparse: SLICEWISE},
+    why_dense="it orders elements across what is stored",
 )
-LOSS = Category("loss", "the elementwise part as elementwise, reduced over what is valid with torch's own denominator")
+LOSS = Category(
+    "loss",
+    "the elementwise part as elementwise, reduced over what is valid with torch's own denominator",
+    why_dense="it is computed from operands that are aligned densely",
+)
 ATTENTION = Category(
-    "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
+    "attention",
+    "softmax over the keys that share a valid feature with the query, then the sum over valid values",
+    why_dense="scores are a product of every query with every key",
 )
 RECURRENT = Category(
-    "recurrent", "a scan over time: an invalid step carries the state unchanged; valid where the step's input is"
+    "recurrent",
+    "a scan over time: an invalid step carries the state unchanged; valid where the step's input is",
+    why_dense="a step reads the state that the step before it left, whether it was stored or not",
 )
-RANDOM = Category("random", "as torch, drawn for every position; valid where the input is")
+RANDOM = Category(
+    "random",
+    "as torch, drawn for every position; valid where the input is",
+    why_dense="a number is drawn for every element, stored or not, so that a mask does not change the stream",
+)
 POOLING = Category(
-    "pooling", "over the valid elements of the window; valid where the window has one, or none to begin with"
+    "pooling",
+    "over the valid elements of the window; valid where the window has one, or none to begin with",
+    why_dense="a window reads neighbours by their index, stored or not",
 )
 CHOICE = Category("choice", "the chosen branch; valid where the condition and the chosen branch are")
 DERIVATIVE = Category(
-    "derivative", "what autograd gives for the masked operator that it is the derivative of; masked as its variable is"
+    "derivative",
+    "what autograd gives for the masked operator that it is the derivative of; masked as its variable is",
+    why_dense="the formula of the derivative is written for dense operands",
 )
 # A rule of this category is written in other operators. Its run is given the call's own tensors, masked and plain, in
 # place of records: for operators that write to several tensors, of which some may be masked and others not.

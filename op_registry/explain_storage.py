@@ -27,7 +27,6 @@ from op_registry.conformance.samples import chosen, database
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder
-from op_registry.dense_only import why_dense
 from op_registry.errors import MaskedSemanticsError
 from op_registry.lowering import FirstOf, ForRule, Lowering, lowering_of, never, run_sparsely
 from op_registry.patterns import PACKED
@@ -129,7 +128,7 @@ def without_lowering(rule: Rule) -> str:
         return f"refused, as in every storage: {rule.traits.get('reason', rule.category.law)}"
     if rule.category is COMPOSITE:
         return "as the operators that it is written in have it"
-    return f"stored densely: {why_dense(rule)}"
+    return f"stored densely: {rule.category.why_dense}"
 
 
 @dataclass

@@ -52,6 +52,7 @@ class Category:
     lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.lowering`)
     closed     whether nothing but its own rules can follow it: a function put in the place of one follows no law
     plainly    whether its rules answer with plain tensors; elsewhere a plain result would have lost its mask
+    why_dense  why its rules need dense storage where no lowering is written for them
     """
 
     name: str
@@ -61,6 +62,7 @@ class Category:
     lowerings: Mapping[type, Any] = field(default_factory=dict, compare=False, repr=False)
     closed: bool = False
     plainly: bool = False
+    why_dense: str = "no lowering is written for it"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.law}"

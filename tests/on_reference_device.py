@@ -196,14 +196,8 @@ def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
 
 # --------------------------------------------------------------------------------------------- every operator of torch
 
-NO_AUTOCAST = "torch.autocast(enabled=False) is asked of a device that has no autocast"
 # What does not work on the device and why, one by one; what works again has to go from here.
-KNOWN = {
-    "corrcoef results": NO_AUTOCAST,
-    "cov results": NO_AUTOCAST,
-    "nn_functional_linear_cross_entropy_chunked results": NO_AUTOCAST,
-    "nn_functional_linear_cross_entropy_chunked_none results": NO_AUTOCAST,
-}
+KNOWN: dict[str, str] = {}
 # Where plain torch itself does not run on the device.
 NOT_THERE = {"to_sparse results": "ref has strided tensors only", "to_sparse gradients": "ref has strided tensors only"}
 

@@ -20,7 +20,7 @@ from masked_dispatch.storage.writes import store
 from op_registry import resolve
 from op_registry.accumulate import accumulate
 from op_registry.categories import REFUSED
-from op_registry.lowering import NO_LOWERING, run_sparsely
+from op_registry.lowering import run_sparsely
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse, united
 from op_registry.turned import AnyRecord, Turned, to_dense
@@ -29,7 +29,7 @@ from op_registry.turned import AnyRecord, Turned, to_dense
 def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     """The result of a call of which an argument is stored sparsely; `below` autograd, derivatives are not looked at."""
     meaning = resolve(op)
-    why = NO_LOWERING
+    why = "it has no rule of its own"
     if meaning.rule is not None and meaning.base is op:
         enter = _raw if below else open_any
         records = [map_tensors(enter, a, Tensor) for a in args]
