@@ -190,7 +190,7 @@ def _check_operator(name: str) -> None:
 
 def _check_subject(name: str | None) -> None:
     """UnknownName for a subject that there is not."""
-    from op_registry.conformance.subject import find_subject
+    from op_registry.conformance.subjects import find_subject
 
     try:
         find_subject(name)

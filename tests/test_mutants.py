@@ -10,7 +10,8 @@ import torch
 from op_registry import registry
 from op_registry.__main__ import main
 from op_registry.conformance import mutant_operators, mutant_table, mutants
-from op_registry.conformance.mutant_ways import WAYS, Call, Way
+from op_registry.conformance.mutant_calls import Call, Way
+from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, strangers_fates
 from op_registry.records import Dense
 

@@ -13,7 +13,13 @@ from op_registry.categories import OPAQUE, REFUSED
 from op_registry.conformance import plain_torch
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.sample import Operator
-from op_registry.conformance.samples import NOT_ON_THIS_MACHINE, DatabaseOperator, chosen, overloads_called
+from op_registry.conformance.samples import (
+    NOT_ON_THIS_MACHINE,
+    DatabaseOperator,
+    DirectOperator,
+    chosen,
+    overloads_called,
+)
 from op_registry.variants import is_view
 
 # Samples that are differentiated to find out whether an operator has a derivative.
@@ -69,5 +75,7 @@ def _overloads(operator: Operator) -> Sequence[OpOverload]:
     if isinstance(operator, OwnForm):
         return (operator.mutable,)
     if isinstance(operator, RegisteredOperator):
+        return (operator.op,)
+    if isinstance(operator, DirectOperator):
         return (operator.op,)
     return overloads_called(operator.name.partition("+")[0]) if isinstance(operator, DatabaseOperator) else ()

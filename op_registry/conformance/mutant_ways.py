@@ -1,168 +1,31 @@
-"""Ways to be wrong, each a change to what a rule does: the mutations by which the laws themselves are tested.
-
-A way gets a :class:`Call` of a rule, runs the right rule, and changes its result or its operands. It says whether it
-changed anything that can be seen (``call.changed``): a way that never does so has nothing to say about a rule.
-"""
+"""Ways to be wrong, each a change to what a rule does: the mutations by which the laws themselves are tested."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from op_registry.conformance.mutant_calls import (
+    NUMBERS,
+    WAYS,
+    Call,
+    hidden,
+    leaking,
+    leaky,
+    on_gradients,
+    on_results,
+    some_invalid,
+    some_valid,
+    way,
+)
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, as_int8, being_traced
-from op_registry.rule import Run
 from op_registry.sparse import Sparse
-from op_registry.turned import Turned
 
-NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-
-
-@dataclass
-class Call:
-    """One call of a right rule."""
-
-    run: Run
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    # What the way keeps from one call to the next.
-    memory: dict[Any, Any]
-    changed: bool = False
-
-    def result(self) -> Any:
-        return self.run(*self.args, **self.kwargs)
-
-    def records(self) -> list[Dense]:
-        """Every dense record among the arguments; of a sparse record what it stores."""
-        leaves = (_values(leaf) for leaf in tree_leaves((self.args, self.kwargs)))
-        return [leaf for leaf in leaves if isinstance(leaf, Dense)]
-
-    def partial(self) -> list[Dense]:
-        """The records that have something invalid; none while a graph is traced, when nobody knows."""
-        return [r for r in self.records() if _some_invalid(r)]
-
-    def with_records(self, change: Callable[[Dense, int], Dense]) -> Any:
-        """The right rule's result for other records: `change` of each one and its number in `records`."""
-        number = itertools.count()
-
-        def changed(leaf: Any) -> Any:
-            if isinstance(leaf, Turned):
-                return leaf.like(changed(leaf.base))
-            if isinstance(leaf, Sparse):
-                return leaf.like(change(leaf.values, next(number)))
-            return change(leaf, next(number)) if isinstance(leaf, Dense) else leaf
-
-        args, kwargs = tree_map(changed, (self.args, self.kwargs))
-        return self.run(*args, **kwargs)
-
-
-def _values(leaf: Any) -> Any:
-    if isinstance(leaf, Turned):
-        return leaf.base.values
-    return leaf.values if isinstance(leaf, Sparse) else leaf
-
-
-def _some_invalid(record: Dense) -> bool:
-    valid = record.valid
-    return valid is not None and not being_traced(valid) and record.data.numel() > 0 and not bool(valid.all())
-
-
-def _some_valid(record: Dense) -> bool:
-    valid = record.valid
-    return record.data.numel() > 0 and (valid is None or being_traced(valid) or bool(valid.any()))
-
-
-def _hidden(records: Sequence[Dense]) -> Tensor:
-    """A number that depends on everything that is hidden, and on nothing else."""
-    parts = []
-    for r in records:
-        assert r.valid is not None
-        parts.append(torch.where(r.valid, torch.zeros((), dtype=r.dtype), r.data).sum().real.to(torch.float64))
-    return torch.stack(parts).sum()
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way of being wrong, by name; `laws` are those tried first, which are meant to see it."""
-
-    name: str
-    change: Callable[[Call], Any] = field(repr=False)
-    laws: tuple[str, ...] = ()
-
-    def mutated(self, run: Run, seen: Changes) -> Run:
-        """The run that is wrong in this way; `seen` counts its calls, and those in which it changed something."""
-        memory: dict[Any, Any] = {}
-
-        def mutant(*args: Any, **kwargs: Any) -> Any:
-            call = Call(run, args, kwargs, memory)
-            seen.calls += 1
-            try:
-                return self.change(call)
-            finally:
-                seen.changed += call.changed
-
-        return mutant
-
-
-@dataclass
-class Changes:
-    """How often a mutant ran, and how often what it did could have been seen."""
-
-    calls: int = 0
-    changed: int = 0
-
-
-WAYS: dict[str, Way] = {}
-
-
-def way(name: str, *laws: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
-    """Decorator: a way of being wrong."""
-
-    def keep(change: Callable[[Call], Any]) -> Callable[[Call], Any]:
-        WAYS[name] = Way(name, change, laws)
-        return change
-
-    return keep
-
-
-Change = Callable[[Dense, Call], Dense | None]
-
-
-def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
-    """Decorator: a change of each result by itself, of a sparse one of its values; None where nothing changes."""
-
-    def keep(change: Change) -> Change:
-        def on_all(call: Call) -> Any:
-            def on_one(leaf: Any) -> Any:
-                if isinstance(leaf, Turned):
-                    return leaf.like(on_one(leaf.base))
-                if isinstance(leaf, Sparse):
-                    values = change(leaf.values, call)
-                    call.changed |= values is not None
-                    return leaf if values is None else leaf.like(values)
-                if type(leaf) is Tensor:  # a plain answer: its values may be wrong, a mask it has none
-                    record = change(Dense(leaf), call)
-                    call.changed |= record is not None and record.data is not leaf
-                    return leaf if record is None else record.data
-                if not isinstance(leaf, Dense):
-                    return leaf
-                record = change(leaf, call)
-                call.changed |= record is not None
-                return leaf if record is None else record
-
-            return tree_map(on_one, call.result())
-
-        way(name, *laws)(on_all)
-        return change
-
-    return keep
-
+__all__ = ["WAYS"]
 
 # --------------------------------------------------------------------------------------------------------- the mask
 
@@ -170,13 +33,13 @@ def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
 @on_results("mask lost")
 def mask_lost(result: Dense, call: Call) -> Dense | None:
     """Everything is valid."""
-    return Dense(result.data) if _some_invalid(result) else None
+    return Dense(result.data) if some_invalid(result) else None
 
 
 @on_results("mask too large")
 def mask_too_large(result: Dense, call: Call) -> Dense | None:
     """One invalid element is revived."""
-    return _flipped(result, True) if _some_invalid(result) else None
+    return _flipped(result, True) if some_invalid(result) else None
 
 
 @on_results("mask too small")
@@ -184,7 +47,7 @@ def mask_too_small(result: Dense, call: Call) -> Dense | None:
     """One valid element is lost."""
     if result.valid is not None and being_traced(result.valid):
         return None
-    return _flipped(result, False) if call.partial() and _some_valid(result) else None
+    return _flipped(result, False) if call.partial() and some_valid(result) else None
 
 
 def _flipped(result: Dense, to: bool) -> Dense:
@@ -199,7 +62,7 @@ def _flipped(result: Dense, to: bool) -> Dense:
 def plain_result(call: Call) -> Any:
     """Raw tensors in the place of records."""
     result = call.result()
-    call.changed = any(isinstance(leaf, Dense) and _some_invalid(leaf) for leaf in tree_leaves(result))
+    call.changed = any(isinstance(leaf, Dense) and some_invalid(leaf) for leaf in tree_leaves(result))
     return tree_map(lambda leaf: leaf.data if isinstance(leaf, Dense) else leaf, result) if call.changed else result
 
 
@@ -207,10 +70,10 @@ def plain_result(call: Call) -> Any:
 def nan_for_nothing(call: Call) -> Any:
     """Where no operand has anything valid, results are NaN and valid."""
     result, records = call.result(), call.records()
-    nothing = bool(call.partial()) and not any(_some_valid(r) for r in records if r.validity is not None)
+    nothing = bool(call.partial()) and not any(some_valid(r) for r in records if r.validity is not None)
 
     def on_one(leaf: Any) -> Any:
-        if not nothing or not isinstance(leaf, Dense) or leaf.dtype not in NUMBERS or not _some_invalid(leaf):
+        if not nothing or not isinstance(leaf, Dense) or leaf.dtype not in NUMBERS or not some_invalid(leaf):
             return leaf
         call.changed = True
         return Dense(torch.full_like(leaf.data, float("nan")))
@@ -222,7 +85,7 @@ def nan_for_nothing(call: Call) -> Any:
 def other_masks_forgotten(call: Call) -> Any:
     """Every operand but the first is taken to be all valid."""
     result = call.with_records(lambda r, n: Dense(r.data) if n else r)
-    call.changed = any(_some_invalid(r) for r in call.records()[1:])
+    call.changed = any(some_invalid(r) for r in call.records()[1:])
     return result
 
 
@@ -230,7 +93,7 @@ def other_masks_forgotten(call: Call) -> Any:
 def first_mask_forgotten(call: Call) -> Any:
     """The first operand is taken to be all valid."""
     result = call.with_records(lambda r, n: r if n else Dense(r.data))
-    call.changed = any(_some_invalid(r) for r in call.records()[:1])
+    call.changed = any(some_invalid(r) for r in call.records()[:1])
     return result
 
 
@@ -240,19 +103,19 @@ def first_mask_forgotten(call: Call) -> Any:
 @on_results("values off by one")
 def off_by_one(result: Dense, call: Call) -> Dense | None:
     """Every value is another one."""
-    return result.like(_other(result.data)) if _some_valid(result) else None
+    return result.like(_other(result.data)) if some_valid(result) else None
 
 
 @on_results("values of scalars off by one")
 def scalars_off(result: Dense, call: Call) -> Dense | None:
     """Of results without dimensions."""
-    return result.like(_other(result.data)) if result.ndim == 0 and _some_valid(result) else None
+    return result.like(_other(result.data)) if result.ndim == 0 and some_valid(result) else None
 
 
 @on_results("values off by one in part of the calls")
 def partial_calls_off(result: Dense, call: Call) -> Dense | None:
     """Only where something is invalid."""
-    return result.like(_other(result.data)) if call.partial() and _some_valid(result) else None
+    return result.like(_other(result.data)) if call.partial() and some_valid(result) else None
 
 
 def _other(data: Tensor) -> Tensor:
@@ -303,7 +166,7 @@ def _holes_filled(call: Call, number: int) -> Any:
 def _differ_where_valid(a: Dense, b: Dense) -> bool:
     valid = slice(None) if a.valid is None else a.valid.expand(a.shape)
     x, y = (r.data.detach()[valid] if r.ndim else r.data.detach() for r in (a, b))
-    return not torch.allclose(x.to(torch.complex128), y.to(torch.complex128), equal_nan=True) and _some_valid(a)
+    return not torch.allclose(x.to(torch.complex128), y.to(torch.complex128), equal_nan=True) and some_valid(a)
 
 
 @way("remembers the first call")
@@ -344,41 +207,23 @@ def reads_the_mask(call: Call) -> Any:
 # ----------------------------------------------------------------------------------------------- what is under the mask
 
 
-def leaking(name: str, *laws: str) -> Callable[[Change], Change]:
-    """As `on_results`, of results in numbers, where an operand in numbers hides something."""
-
-    def keep(change: Change) -> Change:
-        def guarded(result: Dense, call: Call) -> Dense | None:
-            if not _leaky(call) or result.dtype not in NUMBERS or not _some_valid(result):
-                return None
-            return change(result, call)
-
-        return on_results(name, *laws)(guarded)
-
-    return keep
-
-
-def _leaky(call: Call) -> list[Dense]:
-    return [r for r in call.partial() if r.dtype in NUMBERS]
-
-
 @leaking("garbage leaks into values")
 def leak(result: Dense, call: Call) -> Dense | None:
     """What is hidden is added."""
-    return result.like(result.data + _hidden(_leaky(call)).to(result.dtype))
+    return result.like(result.data + hidden(leaky(call)).to(result.dtype))
 
 
 @leaking("hidden NaN leaks")
 def nan_leak(result: Dense, call: Call) -> Dense | None:
     """What is hidden is added after multiplication with 0."""
-    return result.like(result.data + (0 * _hidden(_leaky(call))).to(result.dtype))
+    return result.like(result.data + (0 * hidden(leaky(call))).to(result.dtype))
 
 
 @leaking("garbage leaks into the mask")
 def mask_leak(result: Dense, call: Call) -> Dense | None:
     """Hidden NaN makes results invalid."""
     valid = torch.ones(result.shape, dtype=torch.bool) if result.valid is None else result.valid
-    return Dense(result.data, as_int8(valid & ~_hidden(_leaky(call)).isnan()))
+    return Dense(result.data, as_int8(valid & ~hidden(leaky(call)).isnan()))
 
 
 @leaking("garbage leaks into gradients", "P3", "P5")
@@ -386,16 +231,16 @@ def gradient_leak(result: Dense, call: Call) -> Dense | None:
     """The right values; the slope depends on how large the hidden numbers are."""
     if not result.data.requires_grad or not torch.is_grad_enabled():
         return None
-    number = torch.nan_to_num(_hidden(_leaky(call)).detach(), 3.0, 2.0, 1.0).clamp(-4, 4).to(result.dtype)
+    number = torch.nan_to_num(hidden(leaky(call)).detach(), 3.0, 2.0, 1.0).clamp(-4, 4).to(result.dtype)
     return result.like(result.data + number * (result.data - result.data.detach()))
 
 
 @way("raises on hidden NaN")
 def raises_on_nan(call: Call) -> Any:
     """Whether it raises depends on what is hidden."""
-    leaky = _leaky(call)
-    call.changed = bool(leaky)
-    if leaky and bool(_hidden(leaky).isnan()):
+    leaking = leaky(call)
+    call.changed = bool(leaking)
+    if leaking and bool(hidden(leaking).isnan()):
         raise ValueError("there is a NaN")
     return call.result()
 
@@ -403,7 +248,7 @@ def raises_on_nan(call: Call) -> Any:
 @on_results("NaN under the result's mask")
 def nan_under_the_mask(result: Dense, call: Call) -> Dense | None:
     """Where the result is invalid its data is NaN, which nobody may see."""
-    if not _some_invalid(result) or result.dtype not in NUMBERS:
+    if not some_invalid(result) or result.dtype not in NUMBERS:
         return None
     assert result.valid is not None
     return result.like(torch.where(result.valid, result.data, torch.full((), float("nan"), dtype=result.dtype)))
@@ -424,7 +269,7 @@ def writes_operand(call: Call) -> Any:
 
 
 @way("writes under its operand's mask")
-def writes_hidden(call: Call) -> Any:
+def writeshidden(call: Call) -> Any:
     """Fills in place: a caller's memory is another one afterwards."""
     result = call.result()
     for record in call.partial():
@@ -469,19 +314,6 @@ def raises_partial(call: Call) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------------- gradients
-
-
-def on_gradients(name: str) -> Callable[[Change], Change]:
-    """As `on_results`, of results that require grad."""
-
-    def keep(change: Change) -> Change:
-        def guarded(result: Dense, call: Call) -> Dense | None:
-            differentiable = result.data.requires_grad and torch.is_grad_enabled() and not being_traced(result.data)
-            return change(result, call) if differentiable and _some_valid(result) else None
-
-        return on_results(name, "P5", "P3")(guarded)
-
-    return keep
 
 
 @on_gradients("gradient cut")

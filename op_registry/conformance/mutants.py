@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from op_registry.conformance import mutant_operators, plain_torch
-from op_registry.conformance.mutant_ways import WAYS, Changes, Way
+from op_registry.conformance import masks, mutant_operators, plain_torch
+from op_registry.conformance.mutant_calls import Changes, Way
+from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.report import Report
 from op_registry.conformance.sample import Operator
-from op_registry.conformance.samples import operator_named, overload_named
+from op_registry.conformance.samples import DirectOperator, database, overload_named
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.conformance.verdict import answer_of
 from op_registry.lowering import lowering_of, run_sparsely
@@ -29,6 +30,7 @@ from op_registry.registry import registry
 from op_registry.rule import Rule
 from op_registry.sparse import Sparse
 from op_registry.turned import Turned
+from op_registry.variants import is_view
 
 # Cheap laws first: a mutant is done with when one of them sees it.
 LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P4", "P7")
@@ -37,6 +39,8 @@ STORED_LAWS = ("P4", "P3", "P5")
 # The law that compiles.
 DEAR = ("P7",)
 TRIED = 12
+# Samples for a mutant that has survived those that others were killed by.
+THOROUGH = 16
 KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others")
 
 # A way of being wrong that no law may see, with the proof.
@@ -70,12 +74,13 @@ class Fate:
     law: str = ""
     message: str = ""
     calls: int = 0
+    # Whether the mutant is named as one that no law may see.
+    named: bool = False
 
     @property
     def alarming(self) -> bool:
         """Whether it says that a law is missing, or that an equivalence is none."""
-        named = self.mutant.way in EQUIVALENT
-        return self.state == "survived" or (named and self.state == "killed")
+        return self.state == "survived" or (self.named and self.state == "killed")
 
 
 @contextlib.contextmanager
@@ -111,29 +116,50 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
 def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline: Baseline, settings: Settings) -> Fate:
     """Run the laws on operators that call a mutated rule, until one of them is broken."""
     way = WAYS[mutant.way]
-    if mutant.way == "second derivative cut" and not any(baseline.curved(operator) for operator in operators):
-        return Fate(mutant, "same")
+    # Data that is made anew is no view of its operand's any more, whatever is in it.
+    named = mutant.way in EQUIVALENT and not any(is_view(op) for op in rule.ops)
+    if "P5" in way.laws and not any(baseline.derivative(o, "second" in way.name) for o in operators):
+        return Fate(mutant, "same", message="the derivative is zero, and so is twice as much, or none")
     with installed(rule, way, mutant.sparse) as seen:
-        for laws in _stages(way, settings):
-            for operator in operators:
-                killed = _killed(mutant, operator, dataclasses.replace(settings, laws=laws), baseline)
-                if killed is not None:
-                    return dataclasses.replace(killed, calls=seen.calls)
-            if not seen.changed:
-                break  # the first laws ask in every way there is; what they did not get to see, is not there
-    if not seen.changed:
-        return Fate(mutant, "same", calls=seen.calls)
-    return Fate(mutant, "equivalent" if mutant.way in EQUIVALENT else "survived", calls=seen.calls)
+        for thorough in (False, True):
+            fate = _tried(mutant, operators, _thorough(settings) if thorough else settings, baseline, seen)
+            if fate is not None:
+                return dataclasses.replace(fate, calls=seen.calls, named=named)
+            if mutant.way in EQUIVALENT:
+                break
+        if way.laws and not any(baseline.decision(o, law, settings) == "holds" for o in operators for law in way.laws):
+            return Fate(mutant, "same", message="plain torch cannot be asked either", calls=seen.calls)
+    return Fate(mutant, "equivalent" if mutant.way in EQUIVALENT else "survived", calls=seen.calls, named=named)
+
+
+def _thorough(settings: Settings) -> Settings:
+    """For what has survived: more samples, every mask."""
+    return dataclasses.replace(settings, most=THOROUGH, masks=masks.KINDS)
+
+
+def _tried(
+    mutant: Mutant, operators: Sequence[Operator], settings: Settings, baseline: Baseline, seen: Changes
+) -> Fate | None:
+    """What the laws say of a mutant that is installed; None where all of them hold."""
+    for laws in _stages(WAYS[mutant.way], settings):
+        for operator in operators:
+            killed = _killed(mutant, operator, dataclasses.replace(settings, laws=laws), baseline)
+            if killed is not None:
+                return killed
+        if not seen.changed:
+            return Fate(mutant, "same")  # the first laws ask in every way there is
+    return None
 
 
 def _killed(mutant: Mutant, operator: Operator, settings: Settings, baseline: Baseline) -> Fate | None:
     report = run_operator(operator, settings)
     for law in settings.laws:
         answer = answer_of(report, law)
+        if answer.decision in ("broken", "undecided") and baseline.decision(operator, law, settings) != answer.decision:
+            first = answer.failures[0].message if answer.failures else answer.reason
+            return Fate(mutant, "killed", law, first)
         if answer.decision == "broken":
-            return Fate(mutant, "killed", law, answer.failures[0].message)
-        if answer.decision == "undecided" and baseline.decided(operator, law):
-            return Fate(mutant, "killed", law, answer.reason)
+            return None  # by the right rule too: the later laws were not asked
     return None
 
 
@@ -146,31 +172,32 @@ def _stages(way: Way, settings: Settings) -> Iterator[tuple[str, ...]]:
 
 
 class Baseline:
-    """The right rules' answers: a law that they leave undecided kills nothing by being undecided."""
+    """The right rules' answers: what they break or leave undecided themselves kills no mutant."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._scope = settings, registry.scope
-        self._reports: dict[tuple[str, str], Report] = {}
+    def __init__(self) -> None:
+        self._scope = registry.scope
+        self._reports: dict[tuple[str, str, int | None], Report] = {}
 
-    def decided(self, operator: Operator, law: str) -> bool:
-        """Whether the right rule's law is decided. Asked while a mutant is installed, of the rules from before."""
-        key = operator.name, law
+    def decision(self, operator: Operator, law: str, settings: Settings) -> str:
+        """The right rule's answer. Asked while a mutant is installed, of the rules from before."""
+        key = operator.name, law, settings.most
         if key not in self._reports:
             with registry.within(self._scope):
-                self._reports[key] = run_operator(operator, dataclasses.replace(self._settings, laws=(law,)))
-        return answer_of(self._reports[key], law).decision != "undecided"
+                self._reports[key] = run_operator(operator, dataclasses.replace(settings, laws=(law,)))
+        return answer_of(self._reports[key], law).decision
 
-    def curved(self, operator: Operator) -> bool:
-        """Whether some sample has a second derivative other than zero."""
+    def derivative(self, operator: Operator, second: bool) -> bool:
+        """Whether the first (or second) derivative of some sample is other than zero, in plain torch."""
         dtype = operator.gradient_dtype
         samples = [s for s in operator.samples(dtype) if s.tensors][:TRIED] if dtype is not None else []
-        return any(plain_torch.derivative(sample).curved for sample in samples)
+        found = [plain_torch.derivative(sample) for sample in samples]
+        return any(derivative.curved if second else derivative.sloped for derivative in found)
 
 
 DENSE = Settings(laws=LAWS, most=3, most_stored=1, masks=KINDS, until_broken=True)
 SPARSE = dataclasses.replace(DENSE, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr", "hybrid"))
 # For built-in rules, of which there are hundreds.
-BUILT_IN = dataclasses.replace(DENSE, most=2, masks=("unstored", "half", "slices", "empty"), each_overload_once=False)
+BUILT_IN = dataclasses.replace(DENSE, most=4, masks=("unstored", "half", "slices", "empty", "half_first"))
 BUILT_IN_SPARSE = dataclasses.replace(BUILT_IN, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
 
 
@@ -187,7 +214,8 @@ def built_in_fates(overload: str, entries: Sequence[str], ways: Sequence[str] | 
     """What becomes of every mutant of the built-in rule that an overload has, under entries that call it."""
     rule = registry.get(overload_named(overload))
     assert rule is not None
-    operators = [operator_named(entry) for entry in entries]
+    callers = [database()[entry] for entry in entries]
+    operators = [*callers, *(DirectOperator(overload_named(overload), caller) for caller in callers)]
     return [
         *_fates(overload, rule, operators, ways, BUILT_IN),
         *_sparse_fates(overload, rule, operators, ways, BUILT_IN_SPARSE),
@@ -209,7 +237,7 @@ def _fates(
     settings: Settings,
     sparse: bool = False,
 ) -> Iterator[Fate]:
-    baseline = Baseline(settings)
+    baseline = Baseline()
     for way in ways or WAYS:
         yield fate_of(Mutant(name, way, sparse), rule, operators, baseline, settings)
 

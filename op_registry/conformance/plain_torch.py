@@ -32,10 +32,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Derivative:
-    """How often a call can be differentiated, 0 to 2, what keeps it from more, and whether the second is not zero."""
+    """How often a call can be differentiated, 0 to 2, what keeps it from more, and whether they are other than zero."""
 
     order: int
     why: str = ""
+    sloped: bool = False
     curved: bool = False
 
 
@@ -87,14 +88,19 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
         first = torch.autograd.grad(scalar, inputs, allow_unused=True, create_graph=twice)
     except Exception as error:
         return Derivative(0, f"plain torch raises {said(error)}")
+    sloped = _any_but_zero(first)
     try:
         again = weighted_sum([(g, None) for g in first if g is not None]) if twice else None
         if again is None:
-            return Derivative(1, "plain torch has no second derivative")
+            return Derivative(1, "plain torch has no second derivative", sloped)
         second = torch.autograd.grad(again, inputs, allow_unused=True)
     except Exception as error:
-        return Derivative(1, f"plain torch raises {said(error)}")
-    return Derivative(2, curved=any(g is not None and bool(g.any()) for g in second))
+        return Derivative(1, f"plain torch raises {said(error)}", sloped)
+    return Derivative(2, sloped=sloped, curved=_any_but_zero(second))
+
+
+def _any_but_zero(gradients: Sequence[Tensor | None]) -> bool:
+    return any(g is not None and bool(g.any()) for g in gradients)
 
 
 def said(error: Exception) -> str:

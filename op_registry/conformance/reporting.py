@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.samples import database, overloads_called
+from op_registry.conformance.verdict import answer_of
 from op_registry.coverage import DTYPES, family_of
 
 
@@ -48,6 +49,9 @@ def summary(reports: Sequence[Report]) -> str:
         lines.append(f"P2 had no oracle in {sum(silent.values())} trials, for {len(silent)} reasons:")
         lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in silent.most_common()]
     lines += storage_lines(reports)
+    undecided = Counter(law for r in reports for law in r.counts if answer_of(r, law).decision == "undecided")
+    if undecided:
+        lines.append("undecided: " + ", ".join(f"{law} of {n} operators" for law, n in sorted(undecided.items())))
     for report in failing:
         shown: dict[str, Outcome] = {}
         for outcome in report.failures:

@@ -31,6 +31,8 @@ from op_registry.rule import packet_name
 # What the machine that runs conformance cannot do, or a subject has no business with.
 NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
 NO_TENSOR = "takes no strided tensor"
+# Samples of an entry whose calls are recorded, to be made directly.
+MOST_RECORDED = 60
 # Of what is given as out=, torch 2.13 itself leaves a part as it was.
 LEFT_UNWRITTEN = ("fft_ihfft2", "fft_ihfftn")
 
@@ -166,6 +168,30 @@ class VariantOperator(DatabaseOperator):
         return []
 
 
+class DirectOperator(Operator):
+    """One overload, called directly with what the samples of an entry give it."""
+
+    def __init__(self, op: OpOverload, entry: DatabaseOperator) -> None:
+        self.op, self.entry = op, entry
+        self.name = f"{entry.name}:{op}"
+        self.dtypes = entry.dtypes
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        found: list[Sample] = []
+        for sample in self.entry.samples(dtype)[:MOST_RECORDED]:
+            recorder = Recorder()
+            try:
+                recorder.run(sample.fn, *sample.args, **sample.kwargs)
+            except Exception:
+                # What plain torch cannot run on this machine is no sample.
+                continue
+            for op, args, kwargs in recorder.calls:
+                if op is self.op:
+                    own_args, own_kwargs = tree_map(_copied, (args, kwargs))
+                    found.append(Sample(op, own_args, own_kwargs, len(found), dtype, valueless=sample.valueless))
+        return found
+
+
 @functools.cache
 def database() -> dict[str, DatabaseOperator]:
     """Every entry of torch's operator database, by its name there."""
@@ -262,7 +288,8 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
     What compilers are asked to compile: the functions of the database are written in ways that no compiler reads.
     """
     seen: set[OpOverload] = set()
-    for sample in chosen(operator.samples(dtype), 40):
+    # A single number tells little: under one mask it is invalid, under the other there is nothing to hide.
+    for sample in sorted(chosen(operator.samples(dtype), 40), key=lambda s: any(t.numel() < 2 for t in s.tensors)):
         recorder = Recorder()
         try:
             recorder.run(sample.fn, *sample.args, **sample.kwargs)
@@ -274,7 +301,7 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
                 continue
             seen.add(op)
             # The recorded arguments may be views of one another, or have been written to since.
-            args, kwargs = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, (given, named))
+            args, kwargs = tree_map(_copied, (given, named))
             random_draw = torch.Tag.nondeterministic_seeded in op.tags
             yield Sample(
                 op,
@@ -287,6 +314,10 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
                 valueless=sample.valueless or random_draw,
                 variables=_variables(sample, given, named) if sample.variables is not None else None,
             )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _variables(sample: Sample, args: Any, kwargs: Any) -> frozenset[int]:

@@ -30,7 +30,8 @@ from op_registry.conformance.samples import (
     overload_samples,
 )
 from op_registry.conformance.stored_samples import storable
-from op_registry.conformance.subject import Subject, find_subject
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import (
     Broken,
     Densified,

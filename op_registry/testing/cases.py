@@ -12,7 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.conformance.applicability import exemption
 from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import operators_of
-from op_registry.conformance.subject import find_subject
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trials import ALL_LAWS, STORED, Settings, dtypes_of, run_operator
 from op_registry.conformance.verdict import Answer, answer_of
 from op_registry.rule import Rule

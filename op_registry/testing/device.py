@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.subject import Subject, find_subject
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trees import tree_map
 
 
