@@ -27,6 +27,7 @@ from op_registry.explain_storage import (
 )
 from op_registry.names import Named, Operator, UnknownName, named, said
 from op_registry.python_source import operators_called
+from op_registry.registry import registry
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Rule, in_dispatcher, packet_name, takes_tensor
 from op_registry.variants import single_form
@@ -154,7 +155,6 @@ def _storage(op: OpOverload, rule: Rule, found: Mapping[str, Tried]) -> list[str
 def _oracle(op: OpOverload) -> str:
     """What independent implementation conformance compares with."""
     from op_registry.conformance.oracles import oracle_for
-    from op_registry.registry import registry
 
     rule = registry.get(op)
     found = rule.oracles[0] if rule is not None and rule.oracles else oracle_for(op)

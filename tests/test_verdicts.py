@@ -19,7 +19,7 @@ from torch import Tensor
 import masked_dispatch as md
 from op_registry import Dense, check, contraction, elementwise, masked_rule, reduction, registry, scan
 from op_registry.categories import ELEMENTWISE, REDUCTION
-from op_registry.conformance import find_subject
+from op_registry.conformance import find_subject, subjects
 from op_registry.conformance.record_subject import Records
 from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import Settings, run_operator
