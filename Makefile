@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-full conformance lint types bench coverage format clean
+.PHONY: help demo test test-full third-party conformance lint types bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -36,6 +36,11 @@ test: $(INSTALLED)
 ## make test-full   every test
 test-full: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+## make third-party every law on the operators of examples/third_party, a package of its own, installed
+third-party: $(INSTALLED)
+	$(PIP) -c $(VENV)/constraints.txt './examples/third_party[test]'
+	cd examples/third_party && OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest
 
 ## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
 conformance: $(INSTALLED)
@@ -65,7 +70,7 @@ format: $(INSTALLED)
 
 ## make clean       everything that make made, the virtual environment included
 clean:
-	rm -rf $(VENV) build *.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info examples/third_party/build examples/third_party/*.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

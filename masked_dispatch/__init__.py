@@ -1,6 +1,7 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
 
 from masked_dispatch import collation as _collation
+from masked_dispatch import compile as _compile
 from masked_dispatch import dispatch as _dispatch
 from masked_dispatch import functional, optim
 from masked_dispatch import library as _library
@@ -14,6 +15,7 @@ from masked_dispatch.construct import (
     mask_like,
     masked_tensor,
 )
+from masked_dispatch.explain import explain
 from masked_dispatch.producers import sparse_relu, sparse_threshold, sparse_topk, sparse_where
 from masked_dispatch.reductions import (
     all,
@@ -55,6 +57,7 @@ from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 _library.install()
 _dispatch.install()
+_compile.install()
 _torch_masked.install()
 _gradients.install()
 _collation.install()
@@ -77,6 +80,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "densify",
+    "explain",
     "from_lengths",
     "from_nan",
     "functional",

@@ -13,7 +13,6 @@ from masked_dispatch.interception import DispatchKeySet, redispatch
 from masked_dispatch.storage.lower import lowered
 from masked_dispatch.storage.wrapper import NotDense
 from masked_dispatch.tensor import MaskedTensor
-from op_registry.categories import FACTORY, PLUMBING, QUERY
 from op_registry.records import Dense
 from op_registry.rule import Rule, Run
 
@@ -30,6 +29,17 @@ def has_masked(args: Any) -> bool:
     return False
 
 
+def masked_arguments(args: Any, kwargs: Any) -> str:
+    """The masked arguments of a call, by name, with shape and dtype."""
+    named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
+    return ", ".join(
+        f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        for name, value in named.items()
+        for tensor in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(tensor, MaskedTensor)
+    )
+
+
 def open_argument(value: Any) -> Any:
     """An argument as rules take it: records in place of tensors."""
     if isinstance(value, MaskedTensor):
@@ -41,24 +51,26 @@ def open_argument(value: Any) -> Any:
     return value
 
 
-# Categories of which a rule may answer with plain tensors: counts, positions, buffers of another size.
-ANSWER_PLAINLY = (QUERY, FACTORY, PLUMBING)
-
-
 def close_result(value: Any, rule: Rule) -> Any:
     """A rule's result as callers take it: masked tensors in place of records.
 
-    Raises TypeError for a plain tensor, unless it has no elements or the rule's category answers with plain tensors.
+    Raises TypeError for a plain tensor, unless it has no elements or the rule says that it is meant to be one.
     """
+    if isinstance(value, tuple):
+        return type(value)(_close(v, rule, n) for n, v in enumerate(value))
+    return _close(value, rule, 0)
+
+
+def _close(value: Any, rule: Rule, result: int) -> Any:
     if isinstance(value, Dense):
         return closed(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(close_result(v, rule) for v in value)
-    if isinstance(value, Tensor) and rule.category not in ANSWER_PLAINLY and 0 not in value.shape:
+        return type(value)(_close(v, rule, result) for v in value)
+    if isinstance(value, Tensor) and 0 not in value.shape and not rule.is_plain(result):
         raise TypeError(
             f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
             "would lose the mask; a rule returns Dense(data, validity). A plain answer about the valid elements (a "
-            "count, positions) is for rules of the category QUERY."
+            "count, positions) is for rules of the category QUERY, or said to be one: masked_rule(…, plain=(1,))."
         )
     return value
 

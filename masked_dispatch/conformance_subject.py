@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
-from masked_dispatch.storage.lower import watchers
+from masked_dispatch.storage.densified import watchers
 from op_registry.conformance.subject import Subject
 
 
@@ -30,7 +30,7 @@ class Eager(Subject):
 
     def __init__(self) -> None:
         self._densified: list[str] = []
-        watchers.append(lambda op, why: self._densified.append(f"{op}: {why}"))
+        watchers.append(lambda found: self._densified.append(f"{found.op}: {found.why}"))
 
     def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
         if not is_masked_tensor(value) or value.ndim < (1 if storage == "coo" else 2):
@@ -39,7 +39,7 @@ class Eager(Subject):
             mask = value.get_mask()
             if roomy:
                 # Every other element is stored whether it is valid or not, and then declared to be what it is.
-                every_other = torch.arange(mask.numel()).reshape(mask.shape) % 2 == 0
+                every_other = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape) % 2 == 0
                 value = masked_tensor(value.get_data(), mask | every_other)
             stored = value.to_layout(**_layout(storage, value.shape))
             if roomy:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.compile import teach_inductor
 from masked_dispatch.interception import constant_in_graphs, guard_on, recording, under_transform, while_compiling
+from masked_dispatch.mask_bytes import teach_inductor
 from masked_dispatch.storage.interchange import from_torch_sparse
 from masked_dispatch.tensor import BOOK, MaskedTensor
 from masked_dispatch.validity import Family
@@ -81,6 +81,12 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
 
     Raises TypeError where `other` is not masked, ValueError for shapes that do not fit.
     """
+    result: MaskedTensor = torch.ops.masked_dispatch.mask_like(tensor, other)
+    return result
+
+
+def check_places(tensor: Tensor, other: Tensor) -> None:
+    """Refuse an `other` of mask_like that has no places to give, or none that fit."""
     if not isinstance(other, MaskedTensor):
         raise TypeError(
             f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask "
@@ -91,8 +97,6 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
             f"`other` has shape {tuple(other.shape)}, which does not broadcast to the tensor's shape "
             f"{tuple(tensor.shape)}"
         )
-    result: MaskedTensor = torch.ops.masked_dispatch.mask_like(tensor, other)
-    return result
 
 
 def from_nan(data: Tensor) -> MaskedTensor:

@@ -17,6 +17,7 @@ recorded with the formula of the plain operator may pass there: that gradient wo
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library
 
-from masked_dispatch.calls import Kernel, has_masked, rule_kernel, run_rule
+from masked_dispatch.calls import Kernel, has_masked, masked_arguments, rule_kernel, run_rule
 from masked_dispatch.elementwise import elementwise_kernel, reduction_kernel
 from masked_dispatch.interception import (
     DispatchKeySet,
@@ -57,13 +58,14 @@ from masked_dispatch.writes import (
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
 from op_registry.records import being_traced, set_transform_probes
-from op_registry.resolve import Meaning
+from op_registry.resolve import Meaning, decomposes
 from op_registry.rule import Rule
 from op_registry.variants import (
     changes_metadata,
     functional_call,
     functional_form,
     is_inplace,
+    is_out,
     is_view,
     mutable_forms,
     written_arguments,
@@ -104,9 +106,14 @@ def refusing_kernel(op: OpOverload) -> Kernel:
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
-        raise MaskedSemanticsError(no_rule(op, args, kwargs))
+        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
     return kernel
+
+
+def as_written(meaning: Meaning) -> bool:
+    """Whether an overload means what the rule book says; what knows more of it than its rule does may serve it then."""
+    return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
 
 
 def returning_nothing(kernel: Kernel) -> Kernel:
@@ -125,15 +132,15 @@ def kernel_of(meaning: Meaning) -> Kernel:
         return rule_kernel(op, rule)
     if rule is not None and rule.category is COMPOSITE:
         return composed_kernel(op, rule)
-    if changes_metadata(op):
+    if changes_metadata(op) and as_written(meaning):
         return metadata_kernel(op)
     if rule is not None and base is op:
-        if is_view(op):
+        if is_view(op) and not decomposes(op):
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
         return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
-    if base is not None:
+    if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
         if not is_inplace(op):
             return out_kernel(op, compute, written_arguments(op))
@@ -182,7 +189,7 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
         else:
             update(args[0], args[1])
         return args[0]
-    if op in INNERMOST:
+    if op in INNERMOST and as_written(resolve(op)):
         return args[0].detached()
     if changes_metadata(op):
         raise MaskedSemanticsError(
@@ -220,7 +227,7 @@ def handler_below(meaning: Meaning) -> Handler:
         return change_metadata_below(op, args, kwargs)
 
     def missing(args: Any, kwargs: Any) -> Any:
-        raise MaskedSemanticsError(no_rule(op, args, kwargs))
+        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
     def raw(args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled() and any_requires_grad([*args, *kwargs.values()]):
@@ -235,9 +242,9 @@ def handler_below(meaning: Meaning) -> Handler:
     run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
     if op is aten.copy_.default:
         return copy_
-    if op is aten.as_strided.default:
+    if op is aten.as_strided.default and as_written(meaning):
         return strided_view
-    if changes_metadata(op):
+    if changes_metadata(op) and as_written(meaning):
         return metadata
     if meaning.kind == "missing":
         return missing
@@ -272,6 +279,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self.chosen_at_call: set[OpOverload] = set()
+        self._exchanging = threading.Lock()
         self._libraries: dict[str, Library] = {}
         self._variants: dict[OpOverload, list[OpOverload]] = {}
 
@@ -286,12 +294,14 @@ class Kernels:
         registry.listen(self._changed)
 
     def _changed(self, op: OpOverload) -> None:
-        forms = (op, *(self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)))
-        if op in registry.ever_overlaid:
-            self.chosen_at_call.update(forms)
-        for form in forms:
-            self._install(form)
-        _handlers.clear()
+        derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
+        forms = (op, *derived)
+        with self._exchanging:
+            if op in registry.ever_overlaid:
+                self.chosen_at_call.update(forms)
+            for form in forms:
+                self._install(form)
+            _handlers.clear()
 
     def _install(self, op: OpOverload) -> None:
         if op in INNERMOST:

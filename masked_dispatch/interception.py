@@ -23,9 +23,14 @@ What it relies on, each with a test of the same number in tests/test_torch_assum
 15. AOTAutograd's functional tensors hold a value of the graph that no later write changes, and it runs a function once
     before it records it
 16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
-    frame stands between that and the function that calls the engine
+    frame stands between that and the function that calls the engine, or, in the thread that the engine has for a
+    device, the thread's beginning
 17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
 18. ``default_collate`` looks up how to collate in a table by type, a subclass of Tensor under Tensor
+19. the node that the engine evaluates in a thread can be asked for, with a dict of notes that it was given when it was
+    recorded
+20. Dynamo traces no ContextVar.get: it calls a function marked as constant once, and a graph may be given a guard of
+    one's own while it is compiled
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -323,6 +328,16 @@ def _refusal(name: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+# Called whenever a masked tensor enters a graph that is being traced: what lies above says what is to be done then.
+before_tracing: list[Callable[[], None]] = []
+
+
+def prepare_for_tracing() -> None:
+    """Let everybody prepare who has something to prepare before a graph is traced."""
+    for prepare in before_tracing:
+        prepare()
 
 
 # share_storage(view, base): a view's wrapper has the storage (empty as it is) of its base's, by which compilers notice

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from masked_dispatch.compile import prepare_for_tracing
-from masked_dispatch.construct import mark_as_external, stored_validity
+from masked_dispatch.construct import check_mask, check_places, mark_as_external, stored_validity
 from masked_dispatch.gradient import closed, masked_gradient, plain_gradient
-from masked_dispatch.interception import never_compiled
+from masked_dispatch.interception import never_compiled, prepare_for_tracing
 from masked_dispatch.storage.boundary import closed_sparse, in_places, open_any
+from masked_dispatch.storage.interchange import to_torch_sparse
 from masked_dispatch.storage.lower import accumulated
 from masked_dispatch.storage.policy import check_allowed
 from masked_dispatch.storage.producing import keep_top, keep_where
@@ -100,6 +100,7 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
+    check_mask(tensor, mask)
     sparse = open_any(tensor)
     if isinstance(sparse, Turned):
         return closed_sparse(sparse.like(_kept(sparse.base, mask.expand(sparse.shape).permute(sparse.back))))
@@ -116,6 +117,7 @@ def _kept(record: Sparse, mask: Tensor) -> Sparse:
 
 
 def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
+    check_places(tensor, other)
     lead, record = open_any(other), open_any(tensor)
     if isinstance(lead, Sparse) and lead.shape == tensor.shape and not isinstance(record, Turned):
         found = _values_like(record, lead, tensor)
@@ -275,6 +277,10 @@ def install() -> None:
         "keep_where(Tensor x, Tensor condition, Layout layout, int? sparse_dim, int[]? block) -> Tensor", keep_where
     )
     _define("keep_top(Tensor x, int k, int dim, bool largest, Layout layout, int[]? block) -> Tensor", keep_top)
+    _define(
+        "to_torch_sparse(Tensor x, Scalar? fill, Layout? layout, int? sparse_dim, int[]? blocksize) -> Tensor",
+        to_torch_sparse,
+    )
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

@@ -9,19 +9,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 
-def masked_arguments(args: Any, kwargs: Any) -> str:
-    """The masked arguments of a call, by name, with shape and dtype."""
-    from masked_dispatch.tensor import MaskedTensor
-
-    named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
-    return ", ".join(
-        f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
-        for name, value in named.items()
-        for tensor in (value if isinstance(value, (list, tuple)) else [value])
-        if isinstance(tensor, MaskedTensor)
-    )
-
-
 def likely_category(op: OpOverload) -> tuple[str, str]:
     """The category that an operator most likely belongs to, and the line that would register it."""
     name = str(op).replace(".default", "")
@@ -41,12 +28,12 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
     )
 
 
-def no_rule(op: OpOverload, args: Any, kwargs: Any) -> str:
+def no_rule(op: OpOverload, called_with: str) -> str:
     """Why an operator without a rule is refused, and the ways out."""
     category, line = likely_category(op)
     return (
         f"{op} has no masked meaning: no rule is registered for it and torch has no decomposition of it.\n"
-        f"  called with: {masked_arguments(args, kwargs) or 'masked tensors'}\n"
+        f"  called with: {called_with or 'masked tensors'}\n"
         f"  likely category: {category}; to register it:\n    {line}\n"
         "  or fill first, where invalid elements may take a value: x.to_tensor(value)"
     )

@@ -7,44 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.storage.wrapper import SparselyStored
-from masked_dispatch.tensor import MaskedTensor
-from op_registry.records import Dense, as_bool, being_traced
+from op_registry.records import as_bool, being_traced
 
 _HIDDEN = "--"
 
 
-def describe(tensor: MaskedTensor) -> str:
-    """Values with -- where invalid, and the share of valid elements; honours torch.set_printoptions."""
-    facts = []
-    if isinstance(tensor, SparselyStored):
-        return _described_sparsely(tensor)
-    data, validity = tensor._data, Dense(tensor._data, tensor._validity).full_validity
-    if data.device.type == "meta" or being_traced(data) or tensor._carries_transform:
-        body = f"..., size={tuple(tensor.shape)}"
-        facts.append("mask=None" if validity is None else "mask=...")
+def described(data: Tensor, validity: Tensor | None, hidden: bool) -> list[str]:
+    """The values with -- where invalid, then what has to be said of them; honours torch.set_printoptions.
+
+    hidden  whether the values are not to be looked at, as inside a transform
+    """
+    if hidden or data.device.type == "meta" or being_traced(data):
+        parts = ["...", f"size={tuple(data.shape)}", "mask=None" if validity is None else "mask=..."]
     else:
         mask = torch.ones_like(data, dtype=torch.bool) if validity is None else as_bool(validity)
-        body = _body(data.detach(), mask)
-        facts.append(f"valid={int(mask.sum())}/{mask.numel()}, True=valid")
+        parts = [_body(data.detach(), mask), f"valid={int(mask.sum())}/{mask.numel()}", "True=valid"]
     if data.dtype not in (torch.get_default_dtype(), torch.int64, torch.bool):
-        facts.append(f"dtype={data.dtype}")
+        parts.append(f"dtype={data.dtype}")
     if data.device.type != "cpu":
-        facts.append(f"device='{data.device}'")
-    if tensor.grad_fn is not None:
-        facts.append(f"grad_fn=<{type(tensor.grad_fn).__name__}>")
-    elif tensor.requires_grad:
-        facts.append("requires_grad=True")
-    return f"masked_tensor({body}, {', '.join(facts)})"
-
-
-def _described_sparsely(tensor: SparselyStored) -> str:
-    facts = [f"stored as {tensor.storage_layout}, nnz={tensor.nnz}", f"dtype={tensor.dtype}"]
-    traced = being_traced(tensor._kept_values)
-    if not traced and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold:
-        with torch.no_grad():
-            return f"{describe(tensor.to_layout(torch.strided))[:-1]}, {facts[0]})"
-    return f"masked_tensor(..., size={tuple(tensor.shape)}, {', '.join(facts)}, True=valid)"
+        parts.append(f"device='{data.device}'")
+    return parts
 
 
 def _body(data: Tensor, mask: Tensor) -> str:

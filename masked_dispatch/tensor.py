@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.compile import prepare_for_tracing
 from masked_dispatch.interception import (
     PRE_DISPATCH,
     beyond_transform,
@@ -19,13 +18,16 @@ from masked_dispatch.interception import (
     make_wrapper_subclass,
     never_compiled,
     no_torch_function,
+    prepare_for_tracing,
 )
 from masked_dispatch.messages import returned_to_torch_func, tangent_stored_otherwise
+from masked_dispatch.printing import described
+from masked_dispatch.saved import check_saved, problem_of_dense
 from masked_dispatch.validity import Family, GraphWrites, Writable
-from op_registry import MaskedSemanticsError, registry
+from op_registry import InvalidValueError, MaskedSemanticsError, registry
 from op_registry.digests import digest_of, source_digest
 from op_registry.patterns import LAYOUTS, OF_BLOCKS, PACKED
-from op_registry.records import being_traced, fill_where_invalid
+from op_registry.records import Dense, being_traced, fill_where_invalid
 
 # What a compiled graph relies on: whose validity there is, the rules, and (equal for all) who may write to it.
 Context = tuple[str, str, Writable | None]
@@ -116,18 +118,13 @@ class MaskedTensor(torch.Tensor):
 
     def mask_with(self, mask: Tensor) -> MaskedTensor:
         """The same values, valid where they were and `mask` (bool, broadcastable) is True; differentiable."""
-        from masked_dispatch.construct import check_mask
-
-        check_mask(self, mask)
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
         """The same values, valid where they were and `other` (of broadcastable shape) is valid; stored like `other`
         if that is stored sparsely and has this shape. :func:`masked_dispatch.mask_like` takes plain tensors too.
         """
-        from masked_dispatch.construct import mask_like
-
-        return mask_like(self, other)
+        return torch.ops.masked_dispatch.mask_like(self, other)
 
     # -------------------------------------------------------------------------------------------------- storage
 
@@ -216,15 +213,21 @@ class MaskedTensor(torch.Tensor):
         Raises ValueError for invalid elements in blocks without a `fill`, and for batches of a compressed layout that
         store different numbers of values, which torch cannot hold.
         """
-        from masked_dispatch.storage.interchange import to_torch_sparse
-
-        return to_torch_sparse(self, fill, layout, sparse_dim, blocksize)
+        return torch.ops.masked_dispatch.to_torch_sparse(self, fill, layout, sparse_dim, blocksize)
 
     @never_compiled
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        from masked_dispatch.printing import describe
+        return f"masked_tensor({', '.join([*self._body_and_facts(), *self._facts_of_autograd()])})"
 
-        return describe(self)
+    def _body_and_facts(self) -> list[str]:
+        """What is printed of the values, and what has to be said of them."""
+        validity = Dense(self._data, self._validity).full_validity
+        return described(self._data, validity, hidden=self._carries_transform)
+
+    def _facts_of_autograd(self) -> list[str]:
+        if self.grad_fn is not None:
+            return [f"grad_fn=<{type(self.grad_fn).__name__}>"]
+        return ["requires_grad=True"] if self.requires_grad else []
 
     def __format__(self, spec: str) -> str:
         """A single number as a plain tensor formats it, and ``--`` where that is invalid."""
@@ -306,9 +309,13 @@ class MaskedTensor(torch.Tensor):
         # Itself, unless it is stored otherwise.
         return self
 
+    @never_compiled
+    def __copy__(self) -> MaskedTensor:
+        return remade(self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
+
     def _copied(self) -> MaskedTensor:
         validity = None if self._validity is None else self._validity.clone()
-        return rebuild(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
+        return remade(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
 
     # ------------------------------------------------------------------------------------- surface that would crash
 
@@ -351,8 +358,6 @@ class MaskedTensor(torch.Tensor):
         return self._all_valid_data("tolist()").tolist()
 
     def _all_valid_data(self, asked: str) -> Tensor:
-        from op_registry import InvalidValueError
-
         if self.storage_layout is not torch.strided or self._validity is not None:
             invalid = self.numel() - int(self.count())
             if invalid:
@@ -508,12 +513,22 @@ def wrap_in_transform(data: Tensor, validity: Tensor | None) -> InTransform:
     return wrapper
 
 
-def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
-    """What pickle and torch.load call (format 1: data, int8 validity or None, requires_grad, is a parameter)."""
+def remade(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool) -> MaskedTensor:
+    """A masked tensor of these pieces, a parameter where that is what it is (nothing is checked)."""
     wrapper = wrap(data, validity, requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
     return wrapper
+
+
+@never_compiled
+def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
+    """What pickle and torch.load call (format 1: data, int8 validity or None, requires_grad, is a parameter).
+
+    Raises ValueError where the pieces are not those of a masked tensor.
+    """
+    check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
+    return remade(data, validity, requires_grad, is_parameter)
 
 
 torch.serialization.add_safe_globals([rebuild])

@@ -154,17 +154,28 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
                 f"{op._schema.name.removeprefix('aten::')}(): functions with out=... arguments don't support automatic "
                 "differentiation, but one of the arguments requires grad."
             )
-        results = compute(*args, **kwargs)
-        for target, result in zip(targets, results if len(names) > 1 else [results], strict=True):
+        given = dict(zip(names, targets, strict=True))
+        for target, result in _pairs(targets, compute(*args, **kwargs)):
             if target.shape != result.shape and target.numel() == 0:
                 make_room(target, result.shape)
             if target.dtype is not result.dtype or shares_memory(target, args):
-                rehearse(op, args, kwargs, dict(zip(names, targets, strict=True)))
+                rehearse(op, args, kwargs, given)
             check_fits(op, target, result)
             target.copy_(result)
+        if not op._schema.returns:
+            return None
         return targets[0] if len(names) == 1 else tuple(targets)
 
     return kernel
+
+
+def _pairs(targets: list[Any], results: Any) -> list[tuple[Tensor, Tensor]]:
+    """What is to be written, with what it is written to; a list of results is one of the targets, or all of them."""
+    flat = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
+    given = [results] if isinstance(results, Tensor) else results
+    if len(flat) != len(given):
+        raise RuntimeError(f"out= has {len(flat)} tensors for {len(given)} results")
+    return list(zip(flat, given, strict=True))
 
 
 def make_room(target: Tensor, shape: torch.Size) -> None:

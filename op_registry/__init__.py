@@ -6,6 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from op_registry import ops
 from op_registry.categories import (
+    ACCUMULATION,
+    CONTRACTION,
+    ELEMENTWISE,
+    INDEXING,
+    LOSS,
+    MOVEMENT,
+    NORMALIZATION,
+    QUERY,
+    REDUCTION,
+    SCAN,
+    SORTING,
     contraction,
     elementwise,
     masked_rule,
@@ -16,25 +27,41 @@ from op_registry.categories import (
     scan,
 )
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
+from op_registry.lowering import first_of
 from op_registry.records import Dense
 from op_registry.registry import registry
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Category, Gap, Rule
+from op_registry.sparse import NotLowered, Sparse
 
 if TYPE_CHECKING:
     from op_registry.conformance import Verdict
 
 __all__ = [
+    "ACCUMULATION",
+    "CONTRACTION",
+    "ELEMENTWISE",
+    "INDEXING",
+    "LOSS",
+    "MOVEMENT",
+    "NORMALIZATION",
+    "QUERY",
+    "REDUCTION",
+    "SCAN",
+    "SORTING",
     "Category",
     "Dense",
     "Gap",
     "InvalidValueError",
     "MaskedSemanticsError",
     "Meaning",
+    "NotLowered",
     "Rule",
+    "Sparse",
     "check",
     "contraction",
     "elementwise",
+    "first_of",
     "masked_rule",
     "movement",
     "opaque",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from op_registry.conformance.masks import KINDS
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings
+from op_registry.names import UnknownName, nearest
 
 TIERS = {
     # A few samples of different shapes, three partial masks, float32, every law but inductor.
@@ -26,11 +27,17 @@ def _parser() -> argparse.ArgumentParser:
     coverage = commands.add_parser("coverage", help="how each operator of torch's database is served")
     coverage.add_argument("--verbose", action="store_true", help="one line for every entry as well")
     coverage.add_argument(
-        "--write", type=Path, metavar="FILE", help="write the accepted listing (tests/coverage.expect)"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="measure, and write the accepted listing (tests/coverage.expect) and op_registry/database.tsv",
     )
+    coverage.add_argument("--measure", action="store_true", help="run every entry's samples to find what they call")
 
-    explain = commands.add_parser("explain", help="what an operator means: its rule, its law, where it is written")
-    explain.add_argument("op", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast …")
+    explain = commands.add_parser("explain", help="what an operator means: its law, rule, storage, oracle and samples")
+    explain.add_argument("name", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast, torch.cumsum, F.softmax …")
+    explain.add_argument("--import", dest="modules", action="append", default=[], help="a module that registers rules")
+    explain.add_argument("--no-samples", action="store_true", help="don't run the operator's samples in sparse layouts")
 
     check = commands.add_parser("check", help="run the laws on operators")
     check.add_argument("--op", action="append", help="an entry of the database, or an operator; all entries without it")
@@ -98,7 +105,10 @@ def _check(given: argparse.Namespace) -> int:
     from op_registry.conformance.verdict import Verdict
 
     for module in given.modules:
-        importlib.import_module(module)
+        _import(module)
+    for name in given.op or ():
+        _check_operator(name)
+    _check_subject(given.subject)
     settings = _settings(given)
     if given.op and (given.workers == 0 or len(given.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in given.op for o in operators_of(name)))
@@ -134,29 +144,71 @@ def _mutants(given: argparse.Namespace) -> int:
     return 0 if accounted_for else 1
 
 
-def _explain(name: str) -> int:
+def _explain(given: argparse.Namespace) -> int:
     from op_registry.explain import explain
 
-    print(explain(name))
+    for module in given.modules:
+        _import(module)
+    print(explain(given.name, samples=not given.no_samples))
     return 0
+
+
+def _coverage(given: argparse.Namespace) -> int:
+    from op_registry import coverage, database_calls
+
+    calls = coverage.measure() if given.measure or given.write is not None else None
+    if given.write is not None and calls is not None:
+        given.write.write_text(coverage.expectation(calls) + "\n")
+        database_calls.KNOWN.write_text(
+            database_calls.written(calls, f"python -m op_registry coverage --write {given.write}")
+        )
+        return 0
+    print(coverage.report(given.verbose, calls))
+    return 0
+
+
+def _import(module: str) -> None:
+    """Import a module that registers rules; UnknownName where there is none."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and misses another one
+        raise UnknownName(f"no module is called {module} (--import), as seen from {Path.cwd()}") from None
+
+
+def _check_operator(name: str) -> None:
+    """UnknownName for an operator that there is not, with the nearest names."""
+    from op_registry.conformance.samples import database, operator_named
+
+    try:
+        operator_named(name)
+    except (LookupError, AttributeError) as error:
+        plain = name.partition("@")[0].partition("+")[0]
+        raise UnknownName(f"{error.args[0]}{'' if plain in database() else nearest(plain, database())}") from None
+
+
+def _check_subject(name: str | None) -> None:
+    """UnknownName for a subject that there is not."""
+    from op_registry.conformance.subjects import find_subject
+
+    try:
+        find_subject(name)
+    except (LookupError, ModuleNotFoundError, AttributeError, TypeError) as error:
+        raise UnknownName(f"--subject {name}: {error.args[0]}" if name else str(error.args[0])) from None
+
+
+COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutants": _mutants}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 1 where a law is broken."""
+    """Run one command. The exit status is 1 where a law is broken, and 2 where a name is unknown, said in one line."""
     given = _parser().parse_args(argv)
-    if given.command == "check":
-        return _check(given)
-    if given.command == "mutants":
-        return _mutants(given)
-    if given.command == "explain":
-        return _explain(given.op)
-    from op_registry import coverage
-
-    if given.write is not None:
-        given.write.write_text(coverage.expectation() + "\n")
-        return 0
-    print(coverage.report(given.verbose))
-    return 0
+    try:
+        return COMMANDS[given.command](given)
+    except UnknownName as error:
+        print(f"python -m op_registry {given.command}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

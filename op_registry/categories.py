@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.autocast import autocast_off
 from op_registry.elementwise_lowering import ELEMENTWISE as ELEMENTWISE_LOWERING
 from op_registry.elementwise_lowering import ELEMENTWISE_TURNED
 from op_registry.errors import MaskedSemanticsError
@@ -156,7 +157,10 @@ def run_movement(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = No
 
 
 MOVEMENT = Category(
-    "movement", "an element moves with its validity; zeros that the operation writes are valid", run_movement
+    "movement",
+    "an element moves with its validity; zeros that the operation writes are valid",
+    run_movement,
+    why_dense="it moves elements to places for which no layout has a rule of its own",
 )
 
 # ------------------------------------------------------------------------------------------------------ reduction
@@ -228,7 +232,7 @@ def contract(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
     def present(record: Dense) -> Tensor:
         return torch.ones_like(record.data, dtype=torch.float32)
 
-    with torch.no_grad(), torch.autocast(data.device.type, enabled=False):
+    with torch.no_grad(), autocast_off(data.device):
         valid_tuples = op(*map_tensors(counted, args, Dense), **kwargs)
         all_tuples = op(*map_tensors(present, args, Dense), **kwargs)
         # Counts are sums of non-negative terms: at least one term keeps them ≥ 1 whatever the rounding.
@@ -240,6 +244,7 @@ CONTRACTION = Category(
     "contraction",
     "the sum over index tuples whose factors are all valid; valid where at least one such tuple exists",
     contract,
+    why_dense="it sums products over index tuples, and no kernel does so for sparse operands of this operator",
 )
 
 # ---------------------------------------------------------------------------------------------------------- opaque
@@ -266,7 +271,13 @@ def known_all_valid(record: Dense) -> bool:
     return bool(record.validity.all())
 
 
-OPAQUE = Category("opaque", "mixes everything; runs where every element is valid, refused otherwise", run_opaque)
+OPAQUE = Category(
+    "opaque",
+    "mixes everything; runs where every element is valid, refused otherwise",
+    run_opaque,
+    closed=True,
+    why_dense="it works on a whole slice at once, in which nothing may be missing",
+)
 
 # --------------------------------------------------------------------------------------------------------- refused
 
@@ -282,7 +293,9 @@ def refusal(op: OpOverload, reason: str, instead: str) -> str:
     return f"{packet_name(op)} is refused on masked tensors: {reason}. {instead}."
 
 
-REFUSED = Category("refused", "has no meaning on masked tensors, for the reason that it gives", run_refused)
+REFUSED = Category(
+    "refused", "has no meaning on masked tensors, for the reason that it gives", run_refused, closed=True
+)
 
 # ------------------------------------------------------------- laws whose operators bring a run of their own
 
@@ -292,42 +305,68 @@ NORMALIZATION = Category(
     slices=Slices("each"),
     lowerings={Sparse: SLICEWISE},
 )
-JOIN = Category("join", "each element arrives with its validity")
+JOIN = Category(
+    "join", "each element arrives with its validity", why_dense="it joins operands whose places are stored differently"
+)
 ASSIGNMENT = Category(
     "assignment",
     "the written element takes the value and the validity of what is written; an invalid index writes nothing",
+    why_dense="it writes to places that are computed, and need not be stored",
 )
 ACCUMULATION = Category(
-    "accumulation", "a reduction over valid contributions; valid with at least one, or a valid self"
+    "accumulation",
+    "a reduction over valid contributions; valid with at least one, or a valid self",
+    why_dense="its contributions are scattered to places that are computed, and need not be stored",
 )
-INDEXING = Category("indexing", "an element moves with its validity; an invalid index gives an invalid element")
-FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)")
-QUERY = Category("query", "a plain answer about the valid elements")
+INDEXING = Category(
+    "indexing",
+    "an element moves with its validity; an invalid index gives an invalid element",
+    why_dense="it reads places that are computed, and need not be stored",
+)
+FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)", plainly=True)
+QUERY = Category("query", "a plain answer about the valid elements", plainly=True)
 SORTING = Category(
     "sorting",
     "valid elements in order, first, in both directions; the first n places are valid",
     slices=Slices("front"),
     lowerings={Sparse: SLICEWISE},
+    why_dense="it orders elements across what is stored",
 )
-LOSS = Category("loss", "the elementwise part as elementwise, reduced over what is valid with torch's own denominator")
+LOSS = Category(
+    "loss",
+    "the elementwise part as elementwise, reduced over what is valid with torch's own denominator",
+    why_dense="it is computed from operands that are aligned densely",
+)
 ATTENTION = Category(
-    "attention", "softmax over the keys that share a valid feature with the query, then the sum over valid values"
+    "attention",
+    "softmax over the keys that share a valid feature with the query, then the sum over valid values",
+    why_dense="scores are a product of every query with every key",
 )
 RECURRENT = Category(
-    "recurrent", "a scan over time: an invalid step carries the state unchanged; valid where the step's input is"
+    "recurrent",
+    "a scan over time: an invalid step carries the state unchanged; valid where the step's input is",
+    why_dense="a step reads the state that the step before it left, whether it was stored or not",
 )
-RANDOM = Category("random", "as torch, drawn for every position; valid where the input is")
+RANDOM = Category(
+    "random",
+    "as torch, drawn for every position; valid where the input is",
+    why_dense="a number is drawn for every element, stored or not, so that a mask does not change the stream",
+)
 POOLING = Category(
-    "pooling", "over the valid elements of the window; valid where the window has one, or none to begin with"
+    "pooling",
+    "over the valid elements of the window; valid where the window has one, or none to begin with",
+    why_dense="a window reads neighbours by their index, stored or not",
 )
 CHOICE = Category("choice", "the chosen branch; valid where the condition and the chosen branch are")
 DERIVATIVE = Category(
-    "derivative", "what autograd gives for the masked operator that it is the derivative of; masked as its variable is"
+    "derivative",
+    "what autograd gives for the masked operator that it is the derivative of; masked as its variable is",
+    why_dense="the formula of the derivative is written for dense operands",
 )
 # A rule of this category is written in other operators. Its run is given the call's own tensors, masked and plain, in
 # place of records: for operators that write to several tensors, of which some may be masked and others not.
-COMPOSITE = Category("composite", "other operators, each piece under its own law")
-PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike")
+COMPOSITE = Category("composite", "other operators, each piece under its own law", closed=True)
+PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike", plainly=True)
 
 
 # --------------------------------------------------------------------------------------------------- registration
@@ -365,7 +404,8 @@ def masked_rule(
 
     One function that serves several overloads may ask for the overload as its first argument (`takes_op`). Keyword
     arguments are the rule's traits: one that refuses says for what `reason`, one that works slice by slice how it does,
-    ``slices=Slices(…)``, so that it can run on the stored elements of sparse slices.
+    ``slices=Slices(…)``, so that it can run on the stored elements of sparse slices, and one that gives plain tensors
+    beside records which results these are, ``plain=(1,)``.
     """
 
     def register(function: Run) -> Rule:

@@ -10,12 +10,12 @@ Each entry of torch's operator database, and each core aten overload, is one of
     not applicable  there is nothing to mask, or this machine cannot run it, for a reason
     missing         nothing is known of it, or of a piece
 
-How each fares on every storage is told in :mod:`op_registry.stored_coverage`.
+What the entries call is known from :mod:`op_registry.database_calls` and measured anew on request. How each fares on
+every storage is told in :mod:`op_registry.stored_coverage`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry import stored_coverage
+from op_registry import database_calls, stored_coverage
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import (
     NO_TENSOR,
@@ -38,6 +38,7 @@ from op_registry.conformance.samples import (
 )
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.watching import Interpreter
+from op_registry.database_calls import Calls
 from op_registry.registry import registry
 from op_registry.resolve import resolve
 from op_registry.rule import takes_tensor
@@ -129,50 +130,58 @@ def _pieces(sample: Sample) -> dict[OpOverload, str] | None:
     return explorer.found
 
 
-def entry_of(operator: DatabaseOperator, most: int = 40) -> Entry:
-    """How an entry of the database is served, by what its samples call."""
-    if not operator.dtypes:
-        return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
-    samples = operator.samples(operator.preferred_dtype)
+def calls_of(operator: DatabaseOperator, most: int = 40) -> Calls:
+    """What an entry of the database calls, by running its samples."""
+    name, dtypes = operator.name, operator.dtypes
+    samples = operator.samples(operator.preferred_dtype) if dtypes else []
     if not samples:
-        return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
+        return Calls(name, dtypes, note=NOT_ON_THIS_MACHINE)
     with_tensors = [s for s in samples if s.tensors]
     if not with_tensors:
-        return Entry(operator.name, "not applicable", NO_TENSOR, "")
-    pieces: dict[OpOverload, str] = {}
-    ran = composed = False
-    for sample in chosen(with_tensors, most):
-        found = _pieces(sample)
-        if found is not None:
-            ran = True
-            composed = composed or len(found) > 1
-            pieces |= found
-    if not ran:
-        return Entry(operator.name, "not applicable", NOT_ON_THIS_MACHINE, "")
-    return _entry(operator.name, pieces, composed)
+        return Calls(name, dtypes, note=NO_TENSOR)
+    runs = [found for s in chosen(with_tensors, most) if (found := _pieces(s)) is not None]
+    if not runs:
+        return Calls(name, dtypes, note=NOT_ON_THIS_MACHINE)
+    ops = dict.fromkeys(op for found in runs for op in found)
+    return Calls(name, dtypes, any(len(found) > 1 for found in runs), tuple(ops))
 
 
-def _entry(name: str, pieces: dict[OpOverload, str], composed: bool) -> Entry:
+def entry_of(operator: DatabaseOperator, most: int = 40) -> Entry:
+    """How an entry of the database is served, by what its samples call."""
+    return entry_from(calls_of(operator, most))
+
+
+def entry_from(calls: Calls) -> Entry:
+    """How an entry is served under the present rules, given what it calls."""
+    if calls.note:
+        return Entry(calls.name, "not applicable", calls.note, "", calls.dtypes)
+    pieces = {op: state_of(op) for op in calls.ops}
     families = Counter(f for op in pieces if (f := family_of(op)))
     family = families.most_common(1)[0][0] if families else ""
     for state in ("missing", "refused", "opaque"):
         having = [op for op, s in pieces.items() if s == state]
         if having:
-            return Entry(name, state, reasons(having), family, form="densifies" if state == "missing" else "refused")
+            form = "densifies" if state == "missing" else "refused"
+            return Entry(calls.name, state, reasons(having), family, calls.dtypes, form)
     served = [s for s in pieces.values() if s in SERVED]
     if not served:
-        return Entry(name, "not applicable", "calls no operator on a tensor", family)
-    state = "decomposes" if composed or "decomposes" in served else "derived" if "derived" in served else "rule"
-    return Entry(name, state, "", family, form=stored_coverage.form_of_all(list(pieces)))
+        return Entry(calls.name, "not applicable", "calls no operator on a tensor", family, calls.dtypes)
+    state = "decomposes" if calls.composed or "decomposes" in served else "derived" if "derived" in served else "rule"
+    return Entry(calls.name, state, "", family, calls.dtypes, stored_coverage.form_of_all(list(pieces)))
 
 
-def entries() -> Iterator[Entry]:
-    """Every entry of torch's operator database."""
+def measure() -> list[Calls]:
+    """What every entry of torch's operator database calls, by running its samples: half a minute."""
     with warnings.catch_warnings():
         # Samples of deprecated and experimental operators say so.
         warnings.simplefilter("ignore")
-        for operator in database().values():
-            yield dataclasses.replace(entry_of(operator), dtypes=operator.dtypes)
+        return [calls_of(operator) for operator in database().values()]
+
+
+def entries(calls: Iterable[Calls] | None = None) -> Iterator[Entry]:
+    """Every entry of torch's operator database; from what is known of their calls if none are given."""
+    for each in database_calls.known().values() if calls is None else calls:
+        yield entry_from(each)
 
 
 def core_overloads() -> list[OpOverload]:
@@ -242,14 +251,15 @@ def listing(found: Sequence[Entry]) -> str:
     return "\n".join(str(entry) for entry in sorted(found, key=lambda e: e.name))
 
 
-def expectation() -> str:
+def expectation(calls: Iterable[Calls] | None = None) -> str:
     """What tests/coverage.expect holds: how each entry and each core overload is served."""
-    return f"{listing(list(entries()))}\n\n{listing(list(core_entries()))}"
+    return f"{listing(list(entries(calls)))}\n\n{listing(list(core_entries()))}"
 
 
-def report(verbose: bool = False) -> str:
-    """The whole of `python -m op_registry coverage`."""
-    entries_found, core = list(entries()), list(core_entries())
+def report(verbose: bool = False, calls: Sequence[Calls] | None = None) -> str:
+    """The whole of `python -m op_registry coverage`; without `calls`, from what is known of them."""
+    how = "measured just now" if calls is not None else f"{database_calls.measured_how()}; --measure does so again"
+    entries_found, core = list(entries(calls)), list(core_entries())
     served = sum(e.state in SERVED for e in entries_found)
     known, shares = {e.name: e.form for e in entries_found if e.form}, stored_coverage.measured()
     parts = [
@@ -263,6 +273,8 @@ def report(verbose: bool = False) -> str:
         "",
         f"{len(entries_found)} entries of torch's operator database: {served} served as rule, derived or decomposes; "
         f"{len(registry)} overloads have a rule",
+        f"what the entries call: {how}",
+        f"what stays sparse: {database_calls.measured_how(stored_coverage.MEASURED)}",
     ]
     for state in ("missing", "refused", "not applicable"):
         having = [e for e in [*entries_found, *core] if e.state == state]

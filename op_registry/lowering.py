@@ -20,8 +20,6 @@ from op_registry.rule import Rule
 from op_registry.sparse import NotLowered, Sparse
 from op_registry.turned import Turned
 
-NO_LOWERING = "no lowering is written for it"
-
 
 @dataclass(frozen=True)
 class ForRule:
@@ -78,7 +76,7 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
     turned = _any_turned([*args, *kwargs.values()])
     lowering = lowering_of(rule, Turned if turned else Sparse)
     if lowering is None:
-        raise NotLowered(NO_LOWERING + (" where dense dimensions stand before sparse ones" if turned else ""))
+        raise NotLowered("dense dimensions stand before sparse ones" if turned else rule.category.why_dense)
     return _run(lowering, rule, op, args, kwargs)
 
 

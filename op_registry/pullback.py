@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_off
 from op_registry.categories import DERIVATIVE, data_of, results_like
 from op_registry.records import Dense, all_valid, fill_where_invalid, valid_in_all
 from op_registry.registry import registry
@@ -40,7 +41,7 @@ def pullback(forward: Callable[..., Any], inputs: Sequence[Dense | None], grad: 
         return result.data, [] if result.validity is None else [result.validity]
 
     # torch computes its formulas in the dtypes that they are given, whatever autocast says.
-    with torch.autocast(grad.device.type, enabled=False):
+    with autocast_off(grad.device):
         pulled: Any = torch.func.vjp(values, *(x.data for x in variables), has_aux=True)
         result, pull, validity = pulled
         incoming = grad.data.expand(result.shape)

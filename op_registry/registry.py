@@ -19,7 +19,7 @@ from types import MappingProxyType
 from torch._ops import OpOverload
 
 from op_registry.digests import digest_of, source_digest
-from op_registry.rule import Category, Rule, Run, written_at
+from op_registry.rule import OVERRIDE, Rule, Run, written_at
 
 Listener = Callable[[OpOverload], None]
 
@@ -140,7 +140,7 @@ class Registry:
             if run is None:
                 raise TypeError("registry.replace(op, function) needs the function that is to run")
             replaced = self.get(rule)
-            category = replaced.category if replaced else Category("override", "as its own text says")
+            category = replaced.category if replaced and not replaced.category.closed else OVERRIDE
             rule = Rule((rule,), category, run, takes_op=False, where=written_at(3))
         for op in rule.ops:
             if self.get(op) is None:

@@ -3,7 +3,8 @@
 The ladder, first match wins:
 
 1. a rule written for the overload
-2. the rule of its functional form, written back (in-place, out=), or of its single-tensor form (_foreach_)
+2. the rule of its functional form, written back (in-place, out=), or of its single-tensor form (_foreach_; out= of
+   these are written back from the form that returns a list)
 3. torch's own decomposition (CompositeImplicit operators), whose pieces are resolved in turn
 4. nothing: the operator is refused
 """
@@ -50,7 +51,7 @@ def resolve(op: OpOverload) -> Meaning:
         if rule is not None:
             return Meaning("written back", op, base, rule)
     if single_form(op) is not None:
-        return Meaning("each of a list", op)
+        return Meaning("each of a list", op, base)
     if decomposes(op):
         return Meaning("decomposes", op)
     return Meaning("missing", op)

@@ -50,6 +50,9 @@ class Category:
                operator brings its own
     slices     how its operators work slice by slice, if they do
     lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.lowering`)
+    closed     whether nothing but its own rules can follow it: a function put in the place of one follows no law
+    plainly    whether its rules answer with plain tensors; elsewhere a plain result would have lost its mask
+    why_dense  why its rules need dense storage where no lowering is written for them
     """
 
     name: str
@@ -57,9 +60,15 @@ class Category:
     run: Run | None = None
     slices: Slices | None = None
     lowerings: Mapping[type, Any] = field(default_factory=dict, compare=False, repr=False)
+    closed: bool = False
+    plainly: bool = False
+    why_dense: str = "no lowering is written for it"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.law}"
+
+
+OVERRIDE = Category("override", "as its own text says")
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,10 @@ class Rule:
         """How the operator works slice by slice; None where it does not, or nobody says how."""
         stated: Slices | None = self.traits.get("slices")
         return self.category.slices if stated is None and self.run is self.category.run else stated
+
+    def is_plain(self, result: int) -> bool:
+        """Whether a result is meant to be a plain tensor: as all of the category's are, or as ``plain=(…)`` says."""
+        return self.category.plainly or result in self.traits.get("plain", ())
 
     def lowering(self, record: type) -> Callable[[Any], Any]:
         """Decorator: how the operator runs on another storage record, in place of its category's way.

@@ -24,6 +24,7 @@ from pathlib import Path
 from torch._ops import OpOverload
 
 from op_registry.categories import COMPOSITE
+from op_registry.database_calls import provenance
 from op_registry.elementwise_lowering import ELEMENTWISE
 from op_registry.lowering import alternatives
 from op_registry.resolve import resolve
@@ -33,6 +34,7 @@ from op_registry.sparse import Sparse
 LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
 STATES = ("own kernel", "generic", "in part", "densifies", "refused", "not tried")
 MEASURED = Path(__file__).with_name("storages.tsv")
+COMMAND = "python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv"
 
 # What rules of a category share.
 SHARED = tuple(lowering.run for lowering in (ELEMENTWISE, ON_VALUES, ON_LINES))
@@ -62,7 +64,7 @@ def form_of_all(ops: Sequence[OpOverload]) -> str:
 
 def measured(path: Path = MEASURED) -> dict[str, dict[str, tuple[int, int, int]]]:
     """The table as it was made."""
-    head, *lines = path.read_text().splitlines()
+    _, head, *lines = path.read_text(encoding="utf-8").splitlines()
     layouts = head.split("\t")[1:]
     found = {}
     for line in lines:
@@ -77,8 +79,8 @@ def _share(cell: str) -> tuple[int, int, int]:
 
 
 def written(shares: Shares) -> str:
-    """The table, as it is kept."""
-    lines = ["\t".join(["stayed sparse/ran/refused", *LAYOUTS])]
+    """The table, as it is kept: when and how it was measured, the columns, and a line for each entry."""
+    lines = [provenance(COMMAND), "\t".join(["stayed sparse/ran/refused", *LAYOUTS])]
     for name in sorted(shares):
         cells = ("/".join(map(str, shares[name].get(layout, (0, 0, 0)))) for layout in LAYOUTS)
         lines.append("\t".join([name, *cells]))

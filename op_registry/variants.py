@@ -31,18 +31,23 @@ def is_inplace(op: OpOverload) -> bool:
 
 
 def is_out(op: OpOverload) -> bool:
-    """Whether the overload writes to keyword-only arguments that it is given for its results."""
+    """Whether the overload writes to keyword-only arguments that it is given for its results.
+
+    It gives them back, but for lists: ``unbind_copy.int_out(…, Tensor(a!)[] out) -> ()``.
+    """
     written = written_arguments(op)
-    if not written:
-        return False
-    return all(a.kwarg_only for a in op._schema.arguments if a.name in written) and len(op._schema.returns) == len(
-        written
-    )
+    keyword_only = all(a.kwarg_only for a in op._schema.arguments if a.name in written)
+    return bool(written) and keyword_only and len(op._schema.returns) in (0, len(written))
 
 
 def is_foreach(op: OpOverload) -> bool:
     """Whether the overload is the list form of an operator."""
     return op._schema.name.startswith("aten::_foreach_")
+
+
+def is_inplace_of_lists(op: OpOverload) -> bool:
+    """Whether the overload writes to the tensors of a list: _foreach_add_."""
+    return is_foreach(op) and op._schema.is_mutable and not is_out(op)
 
 
 def is_view(op: OpOverload) -> bool:
@@ -108,7 +113,7 @@ def single_form(op: OpOverload) -> OpOverloadPacket | None:
     name = op._schema.name.replace("::_foreach_", "::")
     if name.endswith(("::norm", "::powsum")):
         return torch.ops.aten.linalg_vector_norm if name.endswith("::norm") else None
-    if op._schema.is_mutable or op._overloadname.startswith("Scalar"):
+    if is_inplace_of_lists(op) or op._overloadname.startswith("Scalar"):
         # maximum has neither an in-place form nor one for numbers; clamp_min is both.
         name = name.replace("::maximum", "::clamp_min").replace("::minimum", "::clamp_max")
     return _packet(name)

@@ -296,10 +296,3 @@ def test_the_command_that_repeats_one_trial(capsys: pytest.CaptureFixture[str]) 
     ]
     assert main([*arguments, "--subject", "records"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["P3", "holds", "1", "trials"]
-
-
-def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "aten.cumsum"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("cumsum (default) is scan: at valid positions what torch gives on the slice")
-    assert "serves default, out (written back)" in said

@@ -9,12 +9,13 @@ When a table has changed for good, write its file again::
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from op_registry import coverage, opaque, registry, stored_coverage
+from op_registry import coverage, database_calls, opaque, registry, stored_coverage
 from op_registry.__main__ import main
 from op_registry.conformance import reporting
 from op_registry.conformance.samples import database
@@ -26,10 +27,59 @@ EXPECTED = Path(__file__).with_name("coverage.expect")
 AGAIN = "python -m op_registry coverage --write tests/coverage.expect"
 
 
+def unlike(accepted: str, found: str) -> list[str]:
+    return list(difflib.unified_diff(accepted.splitlines(), found.splitlines(), "accepted", "found", lineterm="", n=0))
+
+
+def without_date(table: str) -> str:
+    return table.partition("\n")[2]
+
+
 def test_the_table_is_as_it_was_accepted() -> None:
-    found, accepted = coverage.expectation().splitlines(), EXPECTED.read_text().splitlines()
-    changes = list(difflib.unified_diff(accepted, found, "accepted", "found", lineterm="", n=0))
+    calls = coverage.measure()
+    changes = unlike(EXPECTED.read_text(), coverage.expectation(calls))
+    # Not the first line, which says when it was measured.
+    kept, now = (
+        database_calls.KNOWN.read_text().partition("\n")[2],
+        database_calls.written(calls, "").partition("\n")[2],
+    )
+    changes += unlike(kept, now)
     assert not changes, "\n".join([*changes, "", f"If that is as it should be: {AGAIN}"])
+
+
+def test_what_is_known_gives_the_accepted_table_without_running_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> None:
+        raise AssertionError("torch's operator database was asked")
+
+    monkeypatch.setattr(coverage, "database", asked)
+    assert not unlike(EXPECTED.read_text(), coverage.expectation())
+    assert coverage.report().count("measured on 20") == 2
+
+
+def test_what_is_known_follows_the_registry() -> None:
+    def softsign() -> str:
+        return next(str(e) for e in coverage.entries() if e.name == "nn_functional_softsign")
+
+    assert softsign() == "nn_functional_softsign: decomposes"
+    with registry.overlay() as mine:
+        mine.withdraw(aten.abs.default)
+        assert softsign() == "nn_functional_softsign: missing (aten.abs.default)"
+
+
+def test_a_measured_table_names_its_date_torch_and_command() -> None:
+    for path, command in (
+        (database_calls.KNOWN, AGAIN),
+        (stored_coverage.MEASURED, stored_coverage.COMMAND),
+    ):
+        said = database_calls.measured_how(path)
+        assert re.fullmatch(rf"measured on \d{{4}}-\d\d-\d\d with torch [\d.]+: {re.escape(command)}", said), said
+
+
+def test_an_overload_that_this_torch_lacks_is_left_out(tmp_path: Path) -> None:
+    line = "add\tfloat32\tno\taten.add.Tensor,aten.add.Never,aten.never_was.default\t"
+    (tmp_path / "table").write_text(f"# head\n{chr(9).join(database_calls.COLUMNS)}\n{line}\n")
+    calls = database_calls.known(tmp_path / "table")["add"]
+    assert calls == database_calls.Calls("add", frozenset({torch.float32}), False, (aten.add.Tensor,))
 
 
 def entry(name: str) -> coverage.Entry:
@@ -65,10 +115,24 @@ def test_every_entry_is_counted_once() -> None:
     assert total.split() == ["total", "2", "1", "0", "0", "0", "0", "0", "1"]
 
 
-def test_the_command_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "expectation", lambda: "exp: rule")
+def test_the_command_measures_and_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exp = database_calls.Calls("exp", frozenset({torch.float32}), False, (aten.exp.default,))
+    monkeypatch.setattr(coverage, "measure", lambda: [exp])
+    monkeypatch.setattr(database_calls, "KNOWN", tmp_path / "known")
     assert main(["coverage", "--write", str(tmp_path / "table")]) == 0
-    assert (tmp_path / "table").read_text() == "exp: rule\n"
+    assert (tmp_path / "table").read_text().startswith("exp: rule\n\naten.")
+    assert database_calls.known(tmp_path / "known") == {"exp": exp}
+
+
+@pytest.mark.parametrize("option", ["--measure", "--verbose"])
+def test_samples_are_run_when_asked_to_alone(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(coverage, "measure", lambda: asked.append("measured") or [])
+    assert main(["coverage", option]) == 0
+    assert asked == (["measured"] if option == "--measure" else [])
+    assert ("measured just now" in capsys.readouterr().out) == (option == "--measure")
 
 
 # ------------------------------------------------------------------------------------------------------- storages

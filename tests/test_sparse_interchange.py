@@ -371,7 +371,11 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     ),
     "crow descends": (
         lambda: csr([0, 2, 1, 2], [0, 1], 2, (3, 3)),
-        "crow_indices descend by 1; they count the elements from",
+        "crow_indices descend from 2 to 1; they count the elements from",
+    ),
+    "crow descends by more than int64 holds": (
+        lambda: csr([0, 2**63 - 1, -2, 2], [0, 1], 2, (3, 3)),
+        "crow_indices descend from 9223372036854775807 to -2; they count the elements from",
     ),
     "col out of range": (
         lambda: csr([0, 1, 1, 1], [3], 1, (3, 3)),

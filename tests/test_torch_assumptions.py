@@ -5,6 +5,7 @@ Most use torch alone and a bare subclass: where one fails after torch has been u
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch.library import Library
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
-from masked_dispatch.interception import default_collate_fn_map
+from masked_dispatch.interception import constant_in_graphs, default_collate_fn_map, guard_on, while_compiling
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
 
@@ -365,6 +366,7 @@ def test_15_a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
 
 
 def test_16_the_engine_adds_by_itself() -> None:
+    # Its thread for a device, in which no frame is below that: on_reference_device.py.
     frames = []
 
     class Watched(Carrier):
@@ -438,3 +440,61 @@ def test_18_collation_is_looked_up_by_type() -> None:
             assert asked == [Derived, Tensor]
     finally:
         default_collate_fn_map[Tensor] = before
+
+
+def test_19_a_node_keeps_notes_for_when_it_is_evaluated() -> None:
+    noted = []
+
+    class Watched(Carrier):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.neg.default:
+                noted.append(torch._C._current_autograd_node().metadata.get("note"))
+            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
+            return torch.utils._pytree.tree_map_only(Tensor, wrap, func(*raw[0], **raw[1]))
+
+    def wrap(inner: Tensor) -> Watched:
+        wrapper = Tensor._make_wrapper_subclass(Watched, inner.shape)
+        wrapper.inner = inner
+        return wrapper
+
+    with assumed("the node that is evaluated can be asked for, and keeps what its metadata was given"):
+        leaf = torch.ones(2, requires_grad=True)
+        negative = -leaf
+        negative.grad_fn.metadata["note"] = "recorded here"
+        torch.autograd.grad(negative, leaf, wrap(torch.ones(2)))
+        assert noted == ["recorded here"]
+
+
+def test_20_a_graph_is_given_a_guard_while_it_is_compiled() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def region(x: Tensor) -> Tensor:
+        while_compiling(hold_for_this_setting)
+        return x * setting_now()
+
+    torch.compiler.reset()
+    run = torch.compile(region, backend=backend, fullgraph=True)
+    found = []
+    with assumed("a function marked constant is called once, and comptime hands over what takes a guard"):
+        for value in (2, 3, 2, 3):
+            token = SETTING.set(value)
+            found.append(run(torch.ones(1)).item())
+            SETTING.reset(token)
+        assert (found, len(graphs)) == ([2, 3, 2, 3], 2)
+
+
+SETTING: contextvars.ContextVar[int] = contextvars.ContextVar("setting")
+
+
+@constant_in_graphs
+def setting_now() -> int:
+    return SETTING.get()
+
+
+def hold_for_this_setting(context: Any) -> None:
+    guard_on(setting_now, context)

@@ -19,7 +19,7 @@ from torch import Tensor
 import masked_dispatch as md
 from op_registry import Dense, check, contraction, elementwise, masked_rule, reduction, registry, scan
 from op_registry.categories import ELEMENTWISE, REDUCTION
-from op_registry.conformance import find_subject, subject
+from op_registry.conformance import find_subject, subjects
 from op_registry.conformance.record_subject import Records
 from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import Settings, run_operator
@@ -383,7 +383,7 @@ def test_an_in_place_form_that_returns_nothing_follows_the_rule_as_well() -> Non
 
 
 def test_nothing_is_tested_silently_on_bare_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "declared_subjects", dict)
+    monkeypatch.setattr(subjects, "declared_subjects", lambda: dict(subjects.SHIPPED))
     monkeypatch.delenv("OP_REGISTRY_SUBJECT", raising=False)
     with pytest.raises(LookupError, match=r"no masked tensor to test: .*pip install -e \. .*subject='records'"):
         find_subject()
@@ -392,8 +392,8 @@ def test_nothing_is_tested_silently_on_bare_records(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader for TOML")
 def test_a_checkout_declares_its_subjects_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject.importlib.metadata, "entry_points", lambda group: ())
-    assert subject.declared_subjects()["default"] == EAGER
+    monkeypatch.setattr(subjects.importlib.metadata, "entry_points", lambda group: ())
+    assert subjects.declared_subjects()["default"] == EAGER
     assert find_subject().name == "eager"
 
 

@@ -21,10 +21,11 @@ from masked_dispatch.storage.boundary import closed_sparse, opened_sparse
 from masked_dispatch.storage.wrapper import SparselyStored
 from masked_dispatch.tensor import MaskedTensor
 from op_registry.elementwise_lowering import values_at
-from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order, linear
+from op_registry.patterns import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_order
 from op_registry.records import Dense, accumulation_dtype, as_bool, as_int8, being_traced, fill_where_invalid
 from op_registry.sparse import NotLowered, Sparse, coalesced, compacted, unblocked
 from op_registry.turned import Turned
+from op_registry.well_formed import in_listed_order, problem_of_compressed, problem_of_coo
 
 
 @dataclass(frozen=True)
@@ -214,24 +215,9 @@ def without_sparse_dimensions(values: Tensor) -> Dense:
     return Dense(total, None if values.shape[0] else torch.zeros_like(total, dtype=torch.int8))
 
 
-def in_listed_order(pattern: Pattern) -> bool:
-    """Whether every element is listed once, and in the order of the layout."""
-    if pattern.layout is torch.sparse_coo:
-        keys = linear(pattern.listed(), pattern.sizes)
-        return bool((keys[1:] > keys[:-1]).all())
-    compressed, plain = pattern.pieces
-    if plain.shape[0] < 2:
-        return True
-    descends = plain[1:] <= plain[:-1]
-    starts = compressed[1:-1].to(torch.int64) - 1
-    # The first of a line may be less than the last of the line before.
-    inside = starts[(starts >= 0) & (starts < descends.shape[0])]
-    return not bool(descends.index_fill(0, inside, False).any())
-
-
 def check_structure(structure: Structure, values: Tensor) -> None:
     """Refuse pieces that do not fit each other, and indices that point nowhere."""
-    problem = (problem_of_coo if structure.layout is torch.sparse_coo else problem_of_compressed)(structure, values)
+    problem = problem_of(structure, values)
     if problem:
         raise ValueError(
             f"a {structure.layout} tensor of shape {structure.size} is not well formed: {problem}. Make it with "
@@ -239,55 +225,17 @@ def check_structure(structure: Structure, values: Tensor) -> None:
         )
 
 
-def problem_of_coo(structure: Structure, values: Tensor) -> str | None:
-    indices = structure.pieces[0]
-    if indices.shape[1] == 0 or indices.shape[0] == 0:
-        return None
-    extremes = torch.stack([indices.amin(1), indices.amax(1)], 1).tolist()
-    for dim, ((low, high), size) in enumerate(zip(extremes, structure.sparse_sizes, strict=True)):
-        if low < 0 or high >= size:
-            return f"indices of dimension {dim} run from {low} to {high}, and it has {size} places"
-    return None
-
-
-def problem_of_compressed(structure: Structure, values: Tensor) -> str | None:
-    by_column = structure.layout in BY_COLUMN
-    names = ("ccol_indices", "row_indices") if by_column else ("crow_indices", "col_indices")
+def problem_of(structure: Structure, values: Tensor) -> str | None:
+    """What is wrong with a structure, beside values as its pattern lists them."""
+    if structure.layout is torch.sparse_coo:
+        return problem_of_coo(structure.pieces[0], structure.sparse_sizes)
+    batch = structure.batch
+    rows, columns = structure.size[len(batch) : len(batch) + 2]
+    if structure.size[: len(batch)] != batch:
+        return f"its indices are those of batches {batch}"
     compressed, plain = structure.pieces
-    for name, piece in zip(names, structure.pieces, strict=True):
-        if piece.dtype not in (torch.int32, torch.int64):
-            return f"{name} are of dtype {piece.dtype}, not int64 or int32"
-    matrix = structure.size[len(structure.batch) : len(structure.batch) + 2]
-    block = structure.block or (1, 1)
-    if any(b < 1 or n % b for n, b in zip(matrix, block, strict=True)):
-        return f"blocks of {block} do not divide a matrix of {matrix}"
-    grid = (matrix[0] // block[0], matrix[1] // block[1])
-    lines, across = (grid[1], grid[0]) if by_column else grid
-    if compressed.shape[-1] != lines + 1:
-        return f"{names[0]} have {compressed.shape[-1]} entries for each matrix, and {lines} lines need {lines + 1}"
-    if tuple(plain.shape[:-1]) != structure.batch or tuple(structure.size[: len(structure.batch)]) != structure.batch:
-        return f"{names[0]} of shape {tuple(compressed.shape)} and {names[1]} of shape {tuple(plain.shape)} do not fit"
-    if values.shape[0] != math.prod(plain.shape):
-        return f"there are {values.shape[0]} values for {math.prod(plain.shape)} {names[1]}"
-    if 0 in compressed.shape:
-        return None
-    each = plain.shape[-1]
-    steps = compressed.diff(dim=-1)
-    facts = [
-        compressed[..., 0].amin(), compressed[..., 0].amax(), compressed[..., -1].amin(), compressed[..., -1].amax(),
-        *((steps.amin(), steps.amax()) if lines else (steps.new_zeros(()),) * 2),
-        *((plain.amin(), plain.amax()) if plain.numel() else (steps.new_zeros(()),) * 2),
-    ]  # fmt: skip
-    first_low, first, last_low, last, step_low, _, low, high = torch.stack([f.to(torch.int64) for f in facts]).tolist()
-    if first_low or first:
-        return f"{names[0]} begin with {first or first_low}, not with 0"
-    if last_low != each or last != each:
-        return f"{names[0]} end with {last if last != each else last_low}, and {each} {names[1]} are there"
-    if step_low < 0:
-        return f"{names[0]} descend by {-step_low}; they count the elements from line to line"
-    if plain.numel() and (low < 0 or high >= across):
-        return f"{names[1]} run from {low} to {high}, and there are {across} places"
-    return None
+    listed = values.shape[0]
+    return problem_of_compressed(structure.layout, (rows, columns), (compressed, plain), listed, structure.block, batch)
 
 
 # ----------------------------------------------------------------------------------------------------------------- out

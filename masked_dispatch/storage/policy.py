@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from masked_dispatch.storage.densified import bytes_needed, report, storage_of
 from op_registry.errors import MaskedSemanticsError
 
 When = Literal["auto", "never", "always"]
@@ -51,21 +51,16 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
 
 
 def check_allowed(what: str, tensors: Sequence[Any], why: str) -> None:
-    """Refuse to store `tensors` densely where the policy in force does."""
+    """Refuse to store `tensors` densely where the policy in force does, else report that it happens."""
     in_force = current()
-    needed = sum(math.prod(t.shape) * (t.dtype.itemsize + 1) for t in tensors)
+    needed = bytes_needed(tensors)
     if in_force.when == "always" or (in_force.when == "auto" and needed <= in_force.limit):
+        report(what, tensors, why)
         return
-    layouts = ", ".join(_storage_of(t) for t in tensors)
+    layouts = ", ".join(storage_of(t) for t in tensors)
     raise MaskedSemanticsError(
         f"{what} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would take "
         f"{needed:,} bytes densely, which the policy in force does not allow (densify({in_force.when!r}"
         f"{f', limit={in_force.limit:,}' if in_force.when == 'auto' else ''})). Store them densely by x.to_dense(), or "
         "let it happen inside `with masked_dispatch.densify('always'):`."
     )
-
-
-def _storage_of(tensor: Any) -> str:
-    """How a masked tensor is stored, or one of torch's own sparse ones."""
-    layout, stored = getattr(tensor, "storage_layout", tensor.layout), getattr(tensor, "nnz", None)
-    return f"shape {tuple(tensor.shape)} as {layout} with {tensor._nnz() if stored is None else stored} stored"

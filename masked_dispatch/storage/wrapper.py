@@ -8,9 +8,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.compile import prepare_for_tracing
-from masked_dispatch.interception import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, never_compiled
+from masked_dispatch.interception import (
+    PRE_DISPATCH,
+    make_data_pointer_raise,
+    make_wrapper_subclass,
+    never_compiled,
+    prepare_for_tracing,
+)
 from masked_dispatch.messages import tangent_stored_otherwise
+from masked_dispatch.saved import check_saved, problem_of_sparse
 from masked_dispatch.storage.indexing import written_out
 from masked_dispatch.storage.policy import Policy, current
 from masked_dispatch.tensor import InTransform, MaskedTensor, as_made_with, wrap
@@ -111,6 +117,16 @@ class SparselyStored(MaskedTensor):
         while value.ndim > len(meshed) + self.ndim - len(at) and value.shape[0] == 1:
             value = value[0]  # as torch has it for a view
         self.index_put_(at, value)
+
+    def _body_and_facts(self) -> list[str]:
+        stored = f"stored as {self.storage_layout}, nnz={self.nnz}"
+        if being_traced(self._kept_values) or self.numel() > torch._tensor_str.PRINT_OPTS.threshold:
+            return ["...", f"size={tuple(self.shape)}", stored, f"dtype={self.dtype}", "True=valid"]
+        with torch.no_grad():
+            return [*self.to_layout(torch.strided)._body_and_facts(), stored]
+
+    def _facts_of_autograd(self) -> list[str]:
+        return []
 
     @property
     def nnz(self) -> int:
@@ -248,15 +264,16 @@ class SparselyStored(MaskedTensor):
     def _stored_densely(self) -> MaskedTensor:
         return torch.ops.masked_dispatch.to_layout(self, torch.strided, None, None)
 
+    @never_compiled
+    def __copy__(self) -> MaskedTensor:
+        return remade_sparse(self.record, self.requires_grad, getattr(self, "_is_param", False))
+
     def _copied(self) -> MaskedTensor:
         validity = None if self._kept_validity is None else self._kept_validity.clone()
         pattern = self._pattern
         pieces = tuple(piece.clone() for piece in pattern.pieces)
         record = Sparse(Dense(self._kept_values.clone(), validity), pattern.with_pieces(pieces))
-        copied = wrap_sparse(self.seen(record), self.requires_grad)
-        if getattr(self, "_is_param", False):
-            copied._is_param = True  # type: ignore[attr-defined]
-        return copied
+        return remade_sparse(self.seen(record), self.requires_grad, getattr(self, "_is_param", False))
 
 
 class SparseInTransform(InTransform, SparselyStored):
@@ -297,6 +314,15 @@ def layout_named(name: str) -> torch.layout:
     return layout
 
 
+def remade_sparse(record: Sparse | Turned, requires_grad: bool, is_parameter: bool) -> SparselyStored:
+    """A masked tensor of a record, a parameter where that is what it is (nothing is checked)."""
+    wrapper = wrap_sparse(record, requires_grad)
+    if is_parameter:
+        wrapper._is_param = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+@never_compiled
 def rebuild_sparse(
     values: Tensor,
     validity: Tensor | None,
@@ -308,13 +334,12 @@ def rebuild_sparse(
     is_parameter: bool,
     order: tuple[int, ...] | None = None,
 ) -> SparselyStored:
-    """What pickle and torch.load call (format 1)."""
+    """What pickle and torch.load call (format 1: the arguments). Raises ValueError where they do not fit each other."""
+    saved = (values, validity, layout, sizes, pieces, block, requires_grad, is_parameter, order)
+    check_saved(problem_of_sparse(*saved, MaskedTensor))
     pattern = Pattern(layout_named(layout), sizes, pieces, block)
     stored = Sparse(Dense(values, validity), pattern)
-    wrapper = wrap_sparse(stored if order is None else Turned(stored, order), requires_grad)
-    if is_parameter:
-        wrapper._is_param = True  # type: ignore[attr-defined]
-    return wrapper
+    return remade_sparse(stored if order is None else Turned(stored, order), requires_grad, is_parameter)
 
 
 torch.serialization.add_safe_globals([rebuild_sparse])

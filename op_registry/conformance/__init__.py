@@ -6,7 +6,8 @@ tried is a *subject* (subject.py); no tensor subclass is imported here.
 """
 
 from op_registry.conformance.checking import check
-from op_registry.conformance.subject import Subject, find_subject
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.verdict import Answer, Verdict
 
 __all__ = ["Answer", "Subject", "Verdict", "check", "find_subject"]

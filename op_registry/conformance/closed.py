@@ -6,16 +6,12 @@ from collections.abc import Sequence
 
 from torch._ops import OpOverload
 
-from op_registry.categories import FACTORY, PLUMBING, QUERY
 from op_registry.conformance.oracles import NoOracle, Refused, Slot
 from op_registry.conformance.samples import calls_made
 from op_registry.conformance.trial import Broken, NotAsked, Trial
 from op_registry.errors import MaskedSemanticsError
 from op_registry.resolve import resolve
 from op_registry.rule import packet_name
-
-# Categories whose operators may answer with plain tensors, where no oracle says what they have to give.
-ANSWER_PLAINLY = (QUERY, FACTORY, PLUMBING)
 
 
 def closed_or_refused(trial: Trial) -> None:
@@ -50,8 +46,7 @@ def _masked_results(trial: Trial, plain: Sequence[int]) -> list[int]:
         return list(plain)
     except NoOracle:
         rules = [resolve(op).rule for op in _overloads(trial)]
-        plainly = any(rule is not None and rule.category in ANSWER_PLAINLY for rule in rules)
-        return [] if plainly else list(plain)
+        return [n for n in plain if not any(rule is not None and rule.is_plain(n) for rule in rules)]
     return [n for n in plain if n >= len(want) or isinstance(want[n], Slot)]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from op_registry.conformance.report import Outcome, Report
-from op_registry.conformance.subject import find_subject
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trials import Settings, run_operator
 
 # After so many operators a process makes room for a new one: graphs and kernels that torch keeps are gigabytes by then.

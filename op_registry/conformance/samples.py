@@ -39,13 +39,24 @@ LEFT_UNWRITTEN = ("fft_ihfft2", "fft_ihfftn")
 
 @contextlib.contextmanager
 def _database_asked() -> Iterator[None]:
-    """Around the database's generators: no warnings, and their seeding before every sample in its cheap form."""
+    """Around the database's generators: no warnings, their seeding before every sample in its cheap form, and no search
+    of the stack for the unittest that asks, which reads the source of each frame (under pytest, 0.1 s an entry).
+    """
     from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
 
     start_all_random_numbers()
-    with warnings.catch_warnings(), mock.patch.object(common_utils, "set_rng_seed", start_all_random_numbers):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        patches.enter_context(mock.patch.object(common_utils, "set_rng_seed", start_all_random_numbers))
+        for module in (common_utils, core):
+            patches.enter_context(mock.patch.object(module, "extract_test_fn", _no_test))
         yield
+
+
+def _no_test() -> None:
+    """The unittest that asks the database for samples: there is none."""
 
 
 class DatabaseOperator(Operator):

@@ -7,18 +7,11 @@ Conformance knows no tensor subclass. A subject is found by entry point (group `
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import os
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-GROUP = "op_registry.subjects"
 
 
 class Subject:
@@ -83,53 +76,3 @@ class Subject:
     def modes(self) -> dict[str, Subject]:
         """The same implementation run otherwise (compiled, vmapped): by name, to be compared with this one."""
         return {}
-
-
-def find_subject(name: str | None = None) -> Subject:
-    """The subject called `name`: an entry point, ``module:attribute``, ``records`` or ``zeros``.
-
-    Without a name: the environment's OP_REGISTRY_SUBJECT, else the entry point ``default``. Where nobody has declared
-    one, LookupError: rules on bare records obey laws that a masked tensor made of them breaks, so they have to be
-    asked for by name.
-    """
-    name = name or os.environ.get("OP_REGISTRY_SUBJECT")
-    declared = declared_subjects()
-    if name is None and "default" not in declared:
-        raise LookupError(
-            f"no masked tensor to test: nothing declares the entry point 'default' in the group {GROUP!r}. Install the "
-            "library that does (pip install -e . in a checkout), or choose: subject='module:attribute' (--subject on "
-            "the command line, OP_REGISTRY_SUBJECT in the environment), or subject='records' for the rules on bare "
-            "records, which have dense storage and no compiled mode."
-        )
-    name = name or "default"
-    if name in ("records", "zeros"):
-        from op_registry.conformance import record_subject
-
-        return record_subject.records if name == "records" else record_subject.zeros
-    if name not in declared and ":" not in name:
-        known = ", ".join(sorted({"records", "zeros", *declared}))
-        raise LookupError(f"no subject is called {name!r}; there are {known}, and module:attribute")
-    module, _, attribute = declared.get(name, name).partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    subject = found() if isinstance(found, type) else found
-    if not isinstance(subject, Subject):
-        raise TypeError(f"{name} is {subject!r}, not an op_registry.conformance.Subject")
-    return subject
-
-
-def declared_subjects() -> dict[str, str]:
-    """``module:attribute`` by name: the entry points of what is installed, and of the checkout that this file is in.
-
-    A checkout on PYTHONPATH has no entry points, but its pyproject.toml says which it would have.
-    """
-    return _declared_in_checkout() | {p.name: p.value for p in importlib.metadata.entry_points(group=GROUP)}
-
-
-def _declared_in_checkout() -> dict[str, str]:
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    if sys.version_info < (3, 11) or not project.is_file():
-        return {}  # no TOML reader before Python 3.11: an installation, or a name, is needed there
-    import tomllib
-
-    declared = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
-    return dict(declared.get(GROUP, {}))

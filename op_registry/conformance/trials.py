@@ -30,7 +30,8 @@ from op_registry.conformance.samples import (
     overload_samples,
 )
 from op_registry.conformance.stored_samples import storable
-from op_registry.conformance.subject import Subject, find_subject
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import (
     Broken,
     Densified,
@@ -85,8 +86,9 @@ class Settings:
     dtypes: str = "preferred"
     modes: tuple[str, ...] = ("aot_eager",)
     storages: tuple[str, ...] = STORAGES
-    # Those in which P3 and P5 are tried too, beside dense storage.
+    # Those in which P3 and P5 are tried too, beside dense storage (unless that is left out).
     also_stored: tuple[str, ...] = ()
+    dense: bool = True
     seed: int = 0
     # One sample only, by its number in the database.
     sample: int | None = None
@@ -310,7 +312,8 @@ def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option
     """A law as checks: P4 for each storage, P3 and P5 for dense storage and some others, P7 for each mode."""
     if law == "P7":
         return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
-    checks: list[tuple[Option | None, Law]] = [] if law == "P4" else [(None, LAWS[law])]
+    densely = law in LAWS and (settings.dense or law not in STORED)
+    checks: list[tuple[Option | None, Law]] = [(None, LAWS[law])] if densely else []
     if law in STORED:
         wanted = settings.storages if law == "P4" else settings.also_stored
         known = [s for s in wanted if s.partition("_")[0] in subject.storages]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.autocast import autocast_off
 from op_registry.categories import LOSS, masked_rule
 from op_registry.ops.losses import MEAN, NONE, SUM
 from op_registry.pullback import plainly
@@ -37,7 +38,7 @@ def composed(
     def wide(x: Dense | None) -> Dense | None:
         return None if x is None else x.like(x.data.to(acc_dtype))
 
-    with torch.autocast(input.device.type, enabled=False):
+    with autocast_off(input.device):
         logits = by_rule(aten.linear.default, wide(input), wide(linear_weight), wide(linear_bias))
         loss = by_rule(aten.cross_entropy_loss.default, logits, target, wide(weight), reduction, ignore_index)
     return Dense(loss.data.to(input.dtype), loss.validity)

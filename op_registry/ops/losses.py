@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.broadcast import aligned
 from op_registry.categories import LOSS, data_of, masked_rule, opaque
 from op_registry.records import (
@@ -211,7 +212,7 @@ def _distance(x: Dense, y: Dense, p: float, eps: float) -> Dense:
 
 def in_full_precision(x: Tensor) -> Tensor:
     """float32 under autocast, which is what its policy says of losses; a rule that takes one apart says so itself."""
-    if x.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(x.device.type):
+    if x.dtype in (torch.float16, torch.bfloat16) and autocast_on(x.device):
         return x.to(torch.float32)
     return x
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.broadcast import aligned, reshaped
 from op_registry.categories import NORMALIZATION, masked_rule
 from op_registry.ops.reductions import linalg_vector_norm
@@ -56,7 +57,7 @@ def affine(values: Tensor, weight: Dense | None, bias: Dense | None) -> Tensor:
 def returned_dtype(x: Dense, parameters: Sequence[Dense | None], one_slice: Callable[[], Any]) -> torch.dtype:
     """The dtype in which torch returns the result; `one_slice` asks it, where autocast or mixed dtypes have a say."""
     ordinary = x.dtype.is_floating_point and all(p is None or p.dtype is x.dtype for p in parameters)
-    if ordinary and not torch.is_autocast_enabled(x.device.type):
+    if ordinary and not autocast_on(x.device):
         return x.dtype
     dtype: torch.dtype = one_slice().dtype
     return dtype

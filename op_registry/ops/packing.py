@@ -31,7 +31,7 @@ def known_sizes(op: OpOverload, sizes: Dense) -> Tensor:
     return sizes.data
 
 
-@masked_rule(aten._pack_padded_sequence.default, category=MOVEMENT)
+@masked_rule(aten._pack_padded_sequence.default, category=MOVEMENT, plain=(1,))
 def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tuple[Dense, Tensor]:
     """The steps of each row up to its length, and how many rows have each."""
     sizes = known_sizes(aten._pack_padded_sequence.default, lengths)
@@ -42,7 +42,7 @@ def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tu
     return Dense(data, v), batch_sizes
 
 
-@masked_rule(aten._pad_packed_sequence.default, category=MOVEMENT)
+@masked_rule(aten._pad_packed_sequence.default, category=MOVEMENT, plain=(1,))
 def _pad_packed_sequence(
     data: Dense, batch_sizes: Dense, batch_first: bool, padding_value: Number, total_length: int
 ) -> tuple[Dense, Tensor]:

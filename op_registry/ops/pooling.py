@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.broadcast import aligned
 from op_registry.categories import POOLING, masked_rule
 from op_registry.records import Dense, as_bool, as_int8, lowest
@@ -57,7 +58,7 @@ def averaged(
     whole_numbers = not x.dtype.is_floating_point
     valid_part = shares(x, spatial)
     # Sums and shares by the same weights, which kernels for half precision round. Autocast has its own opinion.
-    alike = whole_numbers or not torch.is_autocast_enabled(x.device.type)
+    alike = whole_numbers or not autocast_on(x.device)
     data = average(x.filled(0).to(valid_part.dtype if alike else x.dtype))
     share = average(valid_part)
     valid = share != 0

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.autocast import autocast_on
 from op_registry.broadcast import aligned, spread
 from op_registry.categories import RECURRENT, masked_rule, results_like
 from op_registry.ops.joins import cat, stack
@@ -187,7 +188,7 @@ def by_rows(
 
 def _strength(x: Tensor) -> float:
     """A weight that outweighs all others, and whose product with a gradient is finite in the dtype of the products."""
-    narrow = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    narrow = torch.get_autocast_dtype(x.device.type) if autocast_on(x.device) else x.dtype
     return 2.0**14 if torch.float16 in (x.dtype, narrow) else 2.0**60
 
 

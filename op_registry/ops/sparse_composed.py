@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.elementwise_lowering import leading, values_at
 from op_registry.ops import assignment, differences, distances, losses, reductions, views
 from op_registry.ops.losses import MEAN, NONE, SUM, reduced
@@ -46,7 +47,7 @@ def in_float(*records: Any) -> None:
     """Of half precision and integers, the rules for dense storage have more to say."""
     if any(r.dtype not in (torch.float32, torch.float64) for r in records):
         raise NotLowered("it is computed in another dtype")
-    if torch.is_autocast_enabled(records[0].device.type):
+    if autocast_on(records[0].device):
         raise NotLowered("autocast chooses another dtype")
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.elementwise_lowering import values_at
 from op_registry.ops import batch_norms, norms
 from op_registry.ops.batch_norms import moved_on, write
@@ -119,7 +120,7 @@ def channels_fit(x: Any, *parameters: Any) -> None:
     for p in parameters:
         if p is not None and (not isinstance(p, Dense) or p.shape != x.shape[1:2] or p.dtype is not x.dtype):
             raise NotLowered("a parameter is sparse, or of another shape or dtype")
-    if torch.is_autocast_enabled(x.device.type):
+    if autocast_on(x.device):
         raise NotLowered("autocast chooses another dtype")
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.broadcast import present
 from op_registry.ops import refused
 from op_registry.ops.matmul import transposed, with_bias
@@ -68,7 +69,7 @@ def checked(a: Any, b: Any) -> None:
         or (a.ndim == 3 and b.ndim == 3 and a.shape[0] != b.shape[0])
     ):
         raise NotLowered(f"{tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype} are no factors")
-    if torch.is_autocast_enabled(a.device.type):
+    if autocast_on(a.device):
         raise NotLowered("autocast chooses another dtype")
     if a.dtype is torch.bool:
         raise NotLowered("torch refuses it")
@@ -168,7 +169,7 @@ def rounded_once(run: Callable[..., Any]) -> Callable[..., Any]:
         dtypes: set[torch.dtype] = set()
         map_tensors(lambda r: dtypes.add(r.dtype), [*args, *kwargs.values()], (Dense, Sparse))
         (dtype,) = dtypes if len(dtypes) == 1 else (None,)
-        if dtype is None or accumulation_dtype(dtype) is dtype or torch.is_autocast_enabled(_device_of(args)):
+        if dtype is None or accumulation_dtype(dtype) is dtype or autocast_on(_device_of(args)):
             return run(*args, **kwargs)
         precise = accumulation_dtype(dtype)
         positional, named = map_tensors(lambda r: cast(r, precise), (list(args), list(kwargs.items())), (Dense, Sparse))
@@ -177,9 +178,9 @@ def rounded_once(run: Callable[..., Any]) -> Callable[..., Any]:
     return wide
 
 
-def _device_of(args: Any) -> str:
-    found: list[str] = []
-    map_tensors(lambda r: found.append(r.device.type), list(args), (Dense, Sparse))
+def _device_of(args: Any) -> torch.device:
+    found: list[torch.device] = []
+    map_tensors(lambda r: found.append(r.device), list(args), (Dense, Sparse))
     return found[0]
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.lowering import first_of
 from op_registry.ops import reductions
 from op_registry.ops import softmax as softmax_rules
@@ -145,7 +146,7 @@ def softmax(over: Segments, x: Dense, op: OpOverload, *, dtype: Any = None, half
     name = op._schema.name
     if not (dtype or x.dtype).is_floating_point or "safe" in name:
         raise NotLowered("torch refuses it, or treats it in a way of its own")
-    result = dtype or (torch.float32 if half_to_float or torch.is_autocast_enabled(x.device.type) else x.dtype)
+    result = dtype or (torch.float32 if half_to_float or autocast_on(x.device) else x.dtype)
     x, _, peak = exponentials(over, x.like(x.data.to(dtype or x.dtype)))
     apart = Dense(x.data - peak, x.validity)
     powers = Dense(apart.filled(0).exp(), x.validity).filled(0)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_off
 from op_registry.categories import REDUCTION
 from op_registry.ops.norms import plain, returned_dtype
 from op_registry.ops.reductions import is_inexact
@@ -152,7 +153,7 @@ def cov(
         op(x.data, correction=correction, fweights=plain(fweights), aweights=plain(aweights))  # raises torch's error
     even = None if aweights is None else aweights.data.new_ones(3)
     dtype = returned_dtype(x, (aweights,), lambda: op(x.data.new_ones((2, 3)), aweights=even))
-    with torch.autocast(x.device.type, enabled=False):
+    with autocast_off(x.device):
         valid = complete(rows, *given)
         filled = [w.filled(1).to(rows.dtype.to_real()) for w in given]
         weights = filled[0] * filled[-1] if len(filled) == 2 else filled[0] if filled else None
@@ -170,7 +171,7 @@ def corrcoef(op: OpOverload, x: Dense) -> Dense:
     """Covariance by the root of both variances, all of the same observations."""
     rows = variables(op, x)
     dtype = returned_dtype(x, (), lambda: op(x.data.new_ones((2, 3))))
-    with torch.autocast(x.device.type, enabled=False):
+    with autocast_off(x.device):
         valid = complete(rows)
         p = pairs(rows, valid, None)
         spread = torch.where(p.square > 0, p.square, 1).sqrt()

@@ -1,0 +1,97 @@
+"""A masked tensor on another device, as conformance sees it: computed there, looked at on the CPU.
+
+A subject for a device is called ``op_registry.testing.device:cuda`` (or ``…:cuda_1``), so that a line that repeats a
+failure has a name for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.trees import tree_map
+
+
+class OnDevice(Subject):
+    """Another subject, with everything that it computes with moved to a device first.
+
+    Oracles and comparisons stay on the CPU: what comes out is brought back when it is observed, differentiably.
+    """
+
+    def __init__(self, base: Subject, device: torch.device) -> None:
+        self.base = base
+        self.device = device
+        self.name = f"{base.name} on {device}"
+        self.laws = base.laws
+        self.own_errors = False  # a kernel of another device has errors of its own
+        self.storages = base.storages
+
+    def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
+        there = None if mask is None else mask.to(self.device)
+        return self.base.wrap(data.to(self.device), there, requires_grad)
+
+    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+        data, mask = self.base.observe(value)
+        return data.cpu(), None if mask is None else mask.cpu()
+
+    def is_value(self, value: Any) -> bool:
+        return self.base.is_value(value)
+
+    def requires_grad(self, value: Any) -> bool:
+        return self.base.requires_grad(value)
+
+    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        moved: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.device == self.device:
+                return leaf
+            if id(leaf) not in moved:
+                there = leaf.to(self.device)
+                moved[id(leaf)] = (leaf, there, there._version)
+            return moved[id(leaf)][1]
+
+        args, kwargs = tree_map(move, (args, kwargs))
+        result = self.base.call(fn, *args, **kwargs)
+        with torch.no_grad():
+            for here, there, version in moved.values():
+                if there._version != version:
+                    here.copy_(there)
+        return result
+
+    def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
+        return self.base.gradients(scalar, inputs, create_graph)
+
+    def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
+        return self.base.stored(value, storage, requires_grad, roomy)
+
+    def densified(self) -> list[str]:
+        return self.base.densified()
+
+    def modes(self) -> dict[str, Subject]:
+        return {name: OnDevice(mode, self.device) for name, mode in self.base.modes().items()}
+
+
+def subject_on(device: torch.device | str, base: str | None = None) -> str | None:
+    """The name of the subject for a device: `base` itself for the CPU."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return base
+    if base is not None:
+        raise ValueError(f"{base} on {device}: only the default subject has a name for another device")
+    return f"{__name__}:{str(device).replace(':', '_')}"
+
+
+def __getattr__(name: str) -> Subject:
+    """The default subject on the device of that name."""
+    kind, _, index = name.partition("_")
+    try:
+        device = torch.device(f"{kind}:{index}" if index else kind)
+    except RuntimeError:
+        raise AttributeError(f"module {__name__} has no attribute {name}, and torch no device of that name") from None
+    return OnDevice(find_subject(), device)

@@ -1,0 +1,51 @@
+"""The operators of examples/third_party, each given a rule that is wrong on purpose; run by test_third_party.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from third_party import rules
+
+from op_registry import Dense, Rule, Sparse, registry
+from op_registry.testing import instantiate
+
+
+def broken(right: Rule, run: Any) -> Rule:
+    """`run` in place of the right rule's, with the right rule's oracle and samples."""
+    rule = registry.replace(right.ops[0], run)
+    for facet in ("oracles", "sample_makers"):
+        getattr(rule, facet).extend(getattr(right, facet))
+    return rule
+
+
+def soft_sign(x: Dense, scale: float = 1.0) -> Dense:
+    """It leaks: every element is divided by the greatest one, which may be invalid."""
+    return x.like(x.data / (scale + x.data.abs().max() if x.data.numel() else x.data))
+
+
+def noisy_or(p: Dense, dim: int, keepdim: bool = False) -> Dense:
+    """Its identity is wrong: what is missing has happened."""
+    return Dense(rules.ops.noisy_or(p.filled(1), dim, keepdim), p.some(dim, keepdim))
+
+
+def weighted_mean(x: Dense, weight: Dense, dim: int) -> Dense:
+    """Its divisor counts weights of elements that are missing."""
+    both = x.keep(weight.validity)
+    return Dense((both.filled(0) * weight.filled(0)).sum(dim) / weight.filled(0).sum(dim), both.some(dim))
+
+
+def row_dot(x: Dense, vector: Dense) -> Dense:
+    """Right; its lowering is not."""
+    return rules.row_dot.run(rules.ops.row_dot.default, x, vector)
+
+
+def row_dot_of_stored(op: Any, x: Any, vector: Any) -> Dense:
+    """It takes the vector's elements in the order in which x's are stored."""
+    shifted = Dense(vector.data.roll(1), None if vector.validity is None else vector.full_validity.roll(1))
+    return rules.row_dot_of_stored(op, x, shifted)
+
+
+BROKEN = [broken(getattr(rules, f.__name__), f) for f in (soft_sign, noisy_or, weighted_mean, row_dot)]
+BROKEN[-1].lowering(Sparse)(row_dot_of_stored)
+
+test_laws = instantiate(BROKEN)

@@ -1,0 +1,233 @@
+"""Masked tensors on the reference device, whose backward runs in a thread of the engine's own.
+
+Run by test_reference_device.py in a process of its own; ``python -m pytest tests/on_reference_device.py`` by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference_device import set_up
+from reference_device_sweep import NOT_COMPARABLE, sweep
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from op_registry import Dense, registry
+
+LIBRARY = set_up()
+aten = torch.ops.aten
+
+FIRST = torch.tensor([[True, False, True], [False, False, True]])
+SECOND = torch.tensor([[True, True, False], [False, True, True]])
+
+
+def masked(device: str, mask: Tensor = FIRST, requires_grad: bool = True) -> Any:
+    data = torch.arange(1.0, 7.0).reshape(2, 3).masked_fill(~mask, torch.nan)
+    return md.masked_tensor(data.to(device), mask.to(device), requires_grad=requires_grad)
+
+
+# ---------------------------------------------------------------------------------------------------- the device itself
+
+
+def test_backward_runs_in_a_thread_without_frames() -> None:
+    """What makes the device worth having: on the CPU, backward runs in the thread and frames of its caller."""
+    seen = []
+
+    def hook(gradient: Tensor) -> None:
+        seen.append((threading.current_thread() is threading.main_thread(), sys._getframe().f_back is None))
+
+    for device in ("cpu", "ref"):
+        x = torch.ones(2).to(device).requires_grad_()
+        x.register_hook(hook)
+        x.exp().sum().backward()
+    assert seen == [(True, False), (False, True)]
+
+
+def test_operands_on_the_cpu_are_refused() -> None:
+    x = torch.ones(2, device="ref")
+    with pytest.raises(RuntimeError, match=r"aten.add.Tensor: all tensors have to be on ref:0, but one is on cpu"):
+        x + torch.ones(2)
+    assert (x + torch.tensor(2.0)).cpu().tolist() == [3, 3]
+
+
+def test_a_tensor_has_the_shape_of_its_elements() -> None:
+    x = torch.ones(2, 3, device="ref")
+    x.unsqueeze_(0).transpose_(1, 2)
+    assert x.shape == (1, 3, 2)
+    assert x.cpu().shape == x.shape
+
+
+# ------------------------------------------------------------------------------- gradients that meet in the engine
+
+
+def two_uses(x: Any, other: Any) -> list[Any]:
+    (x * x).sum().backward()
+    return [x.grad]
+
+
+def under_two_masks(x: Any, other: Any) -> list[Any]:
+    (x * other).sum().backward()
+    y = x * 2
+    (y * other).sum().backward()
+    return [x.grad, other.grad]
+
+
+def into_a_grad_that_is_there(x: Any, other: Any) -> list[Any]:
+    for _ in range(2):
+        (x.exp() * other).sum().backward()
+    return [x.grad, other.grad]
+
+
+def of_a_plain_leaf(x: Any, other: Any) -> list[Any]:
+    leaf = torch.ones(2, 3).to(x.device).requires_grad_()
+    ((leaf * x).sum() + (leaf * other).sum()).backward()
+    return [leaf.grad, x.grad]
+
+
+def to_second_order(x: Any, other: Any) -> list[Any]:
+    (first,) = torch.autograd.grad((x * x * x * other).sum(), x, create_graph=True)
+    (first * first).sum().backward()
+    return [first, x.grad, other.grad]
+
+
+def with_a_hook_that_adds(x: Any, other: Any) -> list[Any]:
+    """A hook's sum is an ordinary one, valid where both are."""
+    y = x * 1
+    y.register_hook(lambda gradient: gradient + other.detach())
+    y.sum().backward()
+    return [x.grad]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient + gradient
+
+
+def with_a_backward_that_adds(x: Any, other: Any) -> list[Any]:
+    Doubled.apply(x.exp()).sum().backward()
+    return [x.grad]
+
+
+def stored_sparsely(x: Any, other: Any) -> list[Any]:
+    a, b = (t.detach().to_sparse().requires_grad_() for t in (x, other))
+    for _ in range(2):
+        (a * a).sum().backward()
+        (a * b).sum().backward()
+    return [a.grad.to_dense(), b.grad.to_dense()]
+
+
+GRADIENTS = [
+    two_uses,
+    under_two_masks,
+    into_a_grad_that_is_there,
+    of_a_plain_leaf,
+    to_second_order,
+    with_a_hook_that_adds,
+    with_a_backward_that_adds,
+    stored_sparsely,
+]
+
+
+@pytest.mark.parametrize("function", GRADIENTS, ids=lambda f: f.__name__)
+def test_gradients_are_those_of_the_cpu(function: Callable[..., list[Any]]) -> None:
+    there, here = (function(masked(device), masked(device, SECOND)) for device in ("ref", "cpu"))
+    for mine, theirs in zip(there, here, strict=True):
+        assert mine.device.type == "ref"
+        assert md.is_masked_tensor(mine) == md.is_masked_tensor(theirs)
+        if md.is_masked_tensor(mine):
+            assert torch.equal(mine.get_mask().cpu(), theirs.get_mask())
+            mine, theirs = mine.to_tensor(0), theirs.to_tensor(0)
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach())
+
+
+def test_a_layer_learns() -> None:
+    losses = {}
+    for device in ("cpu", "ref"):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True).to(device)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        x = md.from_lengths(torch.randn(2, 4, 6).to(device), torch.tensor([4, 2]).to(device))
+        losses[device] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = (layer(x) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[device].append(loss.item())
+    assert losses["ref"] == pytest.approx(losses["cpu"], rel=1e-5)
+    assert losses["ref"][2] < losses["ref"][0]
+
+
+def test_formulas_of_torch_run_without_autocast() -> None:
+    """Which their rules switch off, where there is one to be switched off."""
+    results = []
+    for device in ("cpu", "ref"):
+        x, gradient = masked(device, requires_grad=False), masked(device, SECOND, requires_grad=False)
+        result, _ = aten._prelu_kernel_backward(gradient, x, torch.full((3,), 0.5, device=device))
+        results.append((result.to_tensor(0).cpu(), result.get_mask().cpu()))
+    torch.testing.assert_close(*results)
+
+
+def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
+    """That of a view, whose formula calls an operator on a masked gradient, in the device's thread."""
+
+    def doubled(grad_output: Dense, input_sizes: Any, dim: int, index: int) -> Dense:
+        return Dense(2 * aten.select_backward.default(grad_output.filled(0), input_sizes, dim, index))
+
+    for device in ("cpu", "ref"):
+        x = masked(device)
+        with registry.overlay() as mine:
+            mine.replace(aten.select_backward.default, doubled)
+            inside = x.select(0, 0)
+        outside = x.select(0, 0)
+        gradients = [torch.autograd.grad(view.sum(), x)[0].to_tensor(0).cpu() for view in (inside, outside)]
+        assert [g.tolist() for g in gradients] == [[[2, 0, 2], [0, 0, 0]], [[1, 0, 1], [0, 0, 0]]], device
+
+
+# --------------------------------------------------------------------------------------------- every operator of torch
+
+# What does not work on the device and why, one by one; what works again has to go from here.
+KNOWN: dict[str, str] = {}
+# Where plain torch itself does not run on the device.
+NOT_THERE = {"to_sparse results": "ref has strided tensors only", "to_sparse gradients": "ref has strided tensors only"}
+
+
+@pytest.fixture(scope="module", params=["as CUDA", "as a subclass"])
+def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
+    found = sweep(as_cuda=request.param == "as CUDA")
+    return {f"{name} {what}": said for name, each in found.items() for what, said in each.items()}
+
+
+def test_every_operator_gives_what_it_gives_on_the_cpu(verdicts: dict[str, str]) -> None:
+    wrong = {name: said for name, said in verdicts.items() if said != "same" and not said.startswith(NOT_COMPARABLE)}
+    assert {name: said for name, said in wrong.items() if name not in KNOWN} == {}
+    assert sorted(set(KNOWN) - set(wrong)) == [], "these work now: take them out of KNOWN"
+
+
+def test_every_operator_that_runs_in_eager_is_compared(verdicts: dict[str, str]) -> None:
+    """None is passed over, but those that refuse masked tensors, and what cannot run on any CPU."""
+    reasons = {
+        name: said.removeprefix(f"{NOT_COMPARABLE}: ")
+        for name, said in verdicts.items()
+        if said.startswith(NOT_COMPARABLE)
+    }
+    passed = [
+        name
+        for name, reason in reasons.items()
+        if not reason.startswith(("no sample", "no gradient", "masked on the CPU: MaskedSemanticsError"))
+        and not name.startswith("jiterator")  # CUDA's
+    ]
+    assert sorted(passed) == sorted(NOT_THERE)
+    compared = [name for name, said in verdicts.items() if said == "same"]
+    assert sum(name.endswith("results") for name in compared) > 560
+    assert sum(name.endswith("gradients") for name in compared) > 450

@@ -1,0 +1,168 @@
+"""A device for tests: "ref", written in Python, on which backward runs in a thread of the engine's own, as on a GPU.
+
+torch keeps one kind of device free for others (``privateuseone``) and can let Python stand in for its runtime. A tensor
+on "ref" holds a CPU tensor and computes with that; to everyone else it is on another device. What would go unnoticed on
+a CPU is refused: an operand on the CPU, unless it is a number (0-d, as on a GPU) or being copied over.
+
+The kind can be named once in a process, so what uses this runs in a process of its own (test_reference_device.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+aten = torch.ops.aten
+
+# What may have operands on two devices.
+COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
+
+
+class RefTensor(Tensor):
+    """A tensor on "ref"; `raw` is the CPU tensor that holds its elements."""
+
+    raw: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> RefTensor:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=torch.device("ref", 0),
+        )
+        made.raw = raw
+        return made
+
+    def __init__(self, raw: Tensor) -> None:
+        pass
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"RefTensor({self.raw})"
+
+    @classmethod
+    def __torch_dispatch__(cls, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(t not in (RefTensor, Tensor, torch.nn.Parameter) for t in types):
+            return NotImplemented  # somebody else's subclass goes first
+        kwargs = dict(kwargs or {})
+        device = torch.device(kwargs.pop("device", None) or "ref")
+        kwargs.pop("pin_memory", None)
+
+        def held(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, RefTensor):
+                return tensor.raw
+            if tensor.ndim and op not in COPIES:
+                raise RuntimeError(f"{op}: all tensors have to be on ref:0, but one is on {tensor.device}")
+            return tensor
+
+        result = op(*tree_map_only(Tensor, held, args), **tree_map_only(Tensor, held, kwargs))
+        return as_returned(op, result, args, kwargs, on_cpu=device.type == "cpu")
+
+
+def as_returned(op: OpOverload, result: Any, args: Any, kwargs: Any, on_cpu: bool) -> Any:
+    """An operator's results on the device; what it has written to and gives back is the argument itself."""
+    schema = op._schema
+    if not schema.is_mutable:
+        return result if on_cpu else tree_map_only(Tensor, RefTensor, result)
+    written = {}
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            follow_shape(given)
+            written[frozenset(argument.alias_info.before_set)] = given
+    returns = [schema.returns[0].alias_info] if len(schema.returns) == 1 else [r.alias_info for r in schema.returns]
+    results = [result] if len(returns) == 1 else result
+    given_back = [
+        tree_map_only(Tensor, RefTensor, r) if alias is None else written[frozenset(alias.before_set)]
+        for r, alias in zip(results or (), returns, strict=True)
+    ]
+    return (given_back[0] if len(returns) == 1 else tuple(given_back)) if returns else None
+
+
+def follow_shape(given: Any) -> None:
+    """After `unsqueeze_`, or an `out=` that did not fit: a tensor has the shape of what holds its elements.
+
+    torch refuses to make one larger than it was made.
+    """
+    if isinstance(given, RefTensor) and (given.shape, given.stride()) != (given.raw.shape, given.raw.stride()):
+        with torch._C._DisableTorchDispatch():
+            given.as_strided_(given.raw.shape, given.raw.stride(), given.raw.storage_offset())
+
+
+class Module:
+    """What torch.ref is: a device with the CPU's random numbers, and without autocast."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+
+def set_up() -> torch.library.Library:
+    """Make "ref" a device of this process, as long as the result is kept."""
+    _setup_privateuseone_for_python_backend("ref", Module())
+    # The only kernels that are reached without Python: where no tensor is there yet, and inside of torch.tensor.
+    library = torch.library.Library("aten", "IMPL")
+    for op in factories():
+        library.impl(op.name().partition("::")[2], made_by(op), "PrivateUse1")
+    library.impl("_copy_from", copied_from, "PrivateUse1")
+    return library
+
+
+def factories() -> list[OpOverload]:
+    """The operators that make a tensor of none, and are kernels of a device's own."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::"):
+            continue
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(aten, packet, None), overload or "default", None)
+        if op is None or any("Tensor" in str(a.type) for a in op._schema.arguments):
+            continue
+        takes_device = any(a.name == "device" for a in op._schema.arguments)
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        if takes_device and not composite:
+            found.append(op)
+    return found
+
+
+def made_by(op: OpOverload) -> Any:
+    """A factory for this device: that of the CPU."""
+
+    def make(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> RefTensor:
+        return RefTensor(op(*args, device="cpu", **kwargs))
+
+    return make
+
+
+def copied_from(source: Tensor, target: RefTensor, non_blocking: bool = False) -> Tensor:
+    """torch.tensor(…, device="ref") copies to the device where no subclass is asked."""
+    target.raw.copy_(source)
+    return target

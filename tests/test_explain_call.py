@@ -1,0 +1,284 @@
+"""`masked_dispatch.explain(f, x)` says what happens to a call and changes nothing; densifications are logged."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import masked_dispatch as md
+from masked_dispatch.storage.densified import Densification, collecting, watchers
+from op_registry.conformance.masks import masking
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.samples import chosen, database
+
+aten = torch.ops.aten
+STORED = ["dense", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"]
+
+
+def x() -> md.MaskedTensor:
+    data = torch.arange(12.0).reshape(3, 4)
+    return md.masked_tensor(data, data % 2 == 0)
+
+
+def stored(layout: str) -> md.MaskedTensor:
+    if layout == "dense":
+        return x()
+    block = {"blocksize": (1, 2)} if layout.startswith("sparse_bs") else {}
+    return x().to_layout(getattr(torch, layout), **block)
+
+
+def test_a_dense_call() -> None:
+    said = md.explain(torch.cumsum, x(), 1)
+    (step,) = said.steps
+    assert step.op is aten.cumsum.default
+    assert step.arguments == ("masked float32 of shape (3, 4) (60 bytes)", "1")
+    assert step.served.startswith("scan [op_registry/ops/scans.py:")
+    assert (step.lowering, step.densified, step.error, said.error) == ("", (), "", "")
+    assert str(said).splitlines()[0] == "torch.cumsum: 1 operator call on masked tensors"
+
+
+@pytest.mark.parametrize("layout", STORED[1:])
+def test_a_call_that_stays_sparse_says_by_which_run(layout: str) -> None:
+    said = md.explain(torch.cumsum, stored(layout), 1)
+    (step,) = said.steps
+    assert f"as torch.{layout} with " in step.arguments[0]
+    assert "op_registry/slice_lowering.py:" in step.lowering
+    assert said.densified == ()
+    assert "stays sparse" in str(said)
+
+
+@pytest.mark.parametrize("layout", STORED[1:])
+def test_a_call_that_densifies_says_why_and_how_much(layout: str) -> None:
+    said = md.explain(F.conv1d, stored(layout), torch.randn(2, 3, 2))
+    (found,) = said.densified
+    assert found.op == "aten.conv1d.default"
+    assert found.bytes == 12 * 5
+    assert f"as torch.{layout} with " in found.operands[0]
+    assert found.why
+    assert said.steps[-1].lowering == ""
+    assert f"densifies: {found}" in str(said)
+
+
+def test_pieces_of_a_composite_stand_behind_it() -> None:
+    said = md.explain(torch.linalg.norm, x())
+    assert [(s.op, s.depth, s.composite) for s in said.steps] == [
+        (aten.linalg_norm.default, 0, True), (aten.linalg_vector_norm.default, 1, False)
+    ]  # fmt: skip
+    assert "\n    aten.linalg_vector_norm.default(" in str(said)
+
+
+def test_a_function_of_ones_own_a_module_and_a_list() -> None:
+    def standardised(t: Any, *, eps: float) -> Any:
+        return (t - t.mean()) / (t.std() + eps)
+
+    said = md.explain(standardised, x(), eps=1e-3)
+    assert [s.op for s in said.steps] == [
+        aten.mean.default, aten.sub.Tensor, aten.std.correction, aten.add.Tensor, aten.div.Tensor
+    ]  # fmt: skip
+    assert "standardised: 5 operator calls on masked tensors" in str(said)
+    assert md.explain(torch.nn.Linear(4, 2), x()).steps[0].op is aten.linear.default
+    (step,) = md.explain(torch._foreach_add, [x(), x()], 1.0).steps
+    assert step.served == "the operator on each element of its lists"
+    assert [s.op for s in md.explain(torch.cat, [x(), torch.ones(1, 4)]).steps] == [aten.cat.default]
+
+
+def test_where_no_masked_tensor_takes_part() -> None:
+    assert str(md.explain(torch.sum, torch.ones(2))) == "torch.sum: 0 operator calls on masked tensors"
+
+
+@pytest.mark.parametrize("layout", STORED)
+def test_nothing_of_the_callers_changes(layout: str) -> None:
+    given = stored(layout).requires_grad_()
+    plain, norm = torch.ones(3, 4), torch.nn.BatchNorm1d(4)
+    before = (given.to_tensor(-1).detach().clone(), given.get_mask().clone(), torch.get_rng_state())
+    version = given._version
+
+    def writes(t: Any, other: Any, into: dict[str, Any]) -> Any:
+        t.add_(1)
+        other.add_(1)
+        into["out"].fill_(3)
+        return F.dropout(t)
+
+    target = torch.zeros(2)
+    said = md.explain(writes, given, plain, {"out": target})
+    md.explain(norm, stored(layout))
+    assert said.steps[0].op is aten.add_.Tensor
+    assert said.steps[0].served.endswith("aten.add.Tensor written back")
+    assert torch.equal(given.to_tensor(-1), before[0])
+    assert torch.equal(given.get_mask(), before[1])
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert given._version == version
+    assert given.grad is None
+    assert torch.equal(plain, torch.ones(3, 4))
+    assert torch.equal(target, torch.zeros(2))
+    assert norm.num_batches_tracked == 0
+
+
+def test_a_tensor_given_twice_stays_one() -> None:
+    given = x()
+
+    def same(a: Any, b: Any) -> Any:
+        assert a is b
+        return a
+
+    assert md.explain(same, given, given).error == ""
+
+
+@pytest.mark.parametrize("layout", STORED)
+def test_an_error_is_part_of_the_explanation(layout: str) -> None:
+    said = md.explain(torch.cumsum, stored(layout), 7)
+    assert said.error.startswith("IndexError: Dimension out of range")
+    assert said.steps[0].error == said.error
+    assert "raises IndexError" in str(said).splitlines()[0]
+
+
+def test_a_refusal_is_told_where_it_comes_from() -> None:
+    with md.densify("never"):
+        said = md.explain(torch.nn.Conv1d(3, 1, 2), x().to_sparse_csr())
+    assert said.error.startswith("MaskedSemanticsError: aten.conv1d.default has no sparse form")
+    assert said.densified == ()
+
+
+def test_what_fails_before_any_operator() -> None:
+    def wrong(t: Any) -> Any:
+        raise KeyError("no")
+
+    assert str(md.explain(wrong, x())).endswith("raises KeyError: 'no'")
+    with pytest.raises(TypeError, match=r"explain\(torch.cumsum, x, 1\); MaskedTensor is not callable"):
+        md.explain(x())  # type: ignore[arg-type]
+
+
+def test_an_explanation_is_a_frozen_value() -> None:
+    said = md.explain(torch.exp, x())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        said.error = "other"  # type: ignore[misc]
+    assert repr(said) == str(said)
+
+
+@pytest.mark.parametrize("layout", STORED[1:])
+def test_operators_of_this_library_are_named_as_such(layout: str) -> None:
+    (step,) = md.explain(lambda t: t.to_dense(), stored(layout)).steps
+    assert step.op.namespace == "masked_dispatch"
+    assert step.served == "this library's own, no operator of torch's"
+    assert not step.composite
+    said = md.explain(md.functional.vmap(torch.sin), stored(layout))
+    assert said.error == ""
+    assert aten.sin.default in [s.op for s in said.steps]
+
+
+def test_sizes_are_those_of_the_elements_whatever_memory_they_share() -> None:
+    (step,) = md.explain(lambda t: t[0], x()).steps
+    assert step.result == "masked float32 of shape (4,) (20 bytes)"
+
+
+@pytest.mark.filterwarnings("ignore")  # samples of deprecated and experimental operators say so
+@pytest.mark.parametrize("sparsely", [False, True], ids=["dense", "csr"])
+def test_every_call_of_the_database_comes_out_as_without_explaining(sparsely: bool) -> None:
+    """Two samples of each entry: the same error or none, and densified where the call itself is."""
+    compared = densified = 0
+    for entry, operator in database().items():
+        if not operator.dtypes:
+            continue
+        samples = [s for s in operator.samples(operator.preferred_dtype) if s.tensors]
+        for sample in chosen(samples, 2):
+            args, kwargs = masked_arguments(sample, sparsely)
+            alone, heard = called(sample.fn, *masked_arguments(sample, sparsely))
+            said = md.explain(sample.fn, *args, **kwargs)
+            assert said.error.partition(":")[0] == alone, (entry, str(said))
+            if not said.error:
+                assert {f.op for f in said.densified} == {f.op for f in heard}, (entry, str(said))
+            compared += 1
+            densified += bool(said.densified)
+            assert str(said)
+    assert compared > 1000
+    assert bool(densified) == sparsely
+
+
+def masked_arguments(sample: Sample, sparsely: bool) -> tuple[Any, Any]:
+    half = masking("half", sample.tensors)
+    assert half is not None
+    masks = dict(zip(map(id, sample.tensors), half.full(sample.tensors), strict=True))
+
+    def masked(tensor: torch.Tensor) -> Any:
+        made = md.masked_tensor(tensor, masks[id(tensor)])
+        return made.to_sparse_csr() if sparsely and tensor.ndim >= 2 else made
+
+    return sample.with_tensors(masked)
+
+
+def called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[str, list[Densification]]:
+    """The name of the error that a call raises, and what it stores densely."""
+    with torch.no_grad(), collecting() as heard:
+        try:
+            function(*given, **named)
+        except Exception as raised:
+            return type(raised).__name__, heard
+    return "", heard
+
+
+# ------------------------------------------------------------------------------------------------------------ logging
+
+
+@pytest.mark.parametrize("layout", STORED[1:])
+def test_a_densification_is_logged_as_it_happens(layout: str, caplog: pytest.LogCaptureFixture) -> None:
+    given = stored(layout)
+    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
+        given.exp()
+        assert caplog.records == []
+        F.conv1d(given, torch.randn(2, 3, 2))
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    said = record.getMessage()
+    assert said.startswith(f"aten.conv1d.default stores shape (3, 4) as torch.{layout} with ")
+    assert " stored densely, 60 bytes: " in said
+
+
+def test_nothing_is_printed_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    assert logging.getLogger("masked_dispatch.storage").handlers == []
+    F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_functions_of_the_library_log_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
+        md.functional.vmap(torch.sin)(x().to_sparse_csr())
+    assert caplog.records[0].getMessage().startswith("masked_dispatch.functional.vmap stores shape (3, 4)")
+
+
+def test_what_is_refused_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="masked_dispatch.storage")
+    with md.densify("never"), pytest.raises(md.MaskedSemanticsError):
+        F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
+    assert caplog.records == []
+
+
+def test_a_graph_with_symbolic_sizes_logs_without_a_guard(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = torch.compile(lambda t, w: F.conv1d(t, w), backend="aot_eager", fullgraph=True, dynamic=True)
+    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
+        for rows in (4, 6):  # every size another number, or torch takes two for one
+            data = torch.arange(11.0 * rows).reshape(rows, 11)
+            given = md.masked_tensor(data, data % 3 == 0).to_sparse_csr()
+            with torch.compiler.set_stance("fail_on_recompile" if rows == 6 else "default"):
+                compiled(given, torch.randn(13, rows, 2))
+    assert any("aten.conv1d.default stores shape" in r.getMessage() for r in caplog.records)
+
+
+def test_watchers_hear_of_every_thread_and_collecting_of_its_own() -> None:
+    heard: list[Densification] = []
+    watchers.append(heard.append)
+    try:
+        with collecting() as mine:
+            other = threading.Thread(target=lambda: F.conv1d(x().to_sparse(), torch.randn(2, 3, 2)))
+            other.start()
+            other.join()
+            F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
+    finally:
+        watchers.remove(heard.append)
+    assert [found.operands[0].split(" ")[4] for found in heard] == ["torch.sparse_coo", "torch.sparse_csr"]
+    assert mine == heard[1:]

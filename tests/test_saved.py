@@ -1,0 +1,336 @@
+"""Files that are no saved masked tensor are refused at load, by torch.load and by pickle, for every kind of storage."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import itertools
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from corrupted_files import tensor as tensor_of_kind
+from torch import Tensor
+
+import masked_dispatch as md
+from masked_dispatch import saved
+
+CORRUPTED = Path(__file__).parent / "corrupted_files.py"
+KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed")
+Parts = dict[str, Any]
+
+
+def stored(kind: str) -> Any:
+    """A tensor that is stored so, some of it invalid in what is stored."""
+    if kind == "heads":  # packed, and seen in another order
+        return stored("packed").unflatten(-1, (1, 2)).transpose(1, 2)
+    x = tensor_of_kind(kind)
+    return x if kind == "dense" else x.mask_with(torch.arange(x.numel()).reshape(x.shape) % 5 != 0)
+
+
+ALL_KINDS = (*KINDS, "heads")
+
+
+def parts_of(x: Any) -> tuple[Callable[..., Any], Parts]:
+    """What is saved of a tensor, by the names of what is called with it."""
+    rebuild, given = x.__reduce_ex__(2)
+    return rebuild, inspect.signature(rebuild).bind(*given).arguments
+
+
+class File:
+    """Something that is saved as if it were a masked tensor of these parts."""
+
+    def __init__(self, rebuild: Callable[..., Any], parts: Parts) -> None:
+        self.made = rebuild, tuple(parts.values())
+
+    def __reduce__(self) -> Any:
+        return self.made
+
+
+def loaded(x: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save({"x": x}, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)["x"]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_what_was_saved_is_loaded(kind: str) -> None:
+    x = stored(kind)
+    for parameter in (x, torch.nn.Parameter(x)):
+        for again in (
+            loaded(parameter),
+            pickle.loads(pickle.dumps(parameter)),
+            copy.copy(parameter),
+            copy.deepcopy(parameter),
+        ):
+            assert type(again) is type(x)
+            assert isinstance(again, torch.nn.Parameter) == isinstance(parameter, torch.nn.Parameter)
+            assert again.requires_grad == parameter.requires_grad
+            assert again.storage_layout is x.storage_layout
+            assert torch.equal(again.detach(), x)
+
+
+def test_copies_are_not_checked() -> None:
+    """A copy of what is there costs no look at it."""
+    with mock.patch.object(saved, "_known", side_effect=AssertionError("looked at")):
+        for kind in ALL_KINDS:
+            x = stored(kind)
+            copy.copy(x)
+            copy.deepcopy(x)
+        with pytest.raises(AssertionError, match="looked at"):
+            pickle.loads(pickle.dumps(x))
+
+
+@pytest.mark.parametrize("kind", ["dense", "csr"])
+@pytest.mark.parametrize("way", [copy.copy, loaded])
+def test_copies_and_files_in_compiled_functions(way: Callable[[Any], Any], kind: str) -> None:
+    """There the compiled function breaks off, and neither is looked into."""
+    x = stored(kind)
+    run = torch.compile(lambda t: way(t * 2) + 1, backend="eager")
+    assert torch.equal(run(x), x * 2 + 1)
+
+
+def test_a_copy_shares_what_is_stored() -> None:
+    for kind in ("dense", "csr"):
+        x = stored(kind)
+        mine, theirs = (parts_of(t)[1] for t in (x, copy.copy(x)))
+        name = "data" if kind == "dense" else "values"
+        assert mine[name].data_ptr() == theirs[name].data_ptr()
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_what_has_no_values_is_not_asked_for_them(kind: str) -> None:
+    buffer = io.BytesIO()
+    torch.save(stored(kind), buffer)
+    buffer.seek(0)
+    x = torch.load(buffer, weights_only=True, map_location="meta")
+    assert x.device.type == "meta"
+    assert x.shape == stored(kind).shape
+
+
+# --------------------------------------------------------------------------------------------------- what may be wrong
+#
+# Each way of being wrong changes the parts of a tensor, or gives None where it does not apply, and has a message.
+
+Wrong = Callable[[Parts], Any]
+
+
+def changed(name: str, change: Callable[[Any], Any]) -> Wrong:
+    """One part is another, where it is there at all."""
+
+    def wrong(parts: Parts) -> Any:
+        if parts.get(name) is None:
+            return None
+        new = change(parts[name])
+        return None if new is None else {**parts, name: new}
+
+    return wrong
+
+
+def of_values(change: Callable[[Tensor], Any]) -> Wrong:
+    return lambda parts: {**parts, (n := "data" if "data" in parts else "values"): change(parts[n])}
+
+
+def piece(position: int, change: Callable[[Tensor], Any], compressed: bool | None = None) -> Wrong:
+    """One index tensor is another; of compressed layouts only, or of COO only, where that is said."""
+
+    def wrong(parts: Parts) -> Any:
+        pieces = parts.get("pieces")
+        if pieces is None or (compressed is not None and (len(pieces) == 2) != compressed):
+            return None
+        new = change(pieces[position].clone())
+        position_ = position % len(pieces)
+        return {**parts, "pieces": (*pieces[:position_], new, *pieces[position_ + 1 :])}
+
+    return wrong
+
+
+def put(position: int, value: int) -> Callable[[Tensor], Tensor]:
+    """An index tensor with another entry (of COO in the last dimension)."""
+
+    def change(index: Tensor) -> Tensor:
+        index[..., position] = value
+        return index
+
+    return change
+
+
+def swapped(index: Tensor) -> Tensor:
+    """With the first two of a line, or of COO the first two elements, changed round."""
+    index[..., [0, 1]] = index[..., [1, 0]]
+    return index
+
+
+def twice(index: Tensor) -> Tensor:
+    index[..., 1] = index[..., 0]
+    return index
+
+
+def first_line_has_two(parts: Parts) -> bool:
+    pieces = parts.get("pieces")
+    return pieces is not None and (len(pieces) == 1 or int(pieces[0][1]) >= 2)
+
+
+def where(applies: Callable[[Parts], Any], wrong: Wrong) -> Wrong:
+    return lambda parts: wrong(parts) if applies(parts) else None
+
+
+def with_two(change: Callable[[Tensor], Tensor]) -> Wrong:
+    """The last index tensor is another, where the first line lists two elements."""
+    return where(first_line_has_two, piece(-1, change))
+
+
+def sparse(name: str, value: Any) -> Wrong:
+    """A part of sparse storage is this."""
+    return lambda parts: {**parts, name: value} if "layout" in parts else None
+
+
+def whole_numbers(parts: Parts) -> Any:
+    name = "data" if "data" in parts else "values"
+    return {**parts, name: parts[name].long(), "requires_grad": True}
+
+
+WRONG: dict[str, tuple[Wrong, str]] = {
+    "validity of bool": (
+        changed("validity", lambda v: v.bool()),
+        "its validity has dtype torch.bool, and has to be int8",
+    ),
+    "validity of float": (changed("validity", lambda v: v.float()), "its validity has dtype torch.float32"),
+    "validity 7": (changed("validity", lambda v: v * 7), "its validity runs from 0 to 7, and has to be 0 or 1"),
+    "validity -3": (changed("validity", lambda v: v * -3), "its validity runs from -3 to 0"),
+    "validity of text": (changed("validity", lambda v: "abc"), "the type of its validity is str"),
+    "validity too short": (
+        changed("validity", lambda v: v[:-1]),
+        r"its validity has shape \(\d+.*, which does not fit",
+    ),
+    "validity of more dimensions": (
+        changed("validity", lambda v: v[None]),
+        r"its validity has shape \(1, .*does not fit",
+    ),
+    "validity of fewer dimensions": (changed("validity", lambda v: v[0]), "does not fit"),
+    "validity elsewhere": (changed("validity", lambda v: v.to("meta")), "its validity is on meta and its"),
+    "sparse validity": (
+        changed("validity", lambda v: v.to_sparse()),
+        "the layout of its validity is torch.sparse_coo, and has",
+    ),
+    "values of text": (of_values(lambda v: "abc"), "is str, and has to be that of a plain tensor"),
+    "masked values": (of_values(md.masked_tensor), "is MaskedTensor, and has to be that of a plain tensor"),
+    "sparse values": (of_values(lambda v: v.to_sparse()), "is torch.sparse_coo, and has to be torch.strided"),
+    "values that require grad": (of_values(torch.nn.Parameter), "requires_grad of its (data|values) is set"),
+    "too few values": (changed("values", lambda v: v[:-1]), "shape"),
+    "too many values": (changed("values", lambda v: torch.cat([v, v])), "shape"),
+    "a number for values": (changed("values", lambda v: v.sum()), "shape"),
+    "values of other blocks": (where(lambda p: p.get("block"), changed("values", lambda v: v[:, :1])), "shape"),
+    "an attribute of torch for layout": (
+        changed("layout", lambda _: "torch.hub"),
+        "its layout is 'torch.hub', and there are",
+    ),
+    "dense layout": (changed("layout", lambda _: "torch.strided"), "its layout is 'torch.strided'"),
+    "a number for layout": (changed("layout", lambda _: 5), "its layout is 5"),
+    "another number of pieces": (changed("pieces", lambda p: p[:-1]), "index tensor"),
+    "one piece too many": (changed("pieces", lambda p: (*p, p[0])), "index tensor"),
+    "a list of pieces": (changed("pieces", list), "index tensor"),
+    "pieces of text": (changed("pieces", lambda p: ("abc",) * len(p)), "the type of its indices is str"),
+    "negative sizes": (changed("sizes", lambda s: (-4, *s[1:])), r"the sizes of its sparse dimensions are \(-4"),
+    "sizes of float": (changed("sizes", lambda s: tuple(map(float, s))), "the sizes of its sparse dimensions are"),
+    "a list of sizes": (changed("sizes", list), "the sizes of its sparse dimensions are"),
+    "no sizes": (changed("sizes", lambda s: ()), "sparse dimensions, and its sizes are"),
+    "sizes of one dimension more": (changed("sizes", lambda s: (3, *s)), "indices|lines|sizes"),
+    "sizes too small": (changed("sizes", lambda s: tuple(1 for _ in s)), "indices|divide"),
+    "two million lines": (
+        where(lambda p: len(p.get("pieces", ())) == 2, changed("sizes", lambda s: (*s[:-2], 2_000_000, 2_000_000))),
+        r"\w+_indices have \d+ entries for each matrix, and \d+ lines need",
+    ),
+    "indices of float": (
+        piece(-1, lambda p: p.double()),
+        "its indices have dtype torch.float64, and have to be int64 or",
+    ),
+    "indices of int8": (piece(0, lambda p: p.to(torch.int8)), "its indices have dtype torch.int8"),
+    "indices elsewhere": (piece(0, lambda p: p.to("meta")), "its indices are on meta and its values on cpu"),
+    "indices of more dimensions": (piece(0, lambda p: p[None]), "its indices have shapes"),
+    "too few indices": (piece(-1, lambda p: p[..., :-1]), "values|entries"),
+    "too many indices": (piece(-1, lambda p: torch.cat([p, p], -1)), "values|entries"),
+    "an index too large": (
+        piece(-1, put(-1, 10**9)),
+        "run from -?\\d+ to 1000000000, and (it has|there are) \\d+ places",
+    ),
+    "a negative index": (piece(-1, put(0, -1)), "run from -1 to \\d+, and"),
+    "an index twice": (with_two(twice), "its indices list an element twice, or are not in"),
+    "indices out of order": (with_two(swapped), "its indices list an element twice, or are"),
+    "lines that begin late": (piece(0, put(0, 1), compressed=True), "indices begin with 1, not with 0"),
+    "lines that end late": (piece(0, put(-1, 10**9), compressed=True), "indices end with 1000000000, and"),
+    "lines that descend": (piece(0, put(1, 10**6), compressed=True), "indices descend from 1000000 to"),
+    "lines below zero": (piece(0, put(1, -5), compressed=True), "indices descend from 0 to -5"),
+    "a line too few": (piece(0, lambda p: p[1:], compressed=True), "entries for each matrix, and"),
+    "no lines": (piece(0, lambda p: p[:0], compressed=True), "indices have 0 entries"),
+    "blocks of no size": (changed("block", lambda _: (0, 2)), "its block size is"),
+    "blocks that do not divide": (changed("block", lambda _: (3, 5)), "do not divide a matrix of"),
+    "blocks of text": (changed("block", lambda _: "ab"), "its block size is 'ab'"),
+    "no blocks": (where(lambda p: p.get("block"), sparse("block", None)), "its layout is .* and its block size None"),
+    "blocks of what has none": (
+        where(lambda p: not p.get("block"), sparse("block", (1, 1))),
+        r"its layout is .* and its block size \(1, 1\)",
+    ),
+    "an order of too many": (sparse("order", (1, 0, 3, 2, 4)), "are seen in the order"),
+    "an order with one twice": (sparse("order", (0, 0, 1)), "are seen in the order"),
+    "an order of text": (sparse("order", "abc"), "are seen in the order 'abc'"),
+    "text for a flag": (lambda p: {**p, "requires_grad": "abc"}, "requires_grad is 'abc', and has to be True or False"),
+    "a number for a flag": (lambda p: {**p, "is_parameter": 3}, "being a parameter is 3, and has to be True or False"),
+    "whole numbers that require grad": (whole_numbers, "it requires grad, which a tensor of torch.int64 cannot"),
+}
+
+CASES = [
+    pytest.param(kind, name, id=f"{kind}-{name}")
+    for kind, name in itertools.product(ALL_KINDS, WRONG)
+    if WRONG[name][0](parts_of(stored(kind))[1]) is not None
+]
+
+
+@pytest.mark.parametrize("kind, name", CASES)
+def test_what_is_wrong_is_refused(kind: str, name: str) -> None:
+    rebuild, parts = parts_of(stored(kind))
+    wrong, message = WRONG[name]
+    file = File(rebuild, wrong(parts))
+    with pytest.raises(ValueError, match=f"^this is no saved masked tensor: .*({message})"):
+        loaded(file)
+    with pytest.raises(ValueError, match=r"The file is damaged, or was not written by saving a masked tensor\."):
+        pickle.loads(pickle.dumps(file))
+
+
+def test_every_way_of_being_wrong_was_tried() -> None:
+    assert {case.values[1] for case in CASES} == set(WRONG)
+    assert {case.values[0] for case in CASES} == set(ALL_KINDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_lines_that_descend_by_more_than_their_dtype_holds(dtype: torch.dtype) -> None:
+    """Differences of these are all positive, as far as the dtype knows."""
+    rebuild, parts = parts_of(md.masked_tensor(torch.ones(3, 3)).to_sparse_csr())
+    lines = torch.tensor([0, torch.iinfo(dtype).max, -2, 9], dtype=dtype)
+    assert (lines.diff() >= 0).all()
+    with pytest.raises(ValueError, match=f"crow_indices descend from {torch.iinfo(dtype).max} to -2"):
+        loaded(File(rebuild, {**parts, "pieces": (lines, parts["pieces"][1].to(dtype))}))
+
+
+def test_more_places_than_can_be_numbered() -> None:
+    """Of which torch itself makes no tensor."""
+    rebuild, parts = parts_of(md.masked_tensor(torch.ones(2, 2)).to_sparse())
+    with pytest.raises(RuntimeError, match="numel: integer multiplication overflow"):
+        loaded(File(rebuild, {**parts, "sizes": (2**62, 2**62)}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_byte_takes_no_process_down(kind: str) -> None:
+    seed, count = 0, 300
+    command = [sys.executable, str(CORRUPTED), kind, str(seed), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr[-2000:]
+    assert "'refused': " in done.stdout.splitlines()[-1]

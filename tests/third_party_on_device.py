@@ -1,0 +1,19 @@
+"""Operators of examples/third_party on the reference device; run by test_third_party.py, in a process of its own.
+
+Not on that device: compiled code (P7), which it is too much Python for.
+"""
+
+from __future__ import annotations
+
+from reference_device import set_up
+from third_party import RULES
+
+from op_registry.testing import instantiate
+
+LIBRARY = set_up()
+
+test_laws = instantiate(
+    RULES,
+    laws=("P1", "P2", "P3", "P4", "P5", "P8"),
+    layouts=("dense", "csr", "coo"),
+)
