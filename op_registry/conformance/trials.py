@@ -238,8 +238,9 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
             else:
                 report.silences[law] = {f"the subject {subject.name!r} cannot be asked": 1}
             if settings.until_broken and report.failures:
-                return report
-        if "P1" in settings.laws and settings.sample is None and subject.own_errors:
+                break
+        enough = settings.until_broken and report.failures
+        if "P1" in settings.laws and settings.sample is None and subject.own_errors and not enough:
             _errors(operator, subject, named, report, say)
         for law in settings.laws:
             why = None if report.asked(law) else exemption(operator, law, settings.seed)
