@@ -118,7 +118,9 @@ def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline:
     way = WAYS[mutant.way]
     # Data that is made anew is no view of its operand's any more, whatever is in it.
     named = mutant.way in EQUIVALENT and not any(is_view(op) for op in rule.ops)
-    if "P5" in way.laws and not any(baseline.derivative(o, "second" in way.name) for o in operators):
+    # Of an entry of the database, what the overload itself does counts: others that it calls have other derivatives.
+    alone = [o for o in operators if isinstance(o, DirectOperator)] or operators
+    if "P5" in way.laws and not any(baseline.derivative(o, "second" in way.name) for o in alone):
         return Fate(mutant, "same", message="the derivative is zero, and so is twice as much, or none")
     with installed(rule, way, mutant.sparse) as seen:
         for thorough in (False, True):
@@ -134,7 +136,7 @@ def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline:
 
 def _thorough(settings: Settings) -> Settings:
     """For what has survived: more samples, every mask."""
-    return dataclasses.replace(settings, most=THOROUGH, masks=masks.KINDS)
+    return dataclasses.replace(settings, most=THOROUGH, most_stored=THOROUGH, masks=masks.KINDS)
 
 
 def _tried(
