@@ -119,7 +119,12 @@ def partial_calls_off(result: Dense, call: Call) -> Dense | None:
 
 
 def _other(data: Tensor) -> Tensor:
-    return ~data if data.dtype is torch.bool else data + 1
+    if data.dtype is torch.bool:
+        return ~data
+    if data.dtype not in NUMBERS:
+        return data + 1
+    # One more, of whatever magnitude; what is not finite becomes a number.
+    return torch.where(data.isfinite(), data + data.abs() + 1, torch.zeros((), dtype=data.dtype))
 
 
 @on_results("another dtype")
