@@ -73,7 +73,9 @@ def shown(x):
 
 @pytest.mark.parametrize("overload", OVERLOADS)
 def test_laws(overload):
-    verdict = check(overload, subject=EAGER, most=None)
+    by_lengths = str(overload).endswith(("data", "_pack_padded_sequence", "_pad_packed_sequence"))
+    allow = {"P7": "lengths decide the shapes: plain torch cannot compile it either"} if by_lengths else {}
+    verdict = check(overload, subject=EAGER, most=None, allow=allow)
     assert verdict, str(verdict)
     assert verdict.of("P2") == verdict.of("P3") == verdict.of("P5") == "holds"
 

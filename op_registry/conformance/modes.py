@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from op_registry.conformance.laws import gradients_of
 from op_registry.conformance.masks import PARTIAL, PLAIN, Masking, masking
 from op_registry.conformance.plain_torch import said
 from op_registry.conformance.randomness import start_random_numbers
-from op_registry.conformance.trees import tree_leaves
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
 from op_registry.errors import MaskedSemanticsError
 
@@ -166,7 +168,27 @@ def modes_agree(trial: Trial, mode: str) -> None:
             raise
         # Plain torch has other gradients in this mode than in eager, or none: results alone are compared.
         _agree_in_all(mode, _both(theirs, False), (want[0], []), trial)
+    if _gives_a_view(trial.sample):
+        _views_are_right_inside(trial, theirs, mode)
     _serves_another_mask(trial, theirs, mode)
+
+
+def _gives_a_view(sample: Sample) -> bool:
+    args, kwargs = sample.with_tensors(lambda t: t.detach().clone())
+    return bool(_views_of(sample.fn(*args, **kwargs), _distinct(args, kwargs)))
+
+
+def _views_are_right_inside(trial: Trial, theirs: Trial, mode: str) -> None:
+    """A graph that returns a view has torch take it anew outside; what it was inside shows in a copy."""
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(
+            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, trial.sample.fn(*args, **kwargs)
+        )
+
+    sample = dataclasses.replace(trial.sample, fn=copied)
+    eager, other = (Trial(t.subject, sample, t.masking, t.seed) for t in (trial, theirs))
+    _agree_in_all(f"{mode}, copied inside", _both(other, False), _both(eager, False), trial)
 
 
 def _serves_another_mask(trial: Trial, theirs: Trial, mode: str) -> None:

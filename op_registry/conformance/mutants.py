@@ -28,7 +28,7 @@ from op_registry.conformance.verdict import answer_of
 from op_registry.lowering import lowering_of, run_sparsely
 from op_registry.registry import registry
 from op_registry.rule import Rule
-from op_registry.sparse import Sparse
+from op_registry.sparse import NotLowered, Sparse
 from op_registry.turned import Turned
 from op_registry.variants import is_view
 
@@ -101,7 +101,12 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
     def lowered(op: Any, *args: Any, **kwargs: Any) -> Any:
         if op not in memory:
             memory[op] = way.mutated(lambda *a, **k: run_sparsely(op, rule, a, k), seen)
-        return memory[op](*args, **kwargs)
+        changed = seen.changed
+        try:
+            return memory[op](*args, **kwargs)
+        except NotLowered:
+            seen.changed = changed  # a call that it does not take is made on dense storage, by the right rule
+            raise
 
     # A run of its own keeps the short ways out, which masked tensors have for calls of a category's run.
     lowerings: dict[type, Any] = dict(rule.lowerings)

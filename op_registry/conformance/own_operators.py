@@ -46,6 +46,15 @@ TWO_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 
 
+def samples_of_rule(rule: Rule, dtype: torch.dtype) -> Iterator[Arguments]:
+    """The calls that a rule brings along."""
+    make = functools.partial(torch.testing.make_tensor, dtype=dtype, device="cpu")
+    for maker in rule.sample_makers:
+        for call in maker(make):
+            args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (tuple(call), {})
+            yield tuple(args), kwargs
+
+
 class RegisteredOperator(Operator):
     """An overload that has a rule and is not in torch's database.
 
@@ -69,16 +78,9 @@ class RegisteredOperator(Operator):
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         start_all_random_numbers()
-        made = self._of_the_rule(dtype) if self.brings_samples else _calls_that_run(self.op, dtype)
+        rule = self.rule if self.brings_samples else None
+        made = _calls_that_run(self.op, dtype) if rule is None else samples_of_rule(rule, dtype)
         return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(made)]
-
-    def _of_the_rule(self, dtype: torch.dtype) -> Iterator[Arguments]:
-        assert self.rule is not None
-        make = functools.partial(torch.testing.make_tensor, dtype=dtype, device="cpu")
-        for maker in self.rule.sample_makers:
-            for call in maker(make):
-                args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (tuple(call), {})
-                yield tuple(args), kwargs
 
     def _dtypes_that_run(self) -> frozenset[torch.dtype]:
         def runs(dtype: torch.dtype) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of
+from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of, samples_of_rule
 from op_registry.conformance.sample import Operator, start_all_random_numbers
 from op_registry.conformance.sample import Sample as Sample
 from op_registry.conformance.trees import tree_map
@@ -76,10 +76,21 @@ class DatabaseOperator(Operator):
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         wanted = bool(self.info.supports_autograd) and dtype in self.info.backward_dtypes
         try:
-            return self._generated(dtype, wanted)
+            found = self._generated(dtype, wanted)
         except ValueError:
             # Some generators ask for a derivative by integers; then all that hold numbers have one.
-            return self._generated(dtype, False)
+            found = self._generated(dtype, False)
+        return [*found, *self._of_the_rule(dtype, len(found))]
+
+    def _of_the_rule(self, dtype: torch.dtype, first: int) -> list[Sample]:
+        """What the rule of the operator of this name brings along, where the database's own samples tell too little."""
+        packet = getattr(torch.ops.aten, self.info.aten_name or "", None)
+        rule = registry.written(packet.default) if packet is not None and "default" in packet.overloads() else None
+        if rule is None or type(self) is not DatabaseOperator:
+            return []
+        start_all_random_numbers()
+        calls = enumerate(samples_of_rule(rule, dtype), first)
+        return [Sample(self._function, args, kwargs, number, dtype) for number, (args, kwargs) in calls]
 
     def _generated(self, dtype: torch.dtype, requires_grad: bool) -> list[Sample]:
         found = []
@@ -288,8 +299,7 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
     What compilers are asked to compile: the functions of the database are written in ways that no compiler reads.
     """
     seen: set[OpOverload] = set()
-    # A single number tells little: under one mask it is invalid, under the other there is nothing to hide.
-    for sample in sorted(chosen(operator.samples(dtype), 40), key=lambda s: any(t.numel() < 2 for t in s.tensors)):
+    for sample in sorted(chosen(operator.samples(dtype), 40), key=_small):
         recorder = Recorder()
         try:
             recorder.run(sample.fn, *sample.args, **sample.kwargs)
@@ -314,6 +324,12 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
                 valueless=sample.valueless or random_draw,
                 variables=_variables(sample, given, named) if sample.variables is not None else None,
             )
+
+
+def _small(sample: Sample) -> tuple[bool, bool]:
+    """What tells less comes later: a single number under a mask is invalid, or has nothing to hide; of one row there
+    are no pairs."""
+    return any(t.numel() < 2 for t in sample.tensors), any(1 in t.shape for t in sample.tensors)
 
 
 def _copied(leaf: Any) -> Any:

@@ -8,6 +8,7 @@ divisor included, as pandas has it), and valid where there is at least one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -182,6 +183,13 @@ def corrcoef(op: OpOverload, x: Dense) -> Dense:
         else:
             ratio = ratio.clamp(-1, 1)
         return entries(ratio, p.number, dtype)
+
+
+@cov.samples
+@corrcoef.samples
+def observations(make: Callable[..., Tensor]) -> Iterator[tuple[Tensor]]:
+    """Enough of them for every pair to have three and more that are complete."""
+    yield (make((3, 16)),)
 
 
 def divided(values: Tensor, divisor: Tensor) -> Tensor:
