@@ -58,7 +58,7 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
     return Dense(data, aten.repeat(v, [1 if n == 1 else times for n, times in zip(v.shape, repeats, strict=True)]))
 
 
-@masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT)
+@masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,))
 def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tensor:
     """Which element stands at each place of the result; an element whose number of repeats is invalid is left out."""
     if output_size is not None and not known_all_valid(repeats):
