@@ -31,7 +31,7 @@ SEEN = [
     ("choice", "another shape", "P1"),
     ("reduction", "sevens for holes", "P2"),
     ("normalization", "zeros for holes", "P2"),
-    ("random", "remembers the first call", "P2"),
+    ("random", "remembers the first call", "P1"),
     ("reduction", "another value when compiled", "P7"),
     ("reduction", "reads the mask in Python", "P7"),
     ("normalization", "garbage leaks into values", "P2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def nan_for_nothing(call: Call) -> Any:
 def other_masks_forgotten(call: Call) -> Any:
     """Every operand but the first is taken to be all valid."""
     result = call.with_records(lambda r, n: Dense(r.data) if n else r)
-    call.changed = any(some_invalid(r) for r in call.records()[1:])
+    call.changed = any(some_invalid(r) for r in call.records()[1:]) and _unlike(result, call.result())
     return result
 
 
@@ -93,8 +94,22 @@ def other_masks_forgotten(call: Call) -> Any:
 def first_mask_forgotten(call: Call) -> Any:
     """The first operand is taken to be all valid."""
     result = call.with_records(lambda r, n: r if n else Dense(r.data))
-    call.changed = any(some_invalid(r) for r in call.records()[:1])
+    call.changed = any(some_invalid(r) for r in call.records()[:1]) and _unlike(result, call.result())
     return result
+
+
+def _unlike(mine: Any, theirs: Any) -> bool:
+    """Whether two results differ in a mask, or in a valid value."""
+    pairs = itertools.zip_longest(tree_leaves(mine), tree_leaves(theirs))
+    return any(_records_differ(a, b) if isinstance(a, Dense) and isinstance(b, Dense) else a is not b for a, b in pairs)
+
+
+def _records_differ(a: Dense, b: Dense) -> bool:
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        return True
+    full = torch.ones(a.shape, dtype=torch.bool)
+    masks = [full if r.valid is None else r.valid.expand(r.shape) for r in (a, b)]
+    return not torch.equal(*masks) or _differ_where_valid(a, b)
 
 
 # ------------------------------------------------------------------------------------------------------- the values

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch._ops import OpOverload
+
 from op_registry.conformance import masks, mutant_operators, plain_torch
 from op_registry.conformance.mutant_calls import Changes, Way
 from op_registry.conformance.mutant_ways import WAYS
@@ -50,6 +53,22 @@ EQUIVALENT: dict[str, str] = {
         "of every operator that hidden data changes nothing, so none that is applied to the result tells the two apart"
     ),
 }
+
+
+# Ways that change values alone, or the mask that a plain result does not have.
+OF_VALUES = (
+    "forgets the first operand's mask",
+    "forgets the other operands' masks",
+    "values off by one",
+    "values of scalars off by one",
+    "values off by one in part of the calls",
+    "sevens for holes",
+    "zeros for holes",
+    "remembers the first call",
+    "another value when compiled",
+    "garbage leaks into values",
+    "hidden NaN leaks",
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +155,22 @@ def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline:
                 break
         if way.laws and not any(baseline.decision(o, law, settings) == "holds" for o in operators for law in way.laws):
             return Fate(mutant, "same", message="plain torch cannot be asked either", calls=seen.calls)
-    return Fate(mutant, "equivalent" if mutant.way in EQUIVALENT else "survived", calls=seen.calls, named=named)
+    if mutant.way in EQUIVALENT or _about_unspecified_values(way, rule, operators):
+        return Fate(mutant, "equivalent", calls=seen.calls, named=named)
+    return Fate(mutant, "survived", calls=seen.calls, named=named)
+
+
+def _about_unspecified_values(way: Way, rule: Rule, operators: Sequence[Operator]) -> bool:
+    """Whether a way changes nothing but values of which torch promises none, and P1 with it: what lies in
+    uninitialised memory, and the numbers that a graph draws, which are others than in eager."""
+    if way.name == "another value when compiled" and any(_draws(op) for op in rule.ops):
+        return True
+    samples = [s for o in operators for s in o.samples(o.preferred_dtype)[:TRIED] if s.tensors]
+    return way.name in OF_VALUES and bool(samples) and all(sample.valueless for sample in samples)
+
+
+def _draws(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _thorough(settings: Settings) -> Settings:

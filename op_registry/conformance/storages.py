@@ -120,6 +120,8 @@ def _same_to_rounding(
         if (a[1] is None) != (b[1] is None):
             raise Broken(f"{name} {position} is masked in one of the two")
         wrong = mask_difference(a[1], b[1]) if a[1] is not None else None
+        if not wrong and (a[0].dtype is not b[0].dtype or a[0].shape != b[0].shape):
+            wrong = f"{a[0].dtype} {tuple(a[0].shape)} instead of {b[0].dtype} {tuple(b[0].shape)}"
         if not wrong and not trial.sample.valueless:
             magnitude = max(trial.magnitude, greatest)
             wrong = difference(a[0], b[0], a[1], magnitude=magnitude, coarsest=trial.rounding)
