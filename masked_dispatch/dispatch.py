@@ -143,7 +143,8 @@ def kernel_of(meaning: Meaning) -> Kernel:
     if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
         if not is_inplace(op):
-            return out_kernel(op, compute, written_arguments(op))
+            exact = rule is not None and bool(rule.traits.get("exact_out"))
+            return out_kernel(op, compute, written_arguments(op), exact)
         kernel = inplace_kernel(op, compute)
         return kernel if op._schema.returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":

@@ -142,8 +142,8 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
         write_validity(target, None)
 
 
-def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...]) -> Kernel:
-    """`compute` is the functional form; its results are written to the tensors given as out=."""
+def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...], exact: bool = False) -> Kernel:
+    """`compute` is the functional form; its results are written to what is given as out=, `exact` without a cast."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -158,6 +158,8 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         for target, result in _pairs(targets, compute(*args, **kwargs)):
             if target.shape != result.shape and target.numel() == 0:
                 make_room(target, result.shape)
+            if exact and target.dtype is not result.dtype:
+                raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
             if target.dtype is not result.dtype or shares_memory(target, args):
                 rehearse(op, args, kwargs, given)
             check_fits(op, target, result)

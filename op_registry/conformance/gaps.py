@@ -82,7 +82,6 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),
     "renorm": tuple(Gap(law, _COMPLEX_RENORM, "complex64 sample 3") for law in ("P3", "P4")),
     "to_sparse": (Gap("P2", _STORED, ""),),
-    "multinomial": (Gap("P1", _CAST, "error 2"),),
 }
 
 

@@ -101,7 +101,8 @@ def normal(op: OpOverload, *parameters: Any, generator: torch.Generator | None =
     return drawn(op, *parameters, generator=generator, allowed=1)
 
 
-@masked_rule(aten.multinomial, category=RANDOM)
+# torch writes positions into out= of int64 alone, and its kernel without values does not say so.
+@masked_rule(aten.multinomial, category=RANDOM, exact_out=True)
 def multinomial(
     self: Dense, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> Dense:
