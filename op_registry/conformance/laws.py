@@ -13,8 +13,8 @@ from torch import Tensor
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.masks import FILLS
 from op_registry.conformance.oracles import NoOracle, Refused, Slot
+from op_registry.conformance.plain_torch import in_reverse, weighted_sum
 from op_registry.conformance.plain_torch import said as said_of
-from op_registry.conformance.plain_torch import weighted_sum
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.ties import equally_right
 from op_registry.conformance.trees import tree_leaves
@@ -39,20 +39,12 @@ def all_valid_identity(trial: Trial) -> None:
 
 def _called_before(trial: Trial) -> None:
     """The same call on other values: what a rule remembers of it is to have no part in the one that is looked at."""
-    args, kwargs = trial.sample.with_tensors(_reversed)
+    args, kwargs = trial.sample.with_tensors(in_reverse)
     other = dataclasses.replace(trial.sample, args=args, kwargs=kwargs)
     earlier = Trial(trial.subject, other, trial.masking, trial.seed)
     with contextlib.suppress(Exception):  # of which nobody says that they are in its domain
         given, named, _ = earlier.wrapped()
         earlier.run(given, named)
-
-
-def _reversed(tensor: Tensor) -> Tensor:
-    """The elements in reverse order."""
-    bits = tensor.detach()
-    if tensor.element_size() == 1:  # torch turns no float8 round
-        bits = bits.view(torch.uint8)
-    return bits.flip(tuple(range(bits.ndim))).view(tensor.dtype)
 
 
 def _repeats_itself(trial: Trial, position: int, plain: Tensor) -> bool:

@@ -148,3 +148,13 @@ def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
         part = (kept * weighting(data, position)).sum()
         parts.append(part.real if part.is_complex() else part)
     return sum(parts[1:], parts[0]) if parts else None
+
+
+# An integer type of each size, in which torch turns elements round whose own type it does not.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+def in_reverse(tensor: Tensor) -> Tensor:
+    """The elements of a tensor in reverse order: other values, of the same kind."""
+    bits = tensor.detach().resolve_conj().resolve_neg().clone().view(_BITS[tensor.element_size()])
+    return bits.flip(tuple(range(bits.ndim))).view(tensor.dtype)
