@@ -22,6 +22,10 @@ _WRITTEN_AFTERWARDS = (
 _CAST = (
     "an out= of a dtype that torch's kernel refuses, and its meta kernel does not, is cast to, as elementwise out= is"
 )
+_POSITIONS = (
+    "a plain tensor repeated as masked numbers say is made of positions, which are plain: whose number is invalid is "
+    "left out, and everything else is valid"
+)
 _UNKNOWN_START = (
     "a start that is known only when the graph runs gives data and mask sizes of which nobody knows the same"
 )
@@ -82,6 +86,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),
     "renorm": tuple(Gap(law, _COMPLEX_RENORM, "complex64 sample 3") for law in ("P3", "P4")),
     "to_sparse": (Gap("P2", _STORED, ""),),
+    "repeat_interleave": (Gap("P8", _POSITIONS, "sample 3 half_others"),),
 }
 
 
