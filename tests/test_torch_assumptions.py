@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +54,31 @@ class Carrier(Tensor):
         met.append(("below", func))
         raw = torch.utils._pytree.tree_map_only(Carrier, lambda t: t.inner, (args, kwargs or {}))
         return torch.utils._pytree.tree_map_only(Tensor, Carrier.of, func(*raw[0], **raw[1]))
+
+
+def watched(told: Callable[[Any], None]) -> type[Carrier]:
+    """A wrapper without the key, which tells of every operator that is called on it."""
+
+    class Watched(Carrier):
+        @staticmethod
+        def of(inner: Tensor, requires_grad: bool = False) -> Watched:
+            wrapper: Watched = Tensor._make_wrapper_subclass(Watched, inner.shape, requires_grad=requires_grad)
+            wrapper.inner = inner
+            return wrapper
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            told(func)
+            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
+            return torch.utils._pytree.tree_map_only(Tensor, Watched.of, func(*raw[0], **raw[1]))
+
+    return Watched
+
+
+def in_the_engine() -> bool:
+    """Asked in what `watched` tells: whether the autograd engine itself called the operator."""
+    caller = sys._getframe(3)  # above this function, what was told and __torch_dispatch__
+    return caller.f_code is torch.autograd.graph._engine_run_backward.__code__
 
 
 library = Library("assumptions", "DEF")
@@ -369,30 +395,20 @@ def test_16_the_engine_adds_by_itself() -> None:
     # Its thread for a device, in which no frame is below that: on_reference_device.py.
     frames = []
 
-    class Watched(Carrier):
-        @staticmethod
-        def wrap(inner: Tensor, requires_grad: bool = False) -> Watched:
-            wrapper = Tensor._make_wrapper_subclass(Watched, inner.shape, requires_grad=requires_grad)
-            wrapper.inner = inner
-            return wrapper
+    def told(func: Any) -> None:
+        if torch._C._current_graph_task_id() != -1 and "add" in str(func):
+            frames.append((func, in_the_engine()))
 
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if torch._C._current_graph_task_id() != -1 and "add" in str(func):
-                caller = inspect.currentframe().f_back
-                frames.append((func, caller.f_code is torch.autograd.graph._engine_run_backward.__code__))
-            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
-            return torch.utils._pytree.tree_map_only(Tensor, Watched.wrap, func(*raw[0], **raw[1]))
-
+    wrap = watched(told).of
     add = torch.ops.aten.add.Tensor
     with assumed("the engine calls add itself, in _engine_run_backward's frame, and hooks in their own"):
         for create_graph in (False, True):
-            x = Watched.wrap(torch.ones(2), True)
+            x = wrap(torch.ones(2), True)
             y = x * 2
             torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=create_graph)
             assert frames == [(add, True)]
             frames.clear()
-        y = Watched.wrap(torch.ones(2), True) * 2
+        y = wrap(torch.ones(2), True) * 2
         y.register_hook(lambda gradient: gradient + gradient)
         y.sum().backward()
         assert frames == [(add, False)]
@@ -403,24 +419,12 @@ def test_17_the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
     leaf = torch.ones(2, requires_grad=True)
     seen = []
 
-    class Watched(Carrier):
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.add_.Tensor:
-                caller = inspect.currentframe().f_back
-                inside = caller.f_code is torch.autograd.graph._engine_run_backward.__code__
-                seen.append((inside, torch._C._current_autograd_node().variable is leaf))
-                return args[0]
-            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
-            return torch.utils._pytree.tree_map_only(Tensor, wrap, func(*raw[0], **raw[1]))
-
-    def wrap(inner: Tensor) -> Watched:
-        wrapper = Tensor._make_wrapper_subclass(Watched, inner.shape)
-        wrapper.inner = inner
-        return wrapper
+    def told(func: Any) -> None:
+        if func is torch.ops.aten.add_.Tensor:
+            seen.append((in_the_engine(), torch._C._current_autograd_node().variable is leaf))
 
     with assumed("the engine writes into .grad by add_, in a node that has the leaf as its variable"):
-        leaf.grad = wrap(torch.zeros(2))
+        leaf.grad = watched(told).of(torch.zeros(2))
         (leaf * 2).sum().backward()
         assert seen == [(True, True)]
         assert getattr(torch._C._current_autograd_node(), "variable", None) is None
@@ -445,24 +449,15 @@ def test_18_collation_is_looked_up_by_type() -> None:
 def test_19_a_node_keeps_notes_for_when_it_is_evaluated() -> None:
     noted = []
 
-    class Watched(Carrier):
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.neg.default:
-                noted.append(torch._C._current_autograd_node().metadata.get("note"))
-            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
-            return torch.utils._pytree.tree_map_only(Tensor, wrap, func(*raw[0], **raw[1]))
-
-    def wrap(inner: Tensor) -> Watched:
-        wrapper = Tensor._make_wrapper_subclass(Watched, inner.shape)
-        wrapper.inner = inner
-        return wrapper
+    def told(func: Any) -> None:
+        if func is torch.ops.aten.neg.default:
+            noted.append(torch._C._current_autograd_node().metadata.get("note"))
 
     with assumed("the node that is evaluated can be asked for, and keeps what its metadata was given"):
         leaf = torch.ones(2, requires_grad=True)
         negative = -leaf
         negative.grad_fn.metadata["note"] = "recorded here"
-        torch.autograd.grad(negative, leaf, wrap(torch.ones(2)))
+        torch.autograd.grad(negative, leaf, watched(told).of(torch.ones(2)))
         assert noted == ["recorded here"]
 
 
