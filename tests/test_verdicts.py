@@ -262,7 +262,7 @@ def test_a_refusal_has_to_name_the_operator() -> None:
     assert verdict.of("P8") == "broken"
     assert "the refusal does not name doubled: not today" in str(verdict)
     assert [(a.decision, a.reason) for a in verdict.answers if a.law == "P1"] == [
-        ("undecided", "every trial was refused")
+        ("undecided", "every call that has an answer was refused")
     ]
 
 

@@ -13,12 +13,21 @@ from torch import Tensor
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.masks import FILLS
 from op_registry.conformance.oracles import NoOracle, Refused, Slot
-from op_registry.conformance.plain_torch import in_reverse, weighted_sum
+from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import said as said_of
+from op_registry.conformance.plain_torch import weighted_sum
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.ties import equally_right
 from op_registry.conformance.trees import tree_leaves
-from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed, refused_by_the_semantics
+from op_registry.conformance.trial import (
+    Broken,
+    NotAsked,
+    Refusal,
+    RefusedRightly,
+    Trial,
+    observed,
+    refused_by_the_semantics,
+)
 from op_registry.errors import MaskedSemanticsError
 
 
@@ -38,13 +47,14 @@ def all_valid_identity(trial: Trial) -> None:
 
 
 def _called_before(trial: Trial) -> None:
-    """The same call on other values: what a rule remembers of it is to have no part in the one that is looked at."""
-    args, kwargs = trial.sample.with_tensors(in_reverse)
-    other = dataclasses.replace(trial.sample, args=args, kwargs=kwargs)
-    earlier = Trial(trial.subject, other, trial.masking, trial.seed)
-    with contextlib.suppress(Exception):  # of which nobody says that they are in its domain
-        given, named, _ = earlier.wrapped()
-        earlier.run(given, named)
+    """The same call on other tensors, with other numbers and with its own: what a rule remembers of either is to have
+    no part in the one that is looked at."""
+    renumbered = dataclasses.replace(trial, sample=with_other_numbers(trial.sample, trial.seed))
+    earlier_ones = [renumbered] if renumbered.sample is not trial.sample else []
+    for earlier in (t.on_other_values() for t in (*earlier_ones, trial)):
+        with contextlib.suppress(Exception):  # of which nobody says that they are in its domain
+            given, named, _ = earlier.wrapped()
+            earlier.run(given, named)
 
 
 def _repeats_itself(trial: Trial, position: int, plain: Tensor) -> bool:
@@ -117,7 +127,7 @@ def compress(trial: Trial) -> None:
         try:
             trial.outcome()
         except MaskedSemanticsError:
-            return
+            raise RefusedRightly(str(reason)) from None
         raise Broken(f"a result, although the semantics refuse {reason}") from None
     except NoOracle as reason:
         raise NotAsked(f"no oracle: {reason}") from None
@@ -174,7 +184,7 @@ def non_interference(trial: Trial) -> None:
             continue
         same_bits(f"with {fill} under the mask", again, base, trial)
     if isinstance(base, MaskedSemanticsError) and refused_by_the_semantics(trial):
-        return  # whether it raises does not depend on what is hidden, and it has to
+        raise RefusedRightly(str(base))  # whatever is hidden
     if isinstance(base, MaskedSemanticsError):
         raise Refusal(str(base))
     if isinstance(base, Exception):

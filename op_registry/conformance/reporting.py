@@ -29,9 +29,8 @@ def summary(reports: Sequence[Report]) -> str:
     lines = ["law   passed   failed  refused     gaps  not asked"]
     for law in sorted(totals):
         c = totals[law]
-        lines.append(
-            f"{law}  {c['pass']:8d} {c['broken'] + c['error']:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}"
-        )
+        passed, failed = c["pass"] + c["refused rightly"], c["broken"] + c["error"]
+        lines.append(f"{law}  {passed:8d} {failed:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}")
     failing = [r for r in reports if r.failures]
     refusing = [r for r in reports if not r.failures and r.count("refused")]
     right = [

@@ -6,6 +6,7 @@ A law is a function of a :class:`Trial`. It returns when it holds, and raises :c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,10 @@ class Densified(Exception):
 
 class Refusal(Exception):
     """The subject refused a call for which there is an answer."""
+
+
+class RefusedRightly(Exception):
+    """The law holds, and the call has no answer: the semantics refuse it, and so does the subject."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,17 @@ class Trial:
         start_random_numbers(self.seed)
         result = self.sample.fn(*args, **kwargs)
         return result, [copies[n] for n in written]
+
+    def on_other_values(self, masked_only: bool = False) -> Trial:
+        """The same call on the elements of its tensors (of those that are masked) in reverse order."""
+        masked = {id(t): mask is not None for t, mask in zip(self.sample.tensors, self.masks, strict=True)}
+
+        def other(tensor: Tensor) -> Tensor:
+            turned = masked[id(tensor)] or not masked_only
+            return plain_torch.in_reverse(tensor) if turned else tensor.detach().clone()
+
+        args, kwargs = self.sample.with_tensors(other)
+        return dataclasses.replace(self, sample=dataclasses.replace(self.sample, args=args, kwargs=kwargs))
 
     def outcome(self, fill: str | None = None) -> list[Any]:
         """What the subject gives: for each result and each argument written to (data, mask or None), or a value."""

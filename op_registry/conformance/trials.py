@@ -38,6 +38,7 @@ from op_registry.conformance.trial import (
     Law,
     NotAsked,
     Refusal,
+    RefusedRightly,
     Trial,
     observed,
     refused_by_the_semantics,
@@ -67,8 +68,8 @@ STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
 # Samples of another library's operator that are compiled.
 MOST_COMPILED = 2
 
-# The outcomes of a trial, best first. A refusal is no broken law, but no answer either.
-STATUSES = ("pass", "densified", "not asked", "refused", "gap", "broken", "error")
+# The outcomes of a trial, best first. A refusal is no broken law, but no answer either, and right where there is none.
+STATUSES = ("pass", "densified", "refused rightly", "not asked", "refused", "gap", "broken", "error")
 
 
 @dataclass(frozen=True)
@@ -375,7 +376,7 @@ def _keep(report: Report, law: str, description: str, status: str, message: str,
     report.dtypes.setdefault(description.partition(" ")[0], Counter())[status] += 1
     if status == "densified" or (status == "not asked" and message.startswith("no oracle")):
         report.reasons[message] = report.reasons.get(message, 0) + 1
-    elif status not in ("pass", "not asked"):
+    elif status not in ("pass", "refused rightly", "not asked"):
         report.outcomes.append(Outcome(law, description, status, message, line))
     if status == "not asked":
         report.silences.setdefault(law, Counter())[message] += 1
@@ -391,6 +392,8 @@ def outcome_of(check: Law, trial: Trial) -> tuple[str, str]:
         return "not asked", str(reason)
     except Densified as reason:
         return "densified", str(reason)
+    except RefusedRightly as reason:
+        return "refused rightly", str(reason)
     except Broken as reason:
         return "broken", str(reason)
     except (Refusal, MaskedSemanticsError) as reason:

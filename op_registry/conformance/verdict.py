@@ -1,8 +1,10 @@
 """A verdict: each law's answer about each operator, and whether the caller can build on it.
 
-    holds           some trial had something to ask, and none that had was broken
+    holds           some trial had something to ask, and none that had was broken; right refusals count where no other
+                    call was refused
     broken          a trial was broken, or raised what plain torch does not
-    undecided       the law applies, and no trial had anything to ask or to say; the reason says why
+    undecided       the law applies, and no trial had anything to ask or to say, or every call that has an answer was
+                    refused; the reason says why
     gap             every trial that had something to ask fell into a gap that the rule names (rule.gap)
     does not apply  by the operator's schema, category or derivative (applicability.py)
 
@@ -80,14 +82,15 @@ def answer_of(report: Report, law: str) -> Answer:
     beside = [f"{counts[s]} {s}" for s in ("refused", "gap") if counts.get(s)]
     if counts.get("broken") or counts.get("error"):
         return answer("broken")
-    if counts.get("pass") or counts.get("densified"):
+    # Refusals of what has no answer are right, and say nothing where calls that have one were refused too.
+    if counts.get("pass") or counts.get("densified") or (counts.get("refused rightly") and not counts.get("refused")):
         return answer("holds", ", ".join(beside))
     if counts.get("gap"):
         return answer("gap", ", ".join(beside))
     if law in report.exemptions:
         return answer("does not apply", report.exemptions[law])
     if counts.get("refused"):
-        return answer("undecided", "every trial was refused")
+        return answer("undecided", "every call that has an answer was refused")
     return answer("undecided", _silence(report.silences.get(law, {})))
 
 
