@@ -17,13 +17,17 @@ WHOLE = ("unstored", "stored")
 PARTIAL = ("half", "half_first", "half_others", "slices", "empty", "first", "broadcast")
 KINDS = (*WHOLE, *PARTIAL)
 
+# Those of them in which every tensor has a random mask of its own.
+RANDOM = ("half", "half_others")
+ATTEMPTS = 16
+
 # What is put under the mask: by name, for floating point; integers take the nearest thing that they have.
 FILLS = ("nan", "inf", "-inf", "max", "lowest", "tiny")
 
 DESCRIPTIONS = {
     "unstored": "every tensor masked, no validity stored: all valid",
     "stored": "every tensor masked, a stored mask that is all True",
-    "half": "every tensor under a random mask of its own",
+    "half": "every tensor under a random mask of its own; where two have a shape, each hides what the other does not",
     "half_first": "the first tensor under a random mask, the others plain",
     "half_others": "the first tensor plain, the others under random masks",
     "slices": "the first slice of the first and of the last dimension invalid",
@@ -99,7 +103,25 @@ def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | No
             masks.append(PLAIN)
         else:
             masks.append(_mask(kind, tensor, generator))
+    if kind in RANDOM:
+        again = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed} again".encode()))
+        for position in range(len(masks)):
+            masks[position] = _told_apart(masks, position, again)
     return Masking(kind, tuple(masks))
+
+
+def _told_apart(masks: Sequence[Any], position: int, generator: torch.Generator) -> Any:
+    """A random mask, or another one in its place: of two masks of one shape something is to be valid in both, and in
+    either alone. Where one lies within the other, a rule that forgets that other one is right by chance."""
+    mask = masks[position]
+    alike = [n for n, m in enumerate(masks) if isinstance(mask, Tensor) and m is not PLAIN and m.shape == mask.shape]
+    if len(alike) < 2:
+        return mask
+    before = [masks[n] for n in alike if n < position]
+    for drawn in (mask, *(_random(mask.shape, generator) for _ in range(ATTEMPTS))):
+        if int(drawn.sum()) > 1 and all(bool(p.any()) for m in before for p in (drawn & m, drawn & ~m, ~drawn & m)):
+            return drawn
+    return mask  # of one element or two there is no such pair
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
