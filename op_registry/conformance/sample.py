@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,6 +112,22 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
+
+
+def chosen(samples: list[Sample], most: int | None) -> list[Sample]:
+    """At most `most` samples, of as many different shapes of call as there are."""
+    if most is None or len(samples) <= most:
+        return samples
+    groups: dict[Any, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.shape_of_call(), []).append(sample)
+    rounds = itertools.zip_longest(*groups.values())
+    picked = [s for r in rounds for s in r if s is not None]
+    # Spread over the groups rather than their first ones: early samples are the plainest.
+    firsts = len(groups)
+    if firsts > most:
+        picked = [picked[i * firsts // most] for i in range(most)]
+    return sorted(picked[:most], key=lambda s: s.number)
 
 
 def start_all_random_numbers(seed: int = 0) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.conformance import plain_torch
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of, samples_of_rule
 from op_registry.conformance.sample import Operator, start_all_random_numbers
 from op_registry.conformance.sample import Sample as Sample
+from op_registry.conformance.sample import chosen as chosen
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.variant_calls import in_place, into_out
 from op_registry.conformance.watching import Recorder, calls_of
@@ -33,6 +35,8 @@ NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
 NO_TENSOR = "takes no strided tensor"
 # Samples of an entry whose calls are recorded, to be made directly.
 MOST_RECORDED = 60
+# Where fewer calls of an overload are recorded, they are made on larger tensors too.
+FEW = 3
 # Of what is given as out=, torch 2.13 itself leaves a part as it was.
 LEFT_UNWRITTEN = ("fft_ihfft2", "fft_ihfftn")
 
@@ -200,7 +204,22 @@ class DirectOperator(Operator):
                 if op is self.op:
                     own_args, own_kwargs = tree_map(_copied, (args, kwargs))
                     found.append(Sample(op, own_args, own_kwargs, len(found), dtype, valueless=sample.valueless))
-        return found
+        return [*found, *_grown(found)] if len(found) < FEW else found
+
+
+def _grown(samples: Sequence[Sample]) -> list[Sample]:
+    """The same calls on more: every tensor twice in a row, the second time in reverse, where plain torch takes that."""
+    grown = []
+    for number, sample in enumerate(samples, len(samples)):
+        args, kwargs = sample.with_tensors(_twice)
+        more = dataclasses.replace(sample, args=args, kwargs=kwargs, number=number)
+        if plain_torch.forward(more).error is None:
+            grown.append(more)
+    return grown
+
+
+def _twice(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, plain_torch.in_reverse(tensor)], -1) if tensor.ndim else tensor
 
 
 @functools.cache
@@ -294,42 +313,53 @@ def overloads_called(entry: str, most: int = 40) -> tuple[OpOverload, ...]:
 
 
 def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpOverload], bool]) -> Iterator[Sample]:
-    """A sample for each overload that an operator's samples call: the overload itself, with what it was given there.
+    """A sample for each overload that an operator's samples call: the overload itself, with what it was given there, in
+    the call that tells most.
 
     What compilers are asked to compile: the functions of the database are written in ways that no compiler reads.
     """
-    seen: set[OpOverload] = set()
-    for sample in sorted(chosen(operator.samples(dtype), 40), key=_small):
+    best: dict[OpOverload, tuple[tuple[bool, ...], Sample]] = {}
+    for sample in sorted(chosen(operator.samples(dtype), 40), key=lambda sample: _small(sample.tensors)):
         recorder = Recorder()
         try:
             recorder.run(sample.fn, *sample.args, **sample.kwargs)
         except Exception:
             # What plain torch cannot run on this machine is no sample.
             continue
-        for op, given, named in recorder.calls:
-            if op in seen or skip(op):
+        for (op, given, named), elements in zip(recorder.calls, recorder.elements, strict=True):
+            if skip(op):
                 continue
-            seen.add(op)
-            # The recorded arguments may be views of one another, or have been written to since.
-            args, kwargs = tree_map(_copied, (given, named))
-            random_draw = torch.Tag.nondeterministic_seeded in op.tags
-            yield Sample(
-                op,
-                args,
-                kwargs,
-                sample.number,
-                dtype,
-                # Compiled, detach_ leaves requires_grad as it was, for plain tensors too.
-                differentiable=sample.differentiable and op is not torch.ops.aten.detach_.default,
-                valueless=sample.valueless or random_draw,
-                variables=_variables(sample, given, named) if sample.variables is not None else None,
-            )
+            rank = (elements == 0, *_small(Sample(op, given, named, 0, dtype).tensors))
+            if op not in best or rank < best[op][0]:
+                best[op] = rank, _call_of_sample(sample, op, given, named)
+    for _, found in best.values():
+        yield found
 
 
-def _small(sample: Sample) -> tuple[bool, bool]:
+def _call_of_sample(sample: Sample, op: OpOverload, given: Any, named: Any) -> Sample:
+    """A recorded call of an overload, as a sample: on copies, for it may be of views, or have been written to since."""
+    args, kwargs = tree_map(_copied, (given, named))
+    return Sample(
+        op,
+        args,
+        kwargs,
+        sample.number,
+        sample.dtype,
+        # Compiled, detach_ leaves requires_grad as it was, for plain tensors too.
+        differentiable=sample.differentiable and op is not torch.ops.aten.detach_.default,
+        valueless=sample.valueless or torch.Tag.nondeterministic_seeded in op.tags,
+        variables=_variables(sample, given, named) if sample.variables is not None else None,
+    )
+
+
+def _small(tensors: Sequence[Tensor]) -> tuple[bool, bool, bool]:
     """What tells less comes later: a single number under a mask is invalid, or has nothing to hide; of one row there
-    are no pairs."""
-    return any(t.numel() < 2 for t in sample.tensors), any(1 in t.shape for t in sample.tensors)
+    are no pairs; of two or three elements those that make one result are rarely all valid."""
+    return (
+        any(t.numel() < 2 for t in tensors),
+        any(1 in t.shape for t in tensors),
+        any(t.numel() < 4 for t in tensors),
+    )
 
 
 def _copied(leaf: Any) -> Any:
@@ -364,19 +394,3 @@ def entries_by_overload() -> dict[OpOverload, tuple[str, ...]]:
         for overload in overloads_called(name):
             found.setdefault(overload, []).append(name)
     return {overload: tuple(names) for overload, names in found.items()}
-
-
-def chosen(samples: list[Sample], most: int | None) -> list[Sample]:
-    """At most `most` samples, of as many different shapes of call as there are."""
-    if most is None or len(samples) <= most:
-        return samples
-    groups: dict[Any, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.shape_of_call(), []).append(sample)
-    rounds = itertools.zip_longest(*groups.values())
-    picked = [s for r in rounds for s in r if s is not None]
-    # Spread over the groups rather than their first ones: early samples are the plainest.
-    firsts = len(groups)
-    if firsts > most:
-        picked = [picked[i * firsts // most] for i in range(most)]
-    return sorted(picked[:most], key=lambda s: s.number)

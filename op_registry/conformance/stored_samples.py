@@ -1,7 +1,8 @@
 """The samples on which storages are compared: those that hold something to store sparsely.
 
 Torch's samples of unary operators are of one dimension, empty, or a single number. A few of them are folded to two and
-to three dimensions, so that every layout has its turn at every operator.
+to three dimensions, so that every layout has its turn at every operator; so they are where those of two dimensions have
+no derivative but zero (hardtanh between two numbers that are close together).
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ from typing import Any
 
 from torch import Tensor
 
-from op_registry.conformance.sample import Sample
+from op_registry.conformance import plain_torch
+from op_registry.conformance.sample import Sample, chosen
 
 # Numbers of folded samples, beyond those of the database.
 FOLDED = 10_000
 # How many samples of one dimension are folded.
 MOST = 3
+# How many samples are differentiated to find one whose derivative is not zero.
+SLOPES = 8
 
 
 def storable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with a tensor of two dimensions or more, folded ones where there are none, else all there are."""
+    """Samples with a tensor of two dimensions or more, and folded ones where there are none or these say nothing of
+    gradients; else all there are."""
     first = [s for s in samples if any(t.ndim >= 2 and t.numel() > 1 for t in s.tensors)]
     if not first:
-        first = list(_folded(samples))
-    return first or list(samples)
+        return list(_folded(samples)) or list(samples)
+    if any(map(_sloped, chosen(first, SLOPES))):
+        return first
+    return [*first, *filter(_sloped, _folded(samples))]
+
+
+def _sloped(sample: Sample) -> bool:
+    """Whether plain torch's derivative is other than zero."""
+    return plain_torch.derivative(sample).sloped
 
 
 def _folded(samples: Sequence[Sample]) -> Iterator[Sample]:

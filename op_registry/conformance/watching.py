@@ -104,10 +104,16 @@ class Recorder(Interpreter):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
+        # How many elements the results of each of them have.
+        self.elements: list[int] = []
 
     def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        place = len(self.calls)
         self.calls.append((op, args, kwargs))
-        return op(*args, **kwargs)
+        self.elements.append(0)
+        result = op(*args, **kwargs)
+        self.elements[place] = sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
 
 
 def calls_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpOverload]:
