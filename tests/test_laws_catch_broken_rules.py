@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, broadcast_shapes
 
 from op_registry import Dense, registry
+from op_registry.conformance.masks import masking
+from op_registry.conformance.other_numbers import with_other_numbers
+from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.record_subject import Records, records
-from op_registry.conformance.samples import operator_named
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.samples import operator_named, overload_samples
+from op_registry.conformance.stored_samples import FOLDED, storable
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trials import LAWS, Outcome, Settings, outcome_of, run_operator, trials_of
+from op_registry.conformance.verdict import answer_of
+from op_registry.errors import MaskedSemanticsError
 from op_registry.places import gathered
 from op_registry.records import valid_in_all
 from op_registry.sparse import NotLowered, Sparse
@@ -205,6 +212,76 @@ def test_a_partner_stored_densely_is_not_forgotten(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(rule.lowerings, Sparse, mul_by_all)
     found = [o.message.partition(":")[0] for o in run_operator("mul", settings).failures]
     assert set(found) == {"stored as csr_first"}
+
+
+# -------------------------------------------------------------------------------------- what is kept, what is refused
+
+
+def test_an_answer_to_another_number_is_caught(replace: Any) -> None:
+    """fill, of which every sample of the database writes True."""
+    kept: dict[Any, Dense] = {}
+
+    def fill_as_before(x: Dense, value: Any) -> Dense:
+        return kept.setdefault(x.shape, x.like(aten.fill.Scalar(x.data, value)))
+
+    assert complaints("P1", "fill") == []
+    replace(aten.fill.Scalar, fill_as_before)
+    assert any("result 0: 20 of 20 values differ" in line for line in complaints("P1", "fill"))
+
+
+def test_numbers_are_changed_where_that_changes_no_shape() -> None:
+    def changed(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = with_other_numbers(Sample(fn, args, kwargs, 0, torch.float32))
+        return found.args[1:], found.kwargs
+
+    x = torch.ones(2, 3)
+    assert changed(torch.add, x, x, alpha=2) == ((x,), {"alpha": 3})
+    assert changed(aten.sum.dim_IntList, x, [1], True) == (([1], True), {})
+    assert changed(torch.nn.functional.dropout, x, 0.5, True) == ((0.25, True), {})
+    assert changed(aten.native_batch_norm.default, x, None, None, None, None, True, 0.5, 1e-5)[0][4:] == (
+        True,
+        0.25,
+        5e-6,
+    )
+    # A step changes the shape, a start does not.
+    assert changed(torch.arange, 0.0, 4.0, 2.0)[0] == (4.0, 2.0)
+
+
+def test_refusing_every_call_that_has_an_answer_is_no_answer(replace: Any) -> None:
+    """Under other masks bucketize has to be refused, which holds for a rule that refuses too much as well."""
+
+    def decision() -> str:
+        return answer_of(run_operator("bucketize", Settings(subject="records", laws=("P3",), most=3)), "P3").decision
+
+    def refuses(x: Any, boundaries: Dense, **how: bool) -> Dense:
+        raise MaskedSemanticsError("bucketize: not today")
+
+    assert decision() == "holds"
+    replace(aten.bucketize.Tensor, refuses)
+    assert decision() == "undecided"
+
+
+def test_masks_of_one_shape_tell_tensors_apart() -> None:
+    for shape in ((3, 4), (2, 5), (5, 5)):
+        for seed in range(20):
+            made = masking("half", [torch.ones(shape)] * 2, seed)
+            assert made is not None
+            a, b = made.masks
+            assert all(part.any() for part in (a & b, a & ~b, ~a & b))
+
+
+def test_the_call_that_tells_most_is_compiled() -> None:
+    """Not the ones whose results are empty, nor, for a gate of two halves, the one of two elements."""
+    for entry in ("constant_pad_nd", "nn_functional_glu"):
+        (sample,) = overload_samples(operator_named(entry), torch.float32, lambda op: False)
+        assert sample.fn(*sample.args, **sample.kwargs).numel() > 1
+
+
+def test_samples_without_a_slope_are_not_all_there_is() -> None:
+    """hardtanh between -0.5 and 0.5: every element of the database's samples of two dimensions is cut off."""
+    found = storable([s for s in operator_named("nn_functional_hardtanh").samples(torch.float64) if s.tensors])
+    assert [s.number > FOLDED for s in found] == [False, False, True, True]
+    assert [derivative(s).sloped for s in found] == [False, False, True, True]
 
 
 # ---------------------------------------------------------------------------------------------------------- gradients

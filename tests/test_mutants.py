@@ -13,7 +13,9 @@ from op_registry.conformance import mutant_operators, mutant_table, mutants
 from op_registry.conformance.mutant_calls import Call, Way
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, strangers_fates
+from op_registry.lowering import run_sparsely
 from op_registry.records import Dense
+from op_registry.sparse import Sparse, from_dense
 
 # Each way once: a kind of operator that it fits, and the first law that sees it ("≡": no law may).
 SEEN = [
@@ -78,6 +80,57 @@ def test_a_wrong_run_on_sparse_records_is_seen_there_alone() -> None:
     assert (dense.mutant.sparse, dense.law) == (False, "P1")
     assert (sparse.mutant.sparse, sparse.law) == (True, "P4")
     assert sparse.message.startswith("stored as csr")
+
+
+# Of built-in rules, each for a part of the laws or samples without which nobody saw it.
+SEEN_BUILT_IN = [
+    ("aten.glu", "nn_functional_glu", "another value when compiled", False, "P7"),
+    ("aten.repeat", "repeat", "another value when compiled", False, "P7"),
+    ("aten.fill.Scalar", "fill", "remembers the first call", False, "P1"),
+    ("aten.bucketize.Tensor", "bucketize", "refuses what is partly valid", False, "P3"),
+    ("aten.embedding_bag.padding_idx", "nn_functional_embedding_bag", "refuses what is partly valid", False, "P3"),
+    ("aten.hardtanh", "nn_functional_hardtanh", "gradient cut", True, "P3"),
+    ("aten.hardtanh", "nn_functional_hardtanh", "gradient doubled", True, "P5"),
+    ("aten.hardtanh", "nn_functional_hardtanh", "gradient wrong where something is invalid", True, "P5"),
+    (
+        "aten._native_batch_norm_legit.no_stats",
+        "_native_batch_norm_legit",
+        "gradient wrong where something is invalid",
+        False,
+        "P5",
+    ),
+    ("aten.kl_div", "nn_functional_kl_div", "forgets the first operand's mask", True, "P4"),
+]
+
+
+@pytest.mark.parametrize("rule, entry, way, sparse, law", SEEN_BUILT_IN)
+def test_the_law_that_sees_a_mutant_of_a_built_in_rule(rule: str, entry: str, way: str, sparse: bool, law: str) -> None:
+    (fate,) = [f for f in mutants.built_in_fates(rule, [entry], [way]) if f.mutant.sparse is sparse]
+    assert (fate.state, fate.law) == ("killed", law), fate.message
+
+
+def test_a_cut_of_a_second_derivative_that_is_zero_changes_nothing() -> None:
+    """Sparse records lower quantiles of a fixed rank alone, which are linear; of a rank with a derivative none are."""
+    dense, sparse = mutants.built_in_fates("aten.quantile", ["quantile"], ["second derivative cut"])
+    assert (dense.state, dense.law) == ("killed", "P5")
+    assert sparse.state == "same"
+
+
+def test_results_in_sparse_storage_are_compared_by_what_they_hold() -> None:
+    """Where both operands are invalid in one place, the other mask says so: the same elements, another record."""
+    rule = registry.get(torch.ops.aten.mul.Tensor)
+    assert rule is not None
+    stored = from_dense(Dense(torch.ones(2, 2)), torch.sparse_csr)
+    holey, other = (
+        Sparse(Dense(stored.values.data, torch.tensor(mask, dtype=torch.int8)), stored.pattern)
+        for mask in ([0, 1, 1, 1], [1, 0, 1, 1])
+    )
+    for partner, changed in ((holey, 0), (other, 1)):
+        with mutants.installed(rule, WAYS["forgets the first operand's mask"], sparse=True) as seen:
+            wrong = registry.get(torch.ops.aten.mul.Tensor)
+            assert wrong is not None
+            run_sparsely(torch.ops.aten.mul.Tensor, wrong, (holey, partner), {})
+        assert (seen.calls, seen.changed) == (1, changed)
 
 
 # ------------------------------------------------------------------------------------------------- the table itself

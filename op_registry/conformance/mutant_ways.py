@@ -21,10 +21,12 @@ from op_registry.conformance.mutant_calls import (
     some_valid,
     way,
 )
+from op_registry.conformance.plain_torch import weighted_sum
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records import Dense, as_int8, being_traced
 from op_registry.sparse import Sparse
+from op_registry.turned import Turned, to_dense
 
 __all__ = ["WAYS"]
 
@@ -99,9 +101,13 @@ def first_mask_forgotten(call: Call) -> Any:
 
 
 def _unlike(mine: Any, theirs: Any) -> bool:
-    """Whether two results differ in a mask, or in a valid value."""
-    pairs = itertools.zip_longest(tree_leaves(mine), tree_leaves(theirs))
+    """Whether two results differ in a mask, or in a valid value, however they are stored."""
+    pairs = itertools.zip_longest(*([_densely(leaf) for leaf in tree_leaves(result)] for result in (mine, theirs)))
     return any(_records_differ(a, b) if isinstance(a, Dense) and isinstance(b, Dense) else a is not b for a, b in pairs)
+
+
+def _densely(leaf: Any) -> Any:
+    return to_dense(leaf) if isinstance(leaf, (Sparse, Turned)) else leaf
 
 
 def _records_differ(a: Dense, b: Dense) -> bool:
@@ -289,7 +295,7 @@ def writes_operand(call: Call) -> Any:
 
 
 @way("writes under its operand's mask")
-def writeshidden(call: Call) -> Any:
+def writes_hidden(call: Call) -> Any:
     """Fills in place: a caller's memory is another one afterwards."""
     result = call.result()
     for record in call.partial():
@@ -374,7 +380,32 @@ def second_cut(call: Call) -> Any:
         call.changed = True
         return record.like(_Once.apply(record.data))
 
-    return call.with_records(once)
+    result = call.with_records(once)
+    call.changed = call.changed and torch.is_grad_enabled() and _curved(call)
+    return result
+
+
+def _curved(call: Call) -> bool:
+    """Whether the second derivative of the right rule is other than zero in this call: tried on copies."""
+    inputs: list[Tensor] = []
+
+    def copied(record: Dense, number: int) -> Dense:
+        data = record.data.detach().clone()
+        if record.data.requires_grad:
+            inputs.append(data.requires_grad_())
+        return Dense(data, None if record.validity is None else record.validity.clone())
+
+    with torch.random.fork_rng(devices=[]):
+        records = [_densely(leaf) for leaf in tree_leaves(call.with_records(copied))]
+    scalar = weighted_sum([(r.data, r.valid) for r in records if isinstance(r, Dense)])
+    if scalar is None:
+        return False
+    first = torch.autograd.grad(scalar, inputs, create_graph=True, allow_unused=True)
+    again = weighted_sum([(g, None) for g in first if g is not None])
+    if again is None:
+        return False
+    second = torch.autograd.grad(again, inputs, allow_unused=True)
+    return any(g is not None and bool(g.any()) for g in second)
 
 
 @way("no gradient for the first operand", "P5", "P3")
