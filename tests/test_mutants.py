@@ -87,6 +87,13 @@ SEEN_BUILT_IN = [
     ("aten.glu", "nn_functional_glu", "another value when compiled", False, "P7"),
     ("aten.repeat", "repeat", "another value when compiled", False, "P7"),
     ("aten.fill.Scalar", "fill", "remembers the first call", False, "P1"),
+    (
+        "aten.linalg_matrix_rank.atol_rtol_tensor",
+        "linalg_matrix_rank_hermitian",
+        "remembers the first call",
+        False,
+        "P1",
+    ),
     ("aten.bucketize.Tensor", "bucketize", "refuses what is partly valid", False, "P3"),
     ("aten.embedding_bag.padding_idx", "nn_functional_embedding_bag", "refuses what is partly valid", False, "P3"),
     ("aten.hardtanh", "nn_functional_hardtanh", "gradient cut", True, "P3"),

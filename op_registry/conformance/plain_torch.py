@@ -154,6 +154,13 @@ def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
+def levelled(tensor: Tensor) -> Tensor:
+    """The last element of a tensor everywhere; integers, which may be places and lengths, in reverse order."""
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return in_reverse(tensor)
+    return tensor.detach().reshape(-1)[-1:].clone().expand(tensor.shape).contiguous()
+
+
 def in_reverse(tensor: Tensor) -> Tensor:
     """The elements of a tensor in reverse order: other values, of the same kind."""
     bits = tensor.detach().resolve_conj().resolve_neg().clone().view(_BITS[tensor.element_size()])

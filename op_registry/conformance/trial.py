@@ -106,13 +106,15 @@ class Trial:
         result = self.sample.fn(*args, **kwargs)
         return result, [copies[n] for n in written]
 
-    def on_other_values(self, masked_only: bool = False) -> Trial:
-        """The same call on the elements of its tensors (of those that are masked) in reverse order."""
+    def on_other_values(
+        self, masked_only: bool = False, change: Callable[[Tensor], Tensor] = plain_torch.in_reverse
+    ) -> Trial:
+        """The same call with its tensors (those that are masked) changed: their elements in reverse order."""
         masked = {id(t): mask is not None for t, mask in zip(self.sample.tensors, self.masks, strict=True)}
 
         def other(tensor: Tensor) -> Tensor:
             turned = masked[id(tensor)] or not masked_only
-            return plain_torch.in_reverse(tensor) if turned else tensor.detach().clone()
+            return change(tensor) if turned else tensor.detach().clone()
 
         args, kwargs = self.sample.with_tensors(other)
         return dataclasses.replace(self, sample=dataclasses.replace(self.sample, args=args, kwargs=kwargs))
