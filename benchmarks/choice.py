@@ -1,7 +1,7 @@
 """The automatic choice of representation beside the best single one (R11), and the table that it goes by.
 
 ``python -m benchmarks choice`` tries the choice. ``python -m benchmarks.choice --write`` measures the crossovers anew,
-on this machine, and writes masked_dispatch/storage/crossovers.py. Conversions are not counted.
+on this machine, and writes masked_dispatch/api/crossovers.py. Conversions are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 
 import masked_dispatch as md
 from benchmarks.harness import Call, Goal, measure, print_table, progress, thread_seconds
-from masked_dispatch.storage import choice, crossovers
+from masked_dispatch.api import choose as choice
+from masked_dispatch.api import crossovers
 
 SIZES = (64, 512, 2048, 8192)
 DENSITIES = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)

@@ -1,4 +1,4 @@
-"""Conversions between storages (op_registry/conversions.py) beside torch.sparse and, where it is installed, scipy.
+"""Conversions between storages (op_registry/sparse/convert.py) beside torch.sparse and, where it is installed, scipy.
 
 float32, valid at random. torch and scipy are given zeros where nothing is valid, and lose valid zeros; what is compared
 is time. Peak memory is that of a fresh process for each conversion, beyond the input and the result, as a part of the
@@ -29,7 +29,6 @@ BOUNDS = {"half": 0.65, "1 %": 1.05}
 PEAK = """
 import sys, torch
 import masked_dispatch as md
-from benchmarks.conversions import converted, pieces, some_tensor
 torch.set_num_threads(1)
 whose, layout, size, share = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 def kilobytes(name):

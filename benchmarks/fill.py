@@ -1,4 +1,4 @@
-"""Eager fills without a derivative: bit operations (op_registry/filling.py) beside torch.where and masked_fill.
+"""Eager fills without a derivative: bit operations (op_registry/records/fill.py) beside torch.where and masked_fill.
 
 float32, half valid: at random, and the first half of each row, which a branch predictor learns.
 """
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Call, Goal, duration, measure, print_table, timing
-from op_registry.records import as_int8, fill_where_invalid
+from op_registry.records.dense import fill_where_invalid
+from op_registry.records.validity import as_int8
 
 SIZES = (64, 2048)
 VALUES = {"0": 0.0, "-inf": float("-inf")}

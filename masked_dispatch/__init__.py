@@ -1,13 +1,8 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
 
-from masked_dispatch import collation as _collation
-from masked_dispatch import compile as _compile
-from masked_dispatch import dispatch as _dispatch
-from masked_dispatch import functional, optim
-from masked_dispatch import library as _library
-from masked_dispatch import torch_masked as _torch_masked
-from masked_dispatch.accumulation import accumulate
-from masked_dispatch.construct import (
+from masked_dispatch import functional, optim, storage
+from masked_dispatch.api.accumulate import accumulate
+from masked_dispatch.api.construct import (
     as_masked_tensor,
     from_lengths,
     from_nan,
@@ -15,9 +10,8 @@ from masked_dispatch.construct import (
     mask_like,
     masked_tensor,
 )
-from masked_dispatch.explain import explain
-from masked_dispatch.producers import sparse_relu, sparse_threshold, sparse_topk, sparse_where
-from masked_dispatch.reductions import (
+from masked_dispatch.api.explain import explain
+from masked_dispatch.api.reductions import (
     all,
     amax,
     amin,
@@ -50,9 +44,15 @@ from masked_dispatch.reductions import (
     var_mean,
     vector_norm,
 )
-from masked_dispatch.storage import gradients as _gradients
-from masked_dispatch.storage.policy import densify
-from masked_dispatch.tensor import MaskedTensor
+from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_topk, sparse_where
+from masked_dispatch.autograd import engine as _gradients
+from masked_dispatch.densify_policy import densify
+from masked_dispatch.dispatch import compile as _compile
+from masked_dispatch.dispatch import ladder as _dispatch
+from masked_dispatch.dispatch import library as _library
+from masked_dispatch.interop import collate as _collation
+from masked_dispatch.interop import torch_masked as _torch_masked
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 _library.install()
@@ -109,6 +109,7 @@ __all__ = [
     "sparse_where",
     "std",
     "std_mean",
+    "storage",
     "sum",
     "var",
     "var_mean",

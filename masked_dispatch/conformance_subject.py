@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
-from masked_dispatch.storage.densified import watchers
+from masked_dispatch.densification import watchers
 from op_registry.conformance.subject import Subject
 
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from masked_dispatch.interception import tree_flatten, tree_map, tree_unflatten
-from masked_dispatch.storage.policy import check_allowed
-from masked_dispatch.storage.wrapper import SparselyStored
-from masked_dispatch.tensor import MaskedTensor
-from op_registry.records import intersect
+from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten
+from op_registry.records.validity import intersect
 
 _ops = torch.ops.masked_dispatch
 Argnums = int | tuple[int, ...]
@@ -54,7 +54,7 @@ class _AllValid(NamedTuple):
 
 def _densely(value: Any, transform: str) -> Any:
     """What is stored sparsely, stored densely for a transform that has no other way, if the policy in force lets it."""
-    if not isinstance(value, SparselyStored):
+    if not isinstance(value, SparseMaskedTensor):
         return value
     check_allowed(f"masked_dispatch.functional.{transform}", [value], "it maps over dimensions of what is stored")
     return value._stored_densely()
@@ -137,7 +137,7 @@ class _Mark(NamedTuple):
 
 
 def _data_and_mark(leaf: MaskedTensor) -> tuple[Tensor, _Mark]:
-    if isinstance(leaf, SparselyStored):
+    if isinstance(leaf, SparseMaskedTensor):
         pattern = leaf._pattern
         where = _Where(
             pattern.layout, pattern.sizes, pattern.block, leaf._order, len(pattern.pieces), tuple(leaf.shape)

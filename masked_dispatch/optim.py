@@ -22,14 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.construct import as_masked_tensor
-from masked_dispatch.storage.boundary import closed_sparse
-from masked_dispatch.storage.gradients import masked_record
-from masked_dispatch.tensor import MaskedTensor
-from op_registry.patterns import pattern_of
-from op_registry.places import gathered, scatter_
-from op_registry.records import Dense, as_bool, fill_where_invalid
-from op_registry.sparse import Sparse, in_layout, unblocked
+from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.autograd.engine import masked_record
+from masked_dispatch.autograd.sparse import wrap_sparse_record
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.validity import as_bool
+from op_registry.sparse.gather_scatter import gather, scatter_
+from op_registry.sparse.pattern import pattern_of
+from op_registry.sparse.record import Sparse, layout_without_blocks, to_layout
 
 Group = dict[str, Any]
 
@@ -48,7 +49,7 @@ class Elements:
 
     def take(self, tensor: Tensor) -> Tensor:
         """What `tensor`, of the gradient's shape, has in these places: a copy."""
-        return tensor.clone() if self._places is None else gathered(tensor, self._places)
+        return tensor.clone() if self._places is None else gather(tensor, self._places)
 
     def put(self, tensor: Tensor, values: Tensor) -> None:
         """Write values back to where the gradient is valid, in place."""
@@ -56,7 +57,7 @@ class Elements:
             tensor.copy_(fill_where_invalid(values, self._validity, tensor))
             return
         if self._validity is not None:
-            values = torch.where(as_bool(self._validity), values, gathered(tensor, self._places))
+            values = torch.where(as_bool(self._validity), values, gather(tensor, self._places))
         scatter_(tensor, self._places, values)
 
 
@@ -157,9 +158,9 @@ def without_elements(gradient: MaskedTensor) -> MaskedTensor:
         return as_masked_tensor(torch.zeros_like(gradient.get_data()), torch.zeros_like(gradient.get_mask()))
     none = record.pattern.pieces[-1].new_zeros(0, dtype=torch.int64)
     layout, sizes = record.pattern.layout, record.pattern.sizes
-    pattern = pattern_of(unblocked(layout), (none,) * len(sizes), sizes)
+    pattern = pattern_of(layout_without_blocks(layout), (none,) * len(sizes), sizes)
     empty = Sparse(Dense(record.flat.data.new_zeros((0, *record.dense_sizes))), pattern)
-    return closed_sparse(in_layout(empty, layout, record.pattern.block))
+    return wrap_sparse_record(to_layout(empty, layout, record.pattern.block))
 
 
 class Adagrad(Lazily, torch.optim.Adagrad):

@@ -8,9 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.masks import KINDS
-from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings
-from op_registry.names import UnknownName, nearest
+from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
+from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
+from op_registry.conformance.verdict import Verdict
+from op_registry.report import conformance as reporting
+from op_registry.report import coverage, database_calls
+from op_registry.report import sparse_coverage as stored_coverage
+from op_registry.report.explain import explain
+from op_registry.report.names import UnknownName, nearest
 
 TIERS = {
     # A few samples of different shapes, three partial masks, float32, every law but inductor.
@@ -30,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         "--write",
         type=Path,
         metavar="FILE",
-        help="measure, and write the accepted listing (tests/coverage.expect) and op_registry/database.tsv",
+        help="measure, and write the accepted listing (tests/coverage.expect) and op_registry/report/database.tsv",
     )
     coverage.add_argument("--measure", action="store_true", help="run every entry's samples to find what they call")
 
@@ -65,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--table-of-storages",
         type=Path,
         metavar="FILE",
-        help="write how many trials of P4 stayed sparse (op_registry/storages.tsv)",
+        help="write how many trials of P4 stayed sparse (op_registry/report/sparse_coverage.tsv)",
     )
     check.add_argument("--variants", action="store_true", help="in-place and out= forms of the entries as well")
     check.add_argument("--slice", metavar="K/N", help="the K-th of N equal parts of the operators, for rotation")
@@ -98,12 +106,6 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from op_registry import stored_coverage
-    from op_registry.conformance import reporting, runner
-    from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
-    from op_registry.conformance.trials import run_operator
-    from op_registry.conformance.verdict import Verdict
-
     for module in given.modules:
         _import(module)
     for name in given.op or ():
@@ -135,8 +137,6 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _mutants(given: argparse.Namespace) -> int:
-    from op_registry.conformance import mutant_table
-
     text, accounted_for = mutant_table.report(
         given.only != "rules", given.only != "strangers", given.way, given.workers
     )
@@ -145,8 +145,6 @@ def _mutants(given: argparse.Namespace) -> int:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    from op_registry.explain import explain
-
     for module in given.modules:
         _import(module)
     print(explain(given.name, samples=not given.no_samples))
@@ -154,8 +152,6 @@ def _explain(given: argparse.Namespace) -> int:
 
 
 def _coverage(given: argparse.Namespace) -> int:
-    from op_registry import coverage, database_calls
-
     calls = coverage.measure() if given.measure or given.write is not None else None
     if given.write is not None and calls is not None:
         given.write.write_text(coverage.expectation(calls) + "\n")
@@ -179,8 +175,6 @@ def _import(module: str) -> None:
 
 def _check_operator(name: str) -> None:
     """UnknownName for an operator that there is not, with the nearest names."""
-    from op_registry.conformance.samples import database, operator_named
-
     try:
         operator_named(name)
     except (LookupError, AttributeError) as error:
@@ -190,8 +184,6 @@ def _check_operator(name: str) -> None:
 
 def _check_subject(name: str | None) -> None:
     """UnknownName for a subject that there is not."""
-    from op_registry.conformance.subjects import find_subject
-
     try:
         find_subject(name)
     except (LookupError, ModuleNotFoundError, AttributeError, TypeError) as error:

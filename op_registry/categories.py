@@ -22,24 +22,17 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
-from op_registry.elementwise_lowering import ELEMENTWISE as ELEMENTWISE_LOWERING
-from op_registry.elementwise_lowering import ELEMENTWISE_TURNED
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records import (
-    Dense,
-    as_int8,
-    being_traced,
-    fill_where_invalid,
-    gradients_may_flow,
-    map_tensors,
-    records_in,
-    valid_in_all,
-)
+from op_registry.records.dense import Dense, fill_where_invalid, map_tensors, records_in, valid_in_all
+from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.validity import as_int8
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, Slices, overloads_of, packet_name, written_at
-from op_registry.slice_lowering import SLICEWISE
-from op_registry.sparse import Sparse
-from op_registry.turned import Turned
+from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
+from op_registry.sparse.elementwise import ON_VALUES as ELEMENTWISE_LOWERING
+from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.record import Sparse
+from op_registry.sparse.slicewise import SLICEWISE
 
 Operator = OpOverload | OpOverloadPacket
 
@@ -125,7 +118,7 @@ ELEMENTWISE = Category(
     "elementwise",
     "the op on the operands; valid where every tensor operand is valid, never revives an invalid element",
     run_elementwise,
-    lowerings={Sparse: ELEMENTWISE_LOWERING, Turned: ELEMENTWISE_TURNED},
+    lowerings={Sparse: ELEMENTWISE_LOWERING, Permuted: ON_PERMUTED_VALUES},
 )
 
 # ------------------------------------------------------------------------------------------------------- movement
@@ -183,7 +176,7 @@ def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] 
     result = op(x.filled(value) if x.validity is not None else x.data, *args, **kwargs)
     dim = _argument(op, "dim", (x, *args), kwargs)
     keepdim = bool(_argument(op, "keepdim", (x, *args), kwargs))
-    return results_like(result, x.some(dim, keepdim))
+    return results_like(result, x.any_valid(dim, keepdim))
 
 
 REDUCTION = Category(

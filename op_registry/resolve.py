@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from op_registry.registry import registry
 from op_registry.rule import Rule
-from op_registry.variants import functional_form, single_form
+from op_registry.schema import functional_form, single_form
 
 Kind = Literal["rule", "written back", "each of a list", "decomposes", "missing"]
 

@@ -49,7 +49,7 @@ class Category:
     run        the generic dense run, called as ``run(op, *args, **kwargs)`` with records for tensors; None where each
                operator brings its own
     slices     how its operators work slice by slice, if they do
-    lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.lowering`)
+    lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.sparse.lowering`)
     closed     whether nothing but its own rules can follow it: a function put in the place of one follows no law
     plainly    whether its rules answer with plain tensors; elsewhere a plain result would have lost its mask
     why_dense  why its rules need dense storage where no lowering is written for them
@@ -222,5 +222,11 @@ def takes_tensor(op: OpOverload) -> bool:
 def written_at(depth: int) -> str:
     """file:line of the caller `depth` frames up, for a rule to say where it stands."""
     frame = sys._getframe(depth)
-    path = frame.f_code.co_filename.replace("\\", "/").split("/")
-    return f"{'/'.join(path[-3:])}:{frame.f_lineno}"
+    return f"{path_in_package(frame.f_code.co_filename, frame.f_globals.get('__name__', ''))}:{frame.f_lineno}"
+
+
+def path_in_package(file: str, module: str) -> str:
+    """The path of a module's file from its top-level package on; of a script the last three parts."""
+    path = file.replace("\\", "/")
+    root = path.rfind(f"/{module.partition('.')[0]}/")
+    return path[root + 1 :] if root >= 0 else "/".join(path.split("/")[-3:])

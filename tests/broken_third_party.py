@@ -6,7 +6,8 @@ from typing import Any
 
 from third_party import rules
 
-from op_registry import Dense, Rule, Sparse, registry
+from op_registry import registry
+from op_registry.authoring import Dense, Rule, Sparse
 from op_registry.testing import instantiate
 
 
@@ -25,13 +26,13 @@ def soft_sign(x: Dense, scale: float = 1.0) -> Dense:
 
 def noisy_or(p: Dense, dim: int, keepdim: bool = False) -> Dense:
     """Its identity is wrong: what is missing has happened."""
-    return Dense(rules.ops.noisy_or(p.filled(1), dim, keepdim), p.some(dim, keepdim))
+    return Dense(rules.ops.noisy_or(p.filled(1), dim, keepdim), p.any_valid(dim, keepdim))
 
 
 def weighted_mean(x: Dense, weight: Dense, dim: int) -> Dense:
     """Its divisor counts weights of elements that are missing."""
-    both = x.keep(weight.validity)
-    return Dense((both.filled(0) * weight.filled(0)).sum(dim) / weight.filled(0).sum(dim), both.some(dim))
+    both = x.masked_by(weight.validity)
+    return Dense((both.filled(0) * weight.filled(0)).sum(dim) / weight.filled(0).sum(dim), both.any_valid(dim))
 
 
 def row_dot(x: Dense, vector: Dense) -> Dense:

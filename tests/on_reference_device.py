@@ -17,7 +17,8 @@ from reference_device_sweep import NOT_COMPARABLE, sweep
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from op_registry import Dense, registry
+from op_registry import registry
+from op_registry.authoring import Dense
 
 LIBRARY = set_up()
 aten = torch.ops.aten

@@ -24,12 +24,12 @@ from reference_device import RefTensor, set_up
 from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
-from op_registry import records
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.masks import masking
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import Sample, chosen, database
 from op_registry.conformance.trees import tree_leaves
+from op_registry.records import dense as records
 
 DEVICE = "ref"
 NOT_COMPARABLE = "not comparable"

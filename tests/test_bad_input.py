@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry import elementwise, masked_rule, registry
+from op_registry import registry
+from op_registry.authoring import elementwise, masked_rule
 from op_registry.categories import REDUCTION
-from op_registry.records import Dense
+from op_registry.records.dense import Dense
 
 T, F = True, False
 DATA = torch.arange(6.0).view(2, 3)
@@ -240,7 +241,7 @@ def test_an_operator_without_a_rule_says_how_to_give_it_one() -> None:
     assert "badinput.twice.default has no masked meaning" in text
     assert "argument 0 of shape (2, 3) and dtype torch.float32" in text
     assert "likely category: elementwise" in text
-    assert "op_registry.elementwise(torch.ops.badinput.twice)" in text
+    assert "op_registry.authoring.elementwise(torch.ops.badinput.twice)" in text
     assert "x.to_tensor(value)" in text
 
 

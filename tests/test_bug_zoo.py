@@ -437,3 +437,19 @@ def test_as_strided_in_inference_mode_of_what_was_made_outside():
         found = x.as_strided((2,), (3,))
         assert not found.is_inference()
         assert torch.equal(found.to_tensor(0), x[:, 0].to_tensor(0))
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        torch.argwhere,
+        torch.nonzero,
+        lambda x: torch.repeat_interleave(x.isnan().logical_not().long().reshape(-1)),
+    ],
+    ids=["argwhere", "nonzero", "repeat_interleave"],
+)
+def test_plain_results_whose_size_only_the_graph_knows_compile(positions):
+    x = masked(X)
+    compiled = torch.compile(positions, backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert torch.equal(compiled(x), positions(x))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import masked_dispatch as md
-from masked_dispatch.storage import choice
-from masked_dispatch.storage.crossovers import CROSSOVERS
+from masked_dispatch.api import choose as choice
+from masked_dispatch.api.crossovers import CROSSOVERS
 
 TABLE = {"arithmetic": {64: 0.0, 1024: 0.5}, "transcendental": {64: 0.8}, "reduction, by row": {64: 0.5}}
 
@@ -128,10 +125,3 @@ def test_it_explains_itself():
     ]
     assert f"stored as torch.sparse_csr, {valid} stored: " in sparse
     assert "below a density of 0.9 (as it is)" in sparse
-
-
-def test_nobody_pays_for_it_at_import():
-    code = "import sys, masked_dispatch; assert 'masked_dispatch.storage.choice' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
-        _ = md.storage.no_such

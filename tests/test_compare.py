@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry import Dense, registry
+from op_registry import registry
+from op_registry.authoring import Dense
 from op_registry.conformance.compare import bit_difference, difference
 from op_registry.conformance.trials import Settings, run_operator
 

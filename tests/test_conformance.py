@@ -15,14 +15,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from op_registry import MaskedSemanticsError, check, elementwise, registry
+from op_registry import MaskedSemanticsError, check, registry
 from op_registry.__main__ import main
-from op_registry.conformance import find_subject, reporting, runner
+from op_registry.authoring import elementwise
+from op_registry.conformance import find_subject, runner
 from op_registry.conformance.masks import FILLS, KINDS, PLAIN, masking, refilled
 from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.stored_samples import FOLDED, storable
 from op_registry.conformance.trials import STORAGES, Report, Settings, run_operator, trials_of
 from op_registry.conformance.watching import calls_of
+from op_registry.report import conformance as reporting
 
 EAGER = "masked_dispatch.conformance_subject:eager"
 MOST = int(os.environ.get("CONFORMANCE_MOST", "1"))
@@ -149,7 +151,7 @@ def test_only_the_first_of_several_is_stored_otherwise() -> None:
     subject = find_subject(EAGER)
     ((_, trial),) = trials_of(operator_named("mul"), "P4", subject, settings, stored=True)
     kinds = [[type(v).__name__ for v in trial.wrapped(storage=s)[2]] for s in ("csr", "csr_first")]
-    assert kinds == [["SparselyStored"] * 2, ["SparselyStored", "MaskedTensor"]]
+    assert kinds == [["SparseMaskedTensor"] * 2, ["SparseMaskedTensor", "MaskedTensor"]]
 
 
 def test_roomy_storage_holds_invalid_elements() -> None:

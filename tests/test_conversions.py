@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry import conversions
-from op_registry.records import Dense
-from op_registry.sparse import Sparse, from_dense, in_layout, to_dense
+from op_registry.records.dense import Dense
+from op_registry.sparse import convert as conversions
+from op_registry.sparse.record import Sparse, from_dense, to_dense, to_layout
 
 COO, CSR, CSC, BSR, BSC = LAYOUTS = [
     torch.sparse_coo,
@@ -89,7 +89,7 @@ def test_chunks_give_what_nonzero_gives(layout, shape, dims, chunked, threads):
         records.append(Dense(data, some_record(shape, 0.5).validity[..., :1]))  # broadcast
     turn = list(range(dims))[::-1] + list(range(dims, len(shape)))
     if block_of(layout) is None:
-        records.append(records[2].moved(lambda t: t.permute(turn)))  # of other strides
+        records.append(records[2].map(lambda t: t.permute(turn)))  # of other strides
     expected = [from_dense(record, *arguments) for record in records]
     for chunk in CHUNKS:
         chunked(chunk)
@@ -170,7 +170,7 @@ def test_between_all_layouts(shape, dims):
         x = some_record(shape, valid)
         stored = {layout: from_dense(x, layout, dims, block_of(layout)) for layout in layouts}
         for a, b in itertools.product(layouts, layouts):
-            found = in_layout(stored[a], b, block_of(b))
+            found = to_layout(stored[a], b, block_of(b))
             assert found.pattern.layout is b
             for mine, other in zip(found.pattern.pieces, stored[b].pattern.pieces, strict=True):
                 assert torch.equal(mine, other)

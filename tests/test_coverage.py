@@ -3,7 +3,7 @@
 When a table has changed for good, write its file again::
 
     python -m op_registry coverage --write tests/coverage.expect
-    python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv
+    python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_registry import coverage, database_calls, opaque, registry, stored_coverage
+from op_registry import registry
 from op_registry.__main__ import main
-from op_registry.conformance import reporting
+from op_registry.authoring import opaque
 from op_registry.conformance.samples import database
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.sparse import Sparse
+from op_registry.report import conformance as reporting
+from op_registry.report import coverage, database_calls
+from op_registry.report import sparse_coverage as stored_coverage
+from op_registry.sparse.record import Sparse
 
 aten = torch.ops.aten
 EXPECTED = Path(__file__).with_name("coverage.expect")
@@ -149,7 +152,9 @@ def test_the_table_of_storages_is_as_it_was_measured(name: str) -> None:
     found = reporting.storage_shares([report])[name]
     accepted = stored_coverage.measured()[name]
     now = {layout: found.get(layout, (0, 0, 0)) for layout in stored_coverage.LAYOUTS}
-    assert now == accepted, "python -m op_registry check --law P4 --table-of-storages op_registry/storages.tsv"
+    assert now == accepted, (
+        "python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv"
+    )
 
 
 def test_where_a_sparse_form_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from op_registry.merging import in_order, merged
+from op_registry.sparse.coalesce import merge_duplicates, sort_indices
 
 ROWS, WIDTH = 9, 4
 INDICES = torch.tensor([[1, 3, 3], [7, 1, 5]])
@@ -222,7 +222,7 @@ def test_merging_is_index_add_of_what_counts(rest, dtype):
     index = torch.tensor([4, 1, 4, 0, 1, 4])
     counted = torch.tensor([True, True, False, False, True, True])
     values = (torch.arange(6 * torch.Size(rest).numel()).reshape(6, *rest) % 5).to(dtype)
-    rows, total = merged(index, values, counted)
+    rows, total = merge_duplicates(index, values, counted)
     assert rows.tolist() == [1, 4]
     wide = torch.int64 if dtype is torch.bool else dtype
     expected = torch.zeros((5, *rest), dtype=wide).index_add(0, index[counted], values[counted].to(wide))
@@ -236,7 +236,7 @@ def test_indices_are_sorted_stably_by_whatever_sort_is_quickest(highest, some, n
     generator = torch.Generator().manual_seed(number)
     index = torch.randint(0, highest, (number,), generator=generator)
     counted = torch.rand(number, generator=generator) < 0.5 if some else None
-    ordered, order = in_order(index if counted is None else torch.where(counted, index, 2**62), counted)
+    ordered, order = sort_indices(index if counted is None else torch.where(counted, index, 2**62), counted)
     kept = torch.arange(number) if counted is None else counted.nonzero()[:, 0]
     expected, places = index[kept].sort(stable=True)
     assert torch.equal(ordered.long(), expected)

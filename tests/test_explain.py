@@ -12,14 +12,15 @@ import torch
 from torch.overrides import get_testing_overrides, resolve_name
 
 import op_registry
-from op_registry import database_calls, registry
+from op_registry import registry
 from op_registry.__main__ import main
-from op_registry.explain import UnknownName, explain
-from op_registry.explain_storage import LAYOUTS
-from op_registry.lowering import lowering_of
-from op_registry.names import named, operator_of
-from op_registry.python_source import operators_called
-from op_registry.sparse import Sparse
+from op_registry.report import database_calls
+from op_registry.report.explain import UnknownName, explain
+from op_registry.report.explain_storage import LAYOUTS
+from op_registry.report.names import named, operator_of
+from op_registry.report.python_source import operators_called
+from op_registry.sparse.lowering import lowering_of
+from op_registry.sparse.record import Sparse
 
 aten = torch.ops.aten
 
@@ -188,7 +189,7 @@ def test_everything_about_an_operator() -> None:
     assert list(said) == ["law", "rule", "traits", "serves", "lowering", "oracle", "samples", "gaps"]
     assert said["law"].startswith("at valid positions what torch gives")
     assert re.match(
-        r"op_registry/ops/scans.py:\d+, run by run_scan \(op_registry/categories.py:\d+\) The op", said["rule"]
+        r"op_registry/ops/scans/rules.py:\d+, run by run_scan \(op_registry/categories.py:\d+\) The op", said["rule"]
     )
     assert said["traits"] == "identity=0"
     assert said["serves"] == "aten.cumsum.default, aten.cumsum.out (written back)"
@@ -235,7 +236,7 @@ def test_what_has_no_rule() -> None:
     assert "takes no tensor" in explain("aten.arange.default")
     assert "TorchScript only" in explain("aten.eq.str")
     assert "missing" in explain("aten._mkldnn_transpose.default")
-    assert "op_registry.elementwise(torch.ops.aten._mkldnn_transpose.default)" in " ".join(
+    assert "op_registry.authoring.elementwise(torch.ops.aten._mkldnn_transpose.default)" in " ".join(
         explain("aten._mkldnn_transpose.default").split()
     )
 
@@ -249,7 +250,7 @@ def test_a_python_function_says_what_was_seen_and_what_was_read() -> None:
     assert said["seen"].startswith("with torch's samples (entry nn_functional_mse_loss): ")
     assert "aten.mse_loss.default" in said["seen"]
     assert "aten.mse_loss" in said["read"]
-    assert "aten.lstm: recurrent [op_registry/ops/recurrent.py" in explain("nn.LSTM", samples=False)
+    assert "aten.lstm: recurrent [op_registry/ops/recurrent/rules.py" in explain("nn.LSTM", samples=False)
 
 
 def test_an_entry_of_the_database() -> None:
@@ -266,7 +267,7 @@ def test_an_operator_of_ones_own() -> None:
     torch.library.impl("explained::halved", "CompositeExplicitAutograd")(lambda x: x / 2)
     assert "missing" in explain("explained.halved")
     with registry.overlay():
-        rule = op_registry.elementwise(torch.ops.explained.halved)
+        rule = op_registry.authoring.elementwise(torch.ops.explained.halved)
 
         @rule.oracle
         def by_hand(x: Any) -> Any:
@@ -353,7 +354,7 @@ def test_the_command_imports_a_users_module(
     (tmp_path / "my_rules.py").write_text(
         "import torch, op_registry\n"
         "torch.library.define('imported::twice', '(Tensor x) -> Tensor')\n"
-        "op_registry.elementwise(torch.ops.imported.twice)\n"
+        "op_registry.authoring.elementwise(torch.ops.imported.twice)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with registry.overlay():
@@ -362,7 +363,7 @@ def test_the_command_imports_a_users_module(
 
 
 def test_entries_are_known_without_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    from op_registry import explain_storage
+    from op_registry.report import explain_storage
 
     def asked() -> None:
         raise AssertionError("torch's operator database was asked")

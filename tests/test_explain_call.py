@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import masked_dispatch as md
-from masked_dispatch.storage.densified import Densification, collecting, watchers
+from masked_dispatch.densification import Densification, collecting, watchers
 from op_registry.conformance.masks import masking
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import chosen, database
@@ -38,7 +38,7 @@ def test_a_dense_call() -> None:
     (step,) = said.steps
     assert step.op is aten.cumsum.default
     assert step.arguments == ("masked float32 of shape (3, 4) (60 bytes)", "1")
-    assert step.served.startswith("scan [op_registry/ops/scans.py:")
+    assert step.served.startswith("scan [op_registry/ops/scans/rules.py:")
     assert (step.lowering, step.densified, step.error, said.error) == ("", (), "", "")
     assert str(said).splitlines()[0] == "torch.cumsum: 1 operator call on masked tensors"
 
@@ -48,7 +48,7 @@ def test_a_call_that_stays_sparse_says_by_which_run(layout: str) -> None:
     said = md.explain(torch.cumsum, stored(layout), 1)
     (step,) = said.steps
     assert f"as torch.{layout} with " in step.arguments[0]
-    assert "op_registry/slice_lowering.py:" in step.lowering
+    assert "op_registry/sparse/slicewise.py:" in step.lowering
     assert said.densified == ()
     assert "stays sparse" in str(said)
 

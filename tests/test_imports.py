@@ -1,4 +1,4 @@
-"""The packages import each other one way, and nothing in a circle: read off the sources, functions included."""
+"""The house: rooms on floors, imports downward only, nothing in a circle. Read off the sources, functions included."""
 
 from __future__ import annotations
 
@@ -7,25 +7,63 @@ import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("masked_dispatch", "op_registry")
+import pytest
 
-# Imports of our own modules inside functions, with the reason: nothing that most programs need may wait for these.
+from op_registry import authoring
+
+ROOT = Path(__file__).parent.parent
+
+# Rooms from the ground up: a module imports from its own room and from those before it.
+FLOORS = {
+    "op_registry": (
+        ("errors", "digests", "schema"),
+        ("rule",),
+        ("records", "registry"),
+        ("autocast", "resolve"),
+        ("sparse",),
+        ("categories",),
+        ("slice_rules", "derivatives"),
+        ("authoring",),
+        ("ops",),
+        ("conformance",),
+        ("report", "testing"),
+        ("__main__",),
+    ),
+    "masked_dispatch": (
+        ("torch_internals", "densification"),
+        ("densify_policy",),
+        ("tensor",),
+        ("autograd",),
+        ("interop",),
+        ("dispatch",),
+        ("api",),
+        ("functional", "optim", "storage"),
+        ("conformance_subject",),
+    ),
+}
+
+# Imports inside functions, none of our own modules, each with the reason why it waits.
 LATE = {
-    ("masked_dispatch.explain", "masked_dispatch.call_observer"): "conformance's interpreter is expensive to import",
-    (
-        "masked_dispatch.storage",
-        "masked_dispatch.storage.choice",
-    ): "the choice of storage, which most programs never ask for",
-    ("op_registry", "op_registry.conformance"): "conformance is expensive to import",
-    ("op_registry.explain", "op_registry.conformance"): "conformance is expensive to import",
-    ("op_registry.__main__", "op_registry"): "each command imports what it needs",
+    "numpy": "the core depends on torch alone",
+    "pytest": "the core depends on torch alone",
+    "tqdm": "the core depends on torch alone",
+    "tomllib": "Python 3.10 does not have it",
+    "torch._dynamo.comptime": "loads the compiler",
+    "torch._dynamo.source": "loads the compiler",
+    "torch._functorch._aot_autograd": "loads the compiler",
+    "torch._guards": "loads the compiler",
+    "torch._inductor.inductor_prims": "loads the compiler",
+    "torch._inductor.ir": "loads the compiler",
+    "torch.fx.experimental.proxy_tensor": "loads the compiler",
+    "torch.testing._internal": "torch's operator database takes seconds to load, and needs packages for tests",
+    "torch.testing._internal.opinfo": "the same",
+    "torch.testing._internal.common_methods_invocations": "the same",
 }
 
 
 def modules() -> dict[str, Path]:
     found = {}
-    for package in PACKAGES:
+    for package in FLOORS:
         for path in (ROOT / package).rglob("*.py"):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             found[name] = path
@@ -42,8 +80,8 @@ def imports_of(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.Import
         yield from imports_of(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
-def edges() -> Iterator[tuple[str, str, bool]]:
-    """(importer, imported, whether inside of a function) for each import of one of our modules by another."""
+def imports() -> Iterator[tuple[str, str, bool]]:
+    """(importer, imported module, whether inside of a function) for every import in the packages."""
     known = modules()
     for name, path in known.items():
         for statement, inside in imports_of(ast.parse(path.read_text(encoding="utf-8"))):
@@ -53,31 +91,77 @@ def edges() -> Iterator[tuple[str, str, bool]]:
                 source = statement.module or ""
                 targets = [f"{source}.{a.name}" if f"{source}.{a.name}" in known else source for a in statement.names]
             for target in targets:
-                if target in known and target != name:
+                if target != name:
                     yield name, target, inside
 
 
+def edges() -> list[tuple[str, str]]:
+    """(importer, imported) among our own modules.
+
+    A package's __init__ gathers what its modules offer: it is left out as an importer of theirs, not as imported.
+    """
+    known = modules()
+    return [(a, b) for a, b, _ in imports() if b in known and not b.startswith(f"{a}.")]
+
+
+def floor(module: str) -> int:
+    package, _, inside = module.partition(".")
+    room = inside.partition(".")[0]
+    return next(n for n, rooms in enumerate(FLOORS[package]) if room in rooms)
+
+
 def test_no_module_is_part_of_a_circle() -> None:
-    # A package's __init__ gathers what its modules offer: it is left out as an importer of theirs, not as imported.
     graph: dict[str, set[str]] = {}
-    for importer, imported, _ in edges():
-        if not imported.startswith(f"{importer}."):
-            graph.setdefault(importer, set()).add(imported)
+    for importer, imported in edges():
+        graph.setdefault(importer, set()).add(imported)
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         raise AssertionError(" → ".join(error.args[1])) from None
 
 
-def test_what_operators_mean_knows_no_tensor_subclass() -> None:
-    upward = [(a, b) for a, b, _ in edges() if a.startswith("op_registry") and b.startswith("masked_dispatch")]
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_room_has_a_floor(package: str) -> None:
+    rooms = {name.split(".")[1] for name in modules() if name.startswith(f"{package}.")}
+    assert rooms == {room for rooms in FLOORS[package] for room in rooms}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_imports_go_down(package: str) -> None:
+    inside = [(a, b) for a, b in edges() if a.startswith(f"{package}.") and b.startswith(f"{package}.")]
+    room = {name: name.split(".")[1] for pair in inside for name in pair}
+    upward = [(a, b) for a, b in inside if room[a] != room[b] and floor(a) <= floor(b)]
     assert upward == []
 
 
-def test_imports_inside_of_functions_are_named_with_their_reason() -> None:
-    late = {(importer, imported) for importer, imported, inside in edges() if inside}
-    named = {
-        (a, b): next((key for key in LATE if a == key[0] and f"{b}.".startswith(f"{key[1]}.")), None) for a, b in late
-    }
-    assert [pair for pair, key in named.items() if key is None] == []
-    assert set(LATE) == set(named.values()), "some of these are no longer there"
+def test_what_operators_mean_knows_no_tensor_subclass() -> None:
+    assert [(a, b) for a, b in edges() if a.startswith("op_registry") and b.startswith("masked_dispatch")] == []
+
+
+def test_rules_are_written_in_public_words_and_those_of_their_family() -> None:
+    def family(module: str) -> str:
+        return ".".join(module.split(".")[:3])
+
+    foreign = [
+        (a, b)
+        for a, b in edges()
+        if a.startswith("op_registry.ops.") and b != "op_registry.authoring" and family(a) != family(b)
+    ]
+    assert foreign == []
+
+
+def test_every_word_for_rule_authors_is_documented() -> None:
+    undocumented = [
+        name
+        for name in authoring.__all__
+        if not name.isupper()
+        and name not in ("Number", "Dims", "Coordinates", "AnyRecord")
+        and not getattr(authoring, name).__doc__
+    ]
+    assert undocumented == []
+
+
+def test_imports_inside_of_functions_have_a_reason() -> None:
+    late = {(importer, imported) for importer, imported, inside in imports() if inside}
+    assert {pair for pair in late if pair[1] not in LATE} == set()
+    assert set(LATE) == {imported for _, imported in late}, "some of these are no longer there"

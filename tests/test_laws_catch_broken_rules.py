@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, broadcast_shapes
 
-from op_registry import Dense, registry
+from op_registry import registry
+from op_registry.authoring import Dense
 from op_registry.conformance.masks import masking
 from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import derivative
@@ -21,9 +22,9 @@ from op_registry.conformance.subject import Subject
 from op_registry.conformance.trials import LAWS, Outcome, Settings, outcome_of, run_operator, trials_of
 from op_registry.conformance.verdict import answer_of
 from op_registry.errors import MaskedSemanticsError
-from op_registry.places import gathered
-from op_registry.records import valid_in_all
-from op_registry.sparse import NotLowered, Sparse
+from op_registry.records.dense import valid_in_all
+from op_registry.sparse.gather_scatter import gather
+from op_registry.sparse.record import NotLowered, Sparse
 
 aten = torch.ops.aten
 EAGER = "masked_dispatch.conformance_subject:eager"
@@ -48,18 +49,18 @@ def replace() -> Iterator[Callable[[Any, Callable[..., Any]], None]]:
 
 def sum_of_everything(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
     """Leaks garbage: hidden elements are added up like the others."""
-    return Dense(aten.sum.dim_IntList(x.data, dim, keepdim, dtype=dtype), x.some(dim, keepdim))
+    return Dense(aten.sum.dim_IntList(x.data, dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
 
 
 def sum_masked_afterwards(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
     """Multiplies by the mask: right until there is a NaN below it."""
     data = x.data if x.valid is None else x.data * x.valid
-    return Dense(aten.sum.dim_IntList(data, dim, keepdim, dtype=dtype), x.some(dim, keepdim))
+    return Dense(aten.sum.dim_IntList(data, dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
 
 
 def mean_by_numel(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
     """Divides by the number of elements, valid or not."""
-    return Dense(aten.mean.dim(x.filled(0), dim, keepdim, dtype=dtype), x.some(dim, keepdim))
+    return Dense(aten.mean.dim(x.filled(0), dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
 
 
 def softmax_with_nan(x: Dense, dim: int, dtype: Any = None) -> Dense:
@@ -203,7 +204,7 @@ def test_a_partner_stored_densely_is_not_forgotten(monkeypatch: pytest.MonkeyPat
         """Takes the other operand's mask for granted, where it is stored densely."""
         if isinstance(x, Sparse) and isinstance(other, Dense) and broadcast_shapes(x.shape, other.shape) == x.shape:
             theirs = other.data.expand(x.shape).contiguous()
-            return x.like(x.values.like(x.values.data * gathered(theirs, x.pattern.places())))
+            return x.like(x.values.like(x.values.data * gather(theirs, x.pattern.places())))
         raise NotLowered("not this one")
 
     settings = Settings(subject=EAGER, laws=("P4",), most=3, storages=("csr", "csr_first"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import masked_dispatch as md
-from op_registry.long_rows import IDENTITY, LONG, Chunks
+from op_registry.sparse.segment_kernels import IDENTITY, LONG, RowChunks
 
 
 @given(
@@ -24,14 +24,16 @@ def test_every_row_is_reduced_by_itself(lengths, width, word):
     ends = torch.tensor([0, *lengths]).cumsum(0)
     rows = values.split(lengths)
     expected = [getattr(row, word)() if len(row) else torch.tensor(IDENTITY[word], dtype=row.dtype) for row in rows]
-    torch.testing.assert_close(Chunks(ends, stored, width, values.dtype).reduced(values, word), torch.stack(expected))
+    torch.testing.assert_close(
+        RowChunks(ends, stored, width, values.dtype).reduced(values, word), torch.stack(expected)
+    )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_sees_nothing_of_its_neighbours(bad):
     values = torch.ones(100, dtype=torch.float64)
     values[37:61] = bad
-    chunks = Chunks(torch.tensor([0, 37, 61, 100]), 100, 16, values.dtype)
+    chunks = RowChunks(torch.tensor([0, 37, 61, 100]), 100, 16, values.dtype)
     assert chunks.reduced(values, "sum")[[0, 2]].tolist() == [37, 39]
     assert chunks.reduced(values, "amax")[[0, 2]].tolist() == [1, 1]
     assert chunks.reduced(values, "amin")[[0, 2]].tolist() == [1, 1]

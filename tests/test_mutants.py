@@ -13,9 +13,9 @@ from op_registry.conformance import mutant_operators, mutant_table, mutants
 from op_registry.conformance.mutant_calls import Call, Way
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, strangers_fates
-from op_registry.lowering import run_sparsely
-from op_registry.records import Dense
-from op_registry.sparse import Sparse, from_dense
+from op_registry.records.dense import Dense
+from op_registry.sparse.lowering import run_sparsely
+from op_registry.sparse.record import Sparse, from_dense
 
 # Each way once: a kind of operator that it fits, and the first law that sees it ("≡": no law may).
 SEEN = [

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry import Dense, Rule, elementwise, reduction, registry
+from op_registry import registry
+from op_registry.authoring import Dense, Rule, elementwise, reduction
 from op_registry.categories import REDUCTION
-from op_registry.lowering import first_of, never
-from op_registry.sparse import Sparse
+from op_registry.sparse.lowering import first_of, never
+from op_registry.sparse.record import Sparse
 
 aten = torch.ops.aten
 
@@ -126,7 +127,7 @@ def test_an_operator_may_lose_its_rule_inside() -> None:
 
 
 def ten_times_the_sum(x: Dense, dim: Any = None, keepdim: bool = False, **options: Any) -> Dense:
-    return Dense(10 * x.filled(0).sum(dim, keepdim, **options), x.some(dim, keepdim))
+    return Dense(10 * x.filled(0).sum(dim, keepdim, **options), x.any_valid(dim, keepdim))
 
 
 def test_the_backward_of_what_ran_inside_has_its_meanings_wherever_it_runs() -> None:

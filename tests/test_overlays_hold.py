@@ -17,10 +17,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import masked_dispatch as md
-from masked_dispatch.interception import aten_overloads, tree_flatten
-from op_registry import Dense, registry
-from op_registry.records import map_tensors
-from op_registry.variants import functional_form, is_foreach, is_inplace, is_out, single_form, written_arguments
+from masked_dispatch.torch_internals import aten_overloads, tree_flatten
+from op_registry import registry
+from op_registry.authoring import Dense
+from op_registry.records.dense import map_tensors
+from op_registry.schema import functional_form, is_foreach, is_inplace, is_out, single_form, written_arguments
 
 MARK = 7
 STORAGES: dict[str, Callable[[Tensor], Tensor]] = {

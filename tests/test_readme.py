@@ -11,8 +11,8 @@ import pytest
 
 import op_registry
 from benchmarks.__main__ import NAMES as BENCHMARKS
-from op_registry import coverage
 from op_registry.__main__ import main
+from op_registry.report import coverage
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

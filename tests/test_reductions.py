@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
-from masked_dispatch import reductions
+from masked_dispatch.api import reductions
 
 NAN = math.nan
 MASK = torch.tensor(

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, masked_tensor
-from op_registry import coverage, refused, registry
+from op_registry import registry
+from op_registry.authoring import refused
 from op_registry.conformance.samples import database
+from op_registry.report import coverage
 
 aten = torch.ops.aten
 MASK = torch.tensor([[True, False, True], [True, True, False]])

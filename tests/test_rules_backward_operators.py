@@ -18,9 +18,9 @@ from torch import Tensor
 
 import masked_dispatch
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, is_masked_tensor, masked_tensor
-from masked_dispatch.interception import aten_overloads
+from masked_dispatch.torch_internals import aten_overloads
 from op_registry.conformance.oracles import Slot, expected
-from op_registry.coverage import state_of
+from op_registry.report.coverage import state_of
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0

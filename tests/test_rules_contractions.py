@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from op_registry import Dense, registry
+from op_registry import registry
+from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 GARBAGE = (math.nan, math.inf, 1e38, 0.0)

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from op_registry import Dense, MaskedSemanticsError, registry
+from op_registry import MaskedSemanticsError, registry
+from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2

@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from op_registry import Dense, MaskedSemanticsError, registry
-from op_registry.records import as_bool, map_tensors
+from op_registry import MaskedSemanticsError, registry
+from op_registry.authoring import Dense
+from op_registry.records.dense import map_tensors
+from op_registry.records.validity import as_bool
 
 aten = torch.ops.aten
 nan, inf = math.nan, math.inf

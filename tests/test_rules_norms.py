@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from op_registry import Dense, registry
+from op_registry import registry
+from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 EPS = 1e-5

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry import Dense, InvalidValueError, MaskedSemanticsError, registry
+from op_registry import InvalidValueError, MaskedSemanticsError, registry
+from op_registry.authoring import Dense
 from op_registry.categories import run_elementwise
-from op_registry.records import as_bool, as_int8
-from op_registry.variants import functional_call, functional_form, single_form
+from op_registry.records.validity import as_bool, as_int8
+from op_registry.schema import functional_call, functional_form, single_form
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf

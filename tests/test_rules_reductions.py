@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry import Dense, MaskedSemanticsError, registry
+from op_registry import MaskedSemanticsError, registry
+from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 GARBAGE = (math.nan, -math.inf)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry import Dense, registry
+from op_registry import registry
+from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from corrupted_files import tensor as tensor_of_kind
 from torch import Tensor
 
 import masked_dispatch as md
-from masked_dispatch import saved
+from masked_dispatch.tensor import saved
 
 CORRUPTED = Path(__file__).parent / "corrupted_files.py"
 KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed")

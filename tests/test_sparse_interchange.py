@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry.patterns import linear
+from op_registry.sparse.pattern import ravel
 
 COO, CSR, CSC, BSR, BSC = (
     torch.sparse_coo,
@@ -418,7 +418,7 @@ def test_more_places_than_int64_can_number():
     with pytest.raises(
         ValueError, match=r"a tensor of sizes \(4294967296, 4294967296\) has 18,446,744,073,709,551,616"
     ):
-        linear((place, place), (2**32, 2**32))
+        ravel((place, place), (2**32, 2**32))
 
 
 def test_elsewhere_sparse_data_is_refused():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import masked_dispatch as md
-from op_registry.products import Placed, multiply, sample
+from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 
 LAYOUTS = {
     "coo": torch.sparse_coo,
@@ -154,12 +154,12 @@ def test_the_kernels_have_derivatives_of_every_order(in_order):
     if not in_order:
         shuffled = torch.randperm(len(row), generator=torch.Generator().manual_seed(4))
         row, column = row[shuffled], column[shuffled]
-    placed = Placed(row, column, 5, 4, in_order=in_order)
+    placed = RowColumn(row, column, 5, 4, in_order=in_order)
     values, dense, left, right = plain(len(row)), plain(4, 3), plain(5, 3, seed=2), plain(4, 3, seed=3)
     whole = torch.zeros(5, 4, dtype=torch.float64).index_put((row, column), values)
-    torch.testing.assert_close(multiply(values, dense, placed), whole @ dense)
-    torch.testing.assert_close(sample(left, right, placed), (left @ right.t())[row, column])
-    for function, arguments in ((multiply, (values, dense)), (sample, (left, right))):
+    torch.testing.assert_close(spmm(values, dense, placed), whole @ dense)
+    torch.testing.assert_close(sddmm(left, right, placed), (left @ right.t())[row, column])
+    for function, arguments in ((spmm, (values, dense)), (sddmm, (left, right))):
         inputs = [a.clone().requires_grad_() for a in arguments]
         assert gradcheck(lambda *a, f=function: f(*a, placed), inputs)
         assert gradgradcheck(lambda *a, f=function: f(*a, placed), inputs)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import op_registry_pytest
-from op_registry import ELEMENTWISE, Dense, elementwise, masked_rule, registry
+from op_registry import registry
+from op_registry.authoring import ELEMENTWISE, Dense, elementwise, masked_rule
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.testing import instantiate
 from op_registry.testing.device import OnDevice, subject_on

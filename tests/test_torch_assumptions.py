@@ -1,4 +1,4 @@
-"""What masked_dispatch/interception.py assumes of torch, one test for each number in its docstring.
+"""What masked_dispatch/torch_internals.py assumes of torch, one test for each number in its docstring.
 
 Most use torch alone and a bare subclass: where one fails after torch has been upgraded, that is what has changed.
 """
@@ -20,7 +20,7 @@ from torch.library import Library
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
-from masked_dispatch.interception import constant_in_graphs, default_collate_fn_map, guard_on, while_compiling
+from masked_dispatch.torch_internals import constant_in_graphs, default_collate_fn_map, guard_on, while_compiling
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
 
@@ -158,7 +158,7 @@ def test_4_hooks_on_nodes_replace_gradients() -> None:
 
 
 def test_5_views_and_versions_are_tracked_again_below_autograd() -> None:
-    from masked_dispatch.interception import tracking_views_and_versions
+    from masked_dispatch.torch_internals import tracking_views_and_versions
 
     found = []
 
@@ -190,7 +190,7 @@ def test_6_functorch_leaves_traces_by_which_it_is_known(monkeypatch: pytest.Monk
         found["message"] = hooks._saved_tensors_hooks_get_disabled_error_message()
         return False
 
-    monkeypatch.setattr("masked_dispatch.gradient.hidden_in_transform", look)
+    monkeypatch.setattr("masked_dispatch.autograd.dense.hidden_in_transform", look)
     handed = md.masked_tensor(torch.ones(2, 3))
     with assumed("vmap runs what it wraps at its own level, with its front key excluded"):
         torch.func.vmap(torch.sum)(handed)
@@ -232,7 +232,7 @@ def test_7_subclasses_are_made_by_way_of_detach() -> None:
 
 
 def test_8_code_may_be_kept_from_dynamo() -> None:
-    from masked_dispatch.interception import never_compiled
+    from masked_dispatch.torch_internals import never_compiled
 
     compiled = []
 
@@ -326,7 +326,7 @@ def test_11_runtime_tangents_go_through_one_function() -> None:
 
 
 def test_12_higher_order_operators_take_a_kernel_at_predispatch() -> None:
-    from masked_dispatch.interception import open_higher_order_operators
+    from masked_dispatch.torch_internals import open_higher_order_operators
 
     with assumed("higher-order operators keep kernels by key, and compute theirs from non_fallthrough_keys"):
         x = Carrier.of(torch.ones(2))
@@ -368,7 +368,7 @@ def test_14_a_storage_can_be_told_to_raise() -> None:
 def test_15_a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
     from functorch.compile import aot_function, nop
 
-    from masked_dispatch.interception import as_value
+    from masked_dispatch.torch_internals import as_value
 
     calls, graphs = [], []
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
-from op_registry.ops.torch_masked import OPERATORS
+from op_registry.ops.reductions.torch_masked import OPERATORS
 
 NAN = math.nan
 T, F = True, False

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry import Dense, check, contraction, elementwise, masked_rule, reduction, registry, scan
+from op_registry import check, registry
+from op_registry.authoring import Dense, contraction, elementwise, masked_rule, reduction, scan
 from op_registry.categories import ELEMENTWISE, REDUCTION
 from op_registry.conformance import find_subject, subjects
 from op_registry.conformance.record_subject import Records
 from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.sparse import Sparse
+from op_registry.sparse.record import Sparse
 
 EAGER = "masked_dispatch.conformance_subject:eager"
 DENSE_LAWS = ("P1", "P2", "P3", "P5", "P6", "P8")
@@ -161,7 +162,7 @@ def test_a_rule_that_cuts_the_graph_is_broken() -> None:
 
     @masked_rule(OWN.summed_with_derivative.default, category=REDUCTION)
     def summed(x: Dense, dim: int) -> Dense:
-        return Dense(x.filled(0).detach().sum(dim), x.some(dim))
+        return Dense(x.filled(0).detach().sum(dim), x.any_valid(dim))
 
     verdict = check(OWN.summed_with_derivative, laws=("P5",))
     assert verdict.of("P5") == "broken"
@@ -182,7 +183,7 @@ def test_a_rule_that_raises_in_backward_is_broken() -> None:
 
     reduction(OWN.summed_with_derivative, identity=0)
     registry.replace(
-        OWN.summed_with_derivative.default, lambda x, dim: Dense(Raises.apply(x.filled(0)).sum(dim), x.some(dim))
+        OWN.summed_with_derivative.default, lambda x, dim: Dense(Raises.apply(x.filled(0)).sum(dim), x.any_valid(dim))
     )
     verdict = check(OWN.summed_with_derivative, laws=("P3", "P5"), subject="records")
     assert decisions_of(verdict) == {"P3": "broken", "P5": "broken"}
@@ -407,7 +408,7 @@ import op_registry
 def shifted(x: torch.Tensor) -> torch.Tensor:
     return x + x.mean()
 
-op_registry.elementwise(torch.ops.verdicts_stranger.shifted)
+op_registry.authoring.elementwise(torch.ops.verdicts_stranger.shifted)
 
 if __name__ == "__main__":
     print(op_registry.check(torch.ops.verdicts_stranger.shifted, laws=("P3",)))

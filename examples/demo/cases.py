@@ -139,7 +139,7 @@ def own_operator() -> None:
         operator(x)
     except md.MaskedSemanticsError as error:
         say(f"before: {str(error).splitlines()[0]}")
-    rule = op_registry.elementwise(operator)
+    rule = op_registry.authoring.elementwise(operator)
     say(f"after:  {operator(x)}")
     say(f"rule:   {rule}")
     verdict = op_registry.check(operator)

@@ -20,7 +20,7 @@ from op_registry.conformance.samples import (
     chosen,
     overloads_called,
 )
-from op_registry.variants import is_view
+from op_registry.schema import is_view
 
 # Samples that are differentiated to find out whether an operator has a derivative.
 TRIED = 12

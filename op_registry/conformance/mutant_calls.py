@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.trees import tree_leaves, tree_map
-from op_registry.records import Dense, being_traced
+from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
 from op_registry.rule import Run
-from op_registry.sparse import Sparse
-from op_registry.turned import Turned
+from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.record import Sparse
 
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -51,7 +52,7 @@ class Call:
         number = itertools.count()
 
         def changed(leaf: Any) -> Any:
-            if isinstance(leaf, Turned):
+            if isinstance(leaf, Permuted):
                 return leaf.like(changed(leaf.base))
             if isinstance(leaf, Sparse):
                 return leaf.like(change(leaf.values, next(number)))
@@ -62,7 +63,7 @@ class Call:
 
 
 def _values(leaf: Any) -> Any:
-    if isinstance(leaf, Turned):
+    if isinstance(leaf, Permuted):
         return leaf.base.values
     return leaf.values if isinstance(leaf, Sparse) else leaf
 
@@ -139,7 +140,7 @@ def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
     def keep(change: Change) -> Change:
         def on_all(call: Call) -> Any:
             def on_one(leaf: Any) -> Any:
-                if isinstance(leaf, Turned):
+                if isinstance(leaf, Permuted):
                     return leaf.like(on_one(leaf.base))
                 if isinstance(leaf, Sparse):
                     values = change(leaf.values, call)

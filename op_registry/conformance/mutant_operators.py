@@ -16,7 +16,9 @@ from torch._ops import OpOverload
 
 from op_registry import categories
 from op_registry.conformance.oracles import Slot
-from op_registry.records import Dense, intersect, lowest
+from op_registry.records.dense import Dense
+from op_registry.records.dtypes import lowest
+from op_registry.records.validity import intersect
 from op_registry.rule import Rule
 
 NAMESPACE = "op_registry_mutants"
@@ -161,7 +163,7 @@ POSITIVES = _defined(positives)
 def _peak() -> Rule:
     @categories.masked_rule(PEAK, category=categories.REDUCTION)
     def peak_rule(values: Dense, axis: int) -> Dense:
-        return Dense(PEAK(values.filled(lowest(values.dtype)), axis), values.some(axis))
+        return Dense(PEAK(values.filled(lowest(values.dtype)), axis), values.any_valid(axis))
 
     return peak_rule
 

@@ -24,9 +24,11 @@ from op_registry.conformance.mutant_calls import (
 from op_registry.conformance.plain_torch import weighted_sum
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records import Dense, as_int8, being_traced
-from op_registry.sparse import Sparse
-from op_registry.turned import Turned, to_dense
+from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
+from op_registry.records.validity import as_int8
+from op_registry.sparse.permuted import Permuted, to_dense
+from op_registry.sparse.record import Sparse
 
 __all__ = ["WAYS"]
 
@@ -107,7 +109,7 @@ def _unlike(mine: Any, theirs: Any) -> bool:
 
 
 def _densely(leaf: Any) -> Any:
-    return to_dense(leaf) if isinstance(leaf, (Sparse, Turned)) else leaf
+    return to_dense(leaf) if isinstance(leaf, (Sparse, Permuted)) else leaf
 
 
 def _records_differ(a: Dense, b: Dense) -> bool:
@@ -158,7 +160,7 @@ def another_dtype(result: Dense, call: Call) -> Dense | None:
 @on_results("another shape")
 def another_shape(result: Dense, call: Call) -> Dense | None:
     """A dimension of size 1 too many."""
-    return result.moved(lambda t: t.unsqueeze(0))
+    return result.map(lambda t: t.unsqueeze(0))
 
 
 @way("sevens for holes")

@@ -28,12 +28,12 @@ from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import DirectOperator, database, overload_named
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.conformance.verdict import answer_of
-from op_registry.lowering import lowering_of, run_sparsely
 from op_registry.registry import registry
 from op_registry.rule import Rule
-from op_registry.sparse import NotLowered, Sparse
-from op_registry.turned import Turned
-from op_registry.variants import is_view
+from op_registry.schema import is_view
+from op_registry.sparse.lowering import lowering_of, run_sparsely
+from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.record import NotLowered, Sparse
 
 # Cheap laws first: a mutant is done with when one of them sees it.
 LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P4", "P7")
@@ -130,7 +130,7 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
     # A run of its own keeps the short ways out, which masked tensors have for calls of a category's run.
     lowerings: dict[type, Any] = dict(rule.lowerings)
     if sparse:
-        lowerings = {record: lowered for record in (Sparse, Turned) if lowering_of(rule, record) is not None}
+        lowerings = {record: lowered for record in (Sparse, Permuted) if lowering_of(rule, record) is not None}
     mutant = dataclasses.replace(rule, run=right if sparse else wrong, takes_op=True, lowerings=lowerings, listeners=[])
     with registry.overlay() as overlay:
         overlay.replace(mutant)
@@ -266,7 +266,7 @@ def built_in_fates(overload: str, entries: Sequence[str], ways: Sequence[str] | 
 def _sparse_fates(
     name: str, rule: Rule, operators: Sequence[Operator], ways: Sequence[str] | None, settings: Settings
 ) -> Iterator[Fate]:
-    if any(lowering_of(rule, record) is not None for record in (Sparse, Turned)):
+    if any(lowering_of(rule, record) is not None for record in (Sparse, Permuted)):
         yield from _fates(name, rule, operators, ways, settings, sparse=True)
 
 

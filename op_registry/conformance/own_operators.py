@@ -22,8 +22,8 @@ from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
 from op_registry.conformance.variant_calls import in_place, into_out
 from op_registry.registry import registry
-from op_registry.rule import Rule
-from op_registry.variants import is_inplace, mutable_forms, written_arguments
+from op_registry.rule import Rule, path_in_package
+from op_registry.schema import is_inplace, mutable_forms, written_arguments
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -135,8 +135,8 @@ def module_written_in(where: str) -> str | None:
     """The imported module in whose file a rule is written (``rule.where``: file and line)."""
     path = where.rpartition(":")[0]
     for name, module in list(sys.modules.items()):
-        file = (getattr(module, "__file__", None) or "").replace("\\", "/")
-        if file and "/".join(file.split("/")[-3:]) == path:
+        file = getattr(module, "__file__", None)
+        if file and path_in_package(file, name) == path:
             spec = getattr(module, "__spec__", None)
             # Run by `python -m`, a module is called __main__, and its spec tells how to import it.
             found = spec.name if name == "__main__" and spec is not None else name

@@ -14,9 +14,10 @@ from op_registry.conformance.subject import Subject
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records import Dense, as_int8
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_int8
 from op_registry.resolve import resolve
-from op_registry.variants import is_inplace
+from op_registry.schema import is_inplace
 
 
 class RuleInterpreter(Interpreter):

@@ -24,7 +24,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from op_registry.conformance.trees import tree_leaves
-from op_registry.ops.torch_masked import OPERATORS
+from op_registry.ops.reductions.torch_masked import OPERATORS
 
 # Factories that take tensors: what they give reaches Python as a copy.
 FACTORIES = ("_like", "::linspace", "::logspace")

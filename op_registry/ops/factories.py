@@ -17,11 +17,19 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import ASSIGNMENT, FACTORY, masked_rule, run_elementwise
-from op_registry.elementwise_lowering import ELEMENTWISE, ELEMENTWISE_TURNED
-from op_registry.records import Dense, Number, on_device_of
-from op_registry.sparse import Sparse
-from op_registry.turned import Turned
+from op_registry.authoring import (
+    ASSIGNMENT,
+    FACTORY,
+    ON_PERMUTED_VALUES,
+    ON_VALUES,
+    Dense,
+    Number,
+    Permuted,
+    Sparse,
+    masked_rule,
+    on_device_of,
+    run_elementwise,
+)
 
 aten = torch.ops.aten
 
@@ -33,8 +41,8 @@ def zeros_like(op: OpOverload, self: Dense, *value: Number, **options: Any) -> D
     return Dense(data, on_device_of(data, self.validity))
 
 
-zeros_like.lowering(Sparse)(ELEMENTWISE)
-zeros_like.lowering(Turned)(ELEMENTWISE_TURNED)
+zeros_like.lowering(Sparse)(ON_VALUES)
+zeros_like.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
 @masked_rule(aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
@@ -44,8 +52,8 @@ def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, 
     return result
 
 
-new_zeros.lowering(Sparse)(ELEMENTWISE)
-new_zeros.lowering(Turned)(ELEMENTWISE_TURNED)
+new_zeros.lowering(Sparse)(ON_VALUES)
+new_zeros.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
 @masked_rule(aten.new_empty_strided, category=FACTORY)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from op_registry.categories import opaque
+from op_registry.authoring import opaque
 
 aten = torch.ops.aten
 

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from op_registry.categories import REFUSED, masked_rule, refusal, refused
-from op_registry.errors import MaskedSemanticsError
-from op_registry.records import Dense
+from op_registry.authoring import REFUSED, Dense, MaskedSemanticsError, masked_rule, refusal, refused
 
 aten = torch.ops.aten
 
@@ -104,9 +102,4 @@ _part_of_sparse = refused(
     reason="it asks for a part of one of torch's own sparse tensors, and the layout of a masked tensor is strided "
     "whatever it is stored in (x.storage_layout, x.nnz)",
     instead="Call it on x.to_torch_sparse()",
-)
-sampled_addmm = refused(
-    aten.sparse_sampled_addmm.default,
-    reason=_OF_TORCH,
-    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from op_registry import REDUCTION, Dense, NotLowered, Sparse, contraction, elementwise, masked_rule, reduction
+from op_registry.authoring import REDUCTION, Dense, NotLowered, Sparse, contraction, elementwise, masked_rule, reduction
 from third_party import operators  # noqa: F401  (defines torch.ops.third_party)
 
 ops = torch.ops.third_party
@@ -45,10 +45,10 @@ def probabilities(make: Any) -> Iterator[tuple[Any, ...]]:
 @masked_rule(ops.weighted_mean, category=REDUCTION)
 def weighted_mean(x: Dense, weight: Dense, dim: int) -> Dense:
     """Both operands are filled where either is invalid, so that neither the sum nor the divisor sees the pair."""
-    both = x.keep(weight.validity)
+    both = x.masked_by(weight.validity)
     values, weights = both.filled(0), both.like(weight.data).filled(0)
     total = weights.sum(dim)
-    valid = both.some(dim)
+    valid = both.any_valid(dim)
     # Where nothing is valid there is no weight to divide by, and a derivative of 0 / 0 would be NaN.
     divisor = total if valid is None else Dense(total, valid).filled(1)
     return Dense((values * weights).sum(dim) / divisor, valid)
@@ -84,8 +84,8 @@ def row_dot_of_stored(op: Any, x: Any, vector: Any) -> Dense:
     if 0 in x.shape:
         raise NotLowered("there is nothing in it")
     rows, columns = x.pattern.places()
-    of_column = vector.taken(columns)
-    pairs = x.flat.keep(of_column.full_validity)
+    of_column = vector.take_rows(columns)
+    pairs = x.flat.masked_by(of_column.full_validity)
     products = pairs.filled(0) * pairs.like(of_column.data).filled(0)
     counted = pairs.like(torch.ones_like(products)).filled(0).detach()
     nothing = products.new_zeros(x.shape[0])

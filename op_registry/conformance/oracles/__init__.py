@@ -35,7 +35,7 @@ from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle,
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
-from op_registry.variants import functional_form, is_inplace, is_out, written_arguments
+from op_registry.schema import functional_form, is_inplace, is_out, written_arguments
 
 __all__ = [
     "Call",

@@ -268,6 +268,8 @@ def scatter(c: Call) -> Slot:
 
 def _combined(kind: str, parts: list[Tensor], like: Tensor) -> Tensor:
     values = torch.stack(parts)
+    if values.dtype is torch.complex32:
+        values = values.to(torch.complex64)  # torch does not sum complex32
     if kind == "mean":
         # Integer means round down, as scatter_reduce does.
         total = values.sum(0)

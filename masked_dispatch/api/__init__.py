@@ -1,0 +1,1 @@
+"""Functions that masked_dispatch offers at its top level."""

@@ -1,0 +1,255 @@
+"""Which representation to store a masked tensor in: by shape, density and operator, from measured crossovers.
+
+A crossover is a density: below it the operator is quicker on a sparse form, above it on dense storage. There is one for
+each family of operators and each size (crossovers.py, written by `python -m benchmarks.choice --write` on the machine
+that it is run on). Sizes are those of a square matrix with as many elements; the nearest measured one counts.
+
+What a conversion costs is no part of it: it is some tens of elementwise operators, so convert what is used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.api.crossovers import CROSSOVERS
+from masked_dispatch.autograd.engine import masked_record
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from op_registry import resolve
+from op_registry.records.dense import Dense
+from op_registry.rule import in_dispatcher
+from op_registry.sparse.record import Sparse
+
+Structure = Literal["elements", "rows"]
+Table = Mapping[str, Mapping[int, float]]
+
+# What each family is measured by, and what else belongs to it.
+FAMILIES = {
+    "arithmetic": "x * y under one mask, and whatever is as cheap for an element",
+    "transcendental": "x.exp(), and whatever costs several times an addition",
+    "reduction": "x.sum(-1)",
+    "slices": "x.softmax(-1): normalizations, scans, sorts",
+    "product": "x @ a dense matrix with 64 columns",
+}
+
+COSTLY = {
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin",
+    "acos", "atan",
+    "asinh", "acosh", "atanh", "atan2", "erf", "erfc", "erfinv", "sigmoid", "logit", "pow", "float_power",
+    "softplus", "gelu", "silu", "mish", "elu", "selu", "celu", "lgamma", "digamma", "polygamma", "logaddexp",
+    "logaddexp2", "log_sigmoid", "logsigmoid", "xlogy", "i0", "sinc",
+}  # fmt: skip
+
+PRODUCTS = {"mm", "bmm", "mv", "matmul", "linear", "addmm", "addmv", "addbmm", "baddbmm"}
+
+OF_CATEGORY = {
+    "reduction": "reduction", "normalization": "slices", "scan": "slices", "sorting": "slices",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A representation, and why. `choice.of(x)` stores a masked tensor so.
+
+    layout      torch.strided, a sparse layout, or torch.jagged (packed rows)
+    sparse_dim  how many of the first dimensions are stored sparsely; None: all
+    why         in words
+    all_valid   whether no mask is stored, because everything is valid
+    """
+
+    layout: torch.layout
+    sparse_dim: int | None
+    why: str
+    all_valid: bool = False
+
+    def __str__(self) -> str:
+        dims = "" if self.sparse_dim is None else f" with sparse_dim={self.sparse_dim}"
+        return f"{self.layout}{dims}: {self.why}"
+
+    def of(self, x: MaskedTensor) -> MaskedTensor:
+        """The same tensor, stored so; differentiable."""
+        if self.all_valid and density_of(x) == 1:  # whatever it was that the choice was made for
+            return as_masked_tensor(x.to_dense().get_data())
+        return x.to_layout(self.layout, sparse_dim=self.sparse_dim)
+
+
+Rule = Callable[[tuple[int, ...], float, str, Structure], torch.layout | Choice]
+_override: contextvars.ContextVar[torch.layout | Table | Rule | None] = contextvars.ContextVar(
+    "masked_dispatch.storage.choosing", default=None
+)
+
+
+@contextlib.contextmanager
+def choosing(by: torch.layout | Table | Rule) -> Iterator[None]:
+    """What `choose` goes by inside the block, in place of the measured crossovers.
+
+    by  a layout: always that one. A table, {family: {size: density}} with `", by row"` behind a family for whole rows:
+        families that it lacks are chosen by the measured ones. A function of shape, density, family and structure
+        ("elements" or "rows") that returns a layout or a Choice.
+
+    Raises TypeError for anything else.
+    """
+    if not (isinstance(by, (torch.layout, dict)) or callable(by)):
+        raise TypeError(
+            f"choosing goes by a layout (torch.strided, torch.sparse_csr …), a table {{family: {{size: density}}}} "
+            f"or a function, not {by!r}"
+        )
+    token = _override.set(by)
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def family_of(op: Any) -> str | None:
+    """The family of an operator: of torch's functions, aten overloads, or their names; None where none is measured.
+
+    Raises ValueError for a name that neither torch nor this table knows.
+    """
+    if isinstance(op, str) and op in FAMILIES:
+        return op
+    name = op if isinstance(op, str) else getattr(op, "__name__", str(op)).partition(".")[0]
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        raise ValueError(
+            f"{op!r} is no operator that there are crossovers for; give one of torch's, or a family: "
+            f"{', '.join(FAMILIES)}"
+        )
+    overloads = [getattr(packet, o) for o in packet.overloads()]
+    rules = [resolve(o).rule for o in overloads if in_dispatcher(o)]
+    category = next((rule.category.name for rule in rules if rule is not None), "")
+    if category in ("elementwise", "choice", "factory"):
+        return "transcendental" if name in COSTLY else "arithmetic"
+    return "product" if name in PRODUCTS else OF_CATEGORY.get(category)
+
+
+def choose(
+    x: Tensor | Sequence[int],
+    density: float | None = None,
+    op: Any = "arithmetic",
+    *,
+    structure: Structure | None = None,
+    dim: int = -1,
+) -> Choice:
+    """The representation in which an operator is quickest.
+
+    x          a masked tensor, or the shape of one
+    density    the share of valid elements; asked of the tensor by default
+    op         one of torch's functions or its name, or a family: arithmetic, transcendental, reduction, slices, product
+    structure  "rows" where the last dimension is valid whole or not at all; asked of the tensor by default
+    dim        the dimension that a reduction or softmax works along: decides between rows and columns
+
+    Raises ValueError for an operator that is not known, a density outside of [0, 1], or a shape without density.
+    """
+    shape = tuple(x.shape) if isinstance(x, Tensor) else tuple(x)
+    if isinstance(x, Tensor):
+        density = density_of(x) if density is None else density
+        structure = structure_of(x) if structure is None else structure
+    if density is None or not 0 <= density <= 1:
+        raise ValueError(
+            f"a tensor of shape {shape} has a density between 0 and 1, not {density}; choose needs to know"
+        )
+    structure = structure or "elements"
+    family = family_of(op)
+    override = _override.get()
+    if isinstance(override, torch.layout):
+        return Choice(override, None, "choosing(...) says so")
+    if callable(override):
+        chosen = override(shape, density, family or str(op), structure)
+        return chosen if isinstance(chosen, Choice) else Choice(chosen, None, "choosing(...) says so")
+    if family is None:
+        return Choice(torch.strided, None, f"nothing is measured for {op}")
+    if density == 1 or not shape:
+        why = "all is valid: as plain torch, without a mask" if density == 1 else "there are no dimensions"
+        return Choice(torch.strided, None, why, all_valid=density == 1)
+    crossover = crossover_of(family, shape, structure, override or {})
+    if density >= crossover:
+        side = f"quicker from a density of {crossover:.2g} on" if crossover else "quicker at every density"
+        return Choice(torch.strided, None, f"{family} at this size is {side}")
+    layout, sparse_dim = sparse_form(shape, structure, dim, family)
+    return Choice(layout, sparse_dim, f"{family} at this size is quicker below a density of {crossover:.2g}")
+
+
+def crossover_of(family: str, shape: tuple[int, ...], structure: Structure, table: Table) -> float:
+    """The density below which a sparse form is quicker, at the nearest size that was measured."""
+    key = family if structure == "elements" else f"{family}, by row"
+    measured = table.get(key) or CROSSOVERS[key]
+    size = math.log(max(math.prod(shape), 1)) / 2
+    return measured[min(measured, key=lambda n: abs(math.log(n) - size))]
+
+
+def sparse_form(shape: tuple[int, ...], structure: Structure, dim: int, family: str) -> tuple[torch.layout, int | None]:
+    """The sparse layout for a shape, and how many of its dimensions are sparse."""
+    if structure == "rows" and len(shape) > 2:
+        return torch.jagged, None
+    if structure == "rows" and len(shape) == 2:
+        return torch.sparse_coo, 1
+    if len(shape) == 1:
+        return torch.sparse_coo, None
+    by_column = family in ("reduction", "slices") and dim % len(shape) == len(shape) - 2
+    return (torch.sparse_csc if by_column else torch.sparse_csr), None
+
+
+def density_of(x: Tensor) -> float:
+    """The share of valid elements."""
+    if not isinstance(x, MaskedTensor):
+        return 1.0
+    return int(x.count()) / x.numel() if x.numel() else 1.0
+
+
+def structure_of(x: Tensor) -> Structure:
+    """Whether the last dimension of a tensor is valid whole or not at all."""
+    record = masked_record(x)
+    if record is None or x.ndim < 2:
+        return "elements"
+    if isinstance(record, Sparse):
+        flat = record.flat
+        whole = bool(record.dense_sizes) and (flat.validity is None or _by_row(flat))
+    else:
+        whole = record.validity is not None and _by_row(record)
+    return "rows" if whole else "elements"
+
+
+def _by_row(record: Dense) -> bool:
+    validity = record.validity
+    assert validity is not None
+    if validity.shape[-1:] == (1,) or validity.stride(-1) == 0:
+        return True
+    return bool((validity == validity[..., :1]).all())
+
+
+def bytes_of(x: Tensor) -> int:
+    """What a tensor takes: values, validity and indices."""
+    if isinstance(x, SparseMaskedTensor):
+        pieces: list[Tensor | None] = [x._kept_values, x._kept_validity, *x._pattern.pieces]
+    elif isinstance(x, MaskedTensor):
+        pieces = [x._data, x._validity]
+    else:
+        pieces = [x]
+    return sum(p.untyped_storage().nbytes() for p in pieces if p is not None)
+
+
+def explain(x: Tensor) -> str:
+    """How a tensor is stored, in how many bytes, and what `choose` would pick for each family of operators, and why."""
+    density, structure = density_of(x), structure_of(x)
+    stored = x.storage_layout if isinstance(x, MaskedTensor) else x.layout
+    number = f", {x.nnz:,} stored" if isinstance(x, SparseMaskedTensor) else ""
+    whole = ", whole rows" if structure == "rows" else ""
+    lines = [
+        f"{tuple(x.shape)} {x.dtype}, stored as {stored}{number}: {bytes_of(x):,} bytes",
+        f"{density:.2%} valid{whole}",
+    ]
+    for family, example in FAMILIES.items():
+        chosen = choose(x, density, family, structure=structure)
+        here = " (as it is)" if chosen.layout is stored else ""
+        lines.append(f"  {family:<14} {chosen}{here}   [{example}]")
+    return "\n".join(lines)

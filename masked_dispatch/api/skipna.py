@@ -1,0 +1,150 @@
+"""`skipna` and `min_count`: other rules of what is missing, around torch functions that pass over invalid elements.
+
+Law: the values are those of torch's function on the masked tensor; only where they are valid changes.
+
+    skipna=False    where nothing of the slice is invalid (a scan: nothing of it so far)
+    min_count=0     everywhere: a slice without a valid element gives the operation's identity
+    min_count=n     for n > 1, where the slice has at least n valid elements
+
+A plain tensor is valid throughout and its result is torch's own; min_count > 1, which may call it invalid, masks it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import tree_map
+
+Dims = int | Sequence[int] | None
+
+
+def reduction(
+    function: Callable[..., Any],
+    *options: str,
+    identity: Any = None,
+    dim: int | None = None,
+    no_dims_is_elementwise: bool = False,
+) -> Callable[..., Any]:
+    """torch's `function(x, dim, keepdim)` with skipna and min_count.
+
+    options                 names of its further keyword arguments
+    identity                what it gives for nothing, if it gives anything
+    dim                     its default for `dim`
+    no_dims_is_elementwise  whether dim=() means no dimension, as for any and all; elsewhere in torch it means all
+    """
+    name = function.__name__
+
+    def reduced(
+        x: Tensor, dim: Dims = dim, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1, **given: Any
+    ) -> Any:
+        check_options(name, given, options)
+        over = {} if dim is None and not keepdim else {"dim": dim, "keepdim": keepdim}
+        each = no_dims_is_elementwise and isinstance(dim, Sequence) and not dim
+        return reduce(lambda t: function(t, **over, **given), name, x, dim, keepdim, skipna, min_count, identity, each)
+
+    return introduced(reduced, name, options, _REDUCTION)
+
+
+def scan(function: Callable[..., Any], *options: str) -> Callable[..., Any]:
+    """torch's `function(x, dim)` with skipna; `options` are the names of its further keyword arguments."""
+    name = function.__name__
+
+    def scanned(x: Tensor, dim: int, *, skipna: bool = True, **given: Any) -> Any:
+        check_options(name, given, options)
+        result = function(x, dim, **given)
+        if skipna or not isinstance(x, MaskedTensor):
+            return result
+        none_missing = (~x.get_mask()).cumsum(dim) == 0
+        return tree_map(lambda values: values.mask_with(none_missing), result)
+
+    return introduced(scanned, name, options, _SCAN)
+
+
+def reduce(
+    call: Callable[[Tensor], Any],
+    name: str,
+    x: Tensor,
+    dim: Dims,
+    keepdim: bool,
+    skipna: bool,
+    min_count: int,
+    identity: Any = None,
+    elementwise: bool = False,
+) -> Any:
+    """`call(x)`, a reduction over `dim`, valid as skipna and min_count say; `elementwise`: over no dimension."""
+    if min_count < 0:
+        raise ValueError(f"{name}(): min_count is a number of elements, 0 or more; got {min_count}")
+    if min_count == 0 and identity is None:
+        raise ValueError(
+            f"{name}() of nothing has no value, so min_count=0 has nothing to give for a slice without valid elements. "
+            "Use min_count=1 (the default), and to_tensor(fill) on the result to choose a value"
+        )
+    if min_count > 1:
+        x = as_masked_tensor(x)
+    result = call(x)
+    if not isinstance(x, MaskedTensor) or (skipna and min_count == 1):
+        return result
+    mask = x.get_mask()
+    dims = tuple(dim) if isinstance(dim, Sequence) else dim
+    if dims == () and not elementwise:
+        dims = None
+    wanted = []
+    if min_count > 1:
+        wanted.append((mask.to(torch.int64) if elementwise else x.count(dims, keepdim)) >= min_count)
+    if not skipna:
+        wanted.append(torch.all(mask, dim=dims, keepdim=keepdim))
+
+    def revised(values: MaskedTensor) -> MaskedTensor:
+        if min_count == 0:
+            values = as_masked_tensor(values.to_tensor(identity))
+        for valid in wanted:
+            values = values.mask_with(valid)
+        return values
+
+    return tree_map(revised, result)
+
+
+def check_options(name: str, given: dict[str, Any], options: Sequence[str]) -> None:
+    """Refuse keyword arguments other than `options`; torch would take some more (out=, axis=)."""
+    for option in given:
+        if option not in options:
+            known = ", ".join(("dim", *options, "skipna"))
+            raise TypeError(f"{name}() takes no {option}= here, only {known} and so on; torch.{name} may take it")
+
+
+def introduced(function: Callable[..., Any], name: str, options: Sequence[str], text: str) -> Callable[..., Any]:
+    """`function` under the name, signature and description that people see."""
+    function.__name__ = function.__qualname__ = name
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    extra = [inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=...) for option in options]
+    function.__signature__ = signature.replace(parameters=[*own, *extra])  # type: ignore[attr-defined]
+    function.__doc__ = text.format(name=name)
+    return function
+
+
+_REDUCTION = """torch.{name} over the valid elements of each slice.
+
+x          a tensor of any shape, masked or plain, of a dtype that torch.{name} takes
+skipna     False: one invalid element makes the slice's result invalid
+min_count  how many valid elements make a result; 0: a slice without any gives the operation's identity
+
+The rest as for torch.{name}. Returns what it returns, of the same shape and dtype, masked if x is or min_count > 1.
+
+Raises ValueError for a negative min_count, and for min_count=0 where nothing has no value; otherwise as torch.{name}.
+"""
+
+_SCAN = """torch.{name} over the valid elements along `dim`; valid where x is.
+
+x       a tensor of any shape, masked or plain, of a dtype that torch.{name} takes
+skipna  False: everything from the first invalid element on is invalid
+
+The rest as for torch.{name}. Returns what it returns, of the same shape and dtype, masked if x is.
+"""

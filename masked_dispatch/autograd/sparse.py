@@ -1,0 +1,140 @@
+"""The differentiable boundary of sparse storage: as gradient.py, for values in places of a pattern.
+
+The gradient of a sparsely stored tensor is stored in its own pattern: absent where the tensor is invalid. What comes
+back to a sparse result may be stored anyhow: what it has in the result's places is taken from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.autograd.dense import check_in_sight, check_not_captured, save_validity, unwrap
+from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
+from masked_dispatch.torch_internals import in_forward_mode, never_compiled, under_transform
+from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.validity import as_int8, intersect
+from op_registry.sparse.elementwise import align_to
+from op_registry.sparse.pattern import OF_TORCH, Pattern
+from op_registry.sparse.permuted import AnyRecord, Permuted, to_base_order, to_dense
+from op_registry.sparse.record import Sparse
+
+
+class SparseWrap(torch.autograd.Function):
+    """Plain values → a masked tensor that stores them. Tangents are zero where a value is invalid."""
+
+    @staticmethod
+    @never_compiled
+    def forward(
+        ctx: Any, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
+    ) -> SparseMaskedTensor:
+        save_validity(ctx, validity)
+        ctx.pattern, ctx.order = pattern, order
+        ctx.set_materialize_grads(False)
+        ctx.like = values.new_empty(()).expand(values.shape)
+        return wrap_sparse(_in_order(Sparse(Dense(values.detach(), validity), pattern), order))
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return None, None, None, None
+        return in_places(grad, Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern), ctx.order), None, None, None
+
+    @staticmethod
+    @never_compiled
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> SparseMaskedTensor:
+        filled = fill_where_invalid(tangent, ctx.validity, 0)
+        result: SparseMaskedTensor = SparseWrap.apply(filled, ctx.validity, ctx.pattern, ctx.order)
+        return result
+
+
+class SparseUnwrap(torch.autograd.Function):
+    """A sparsely stored tensor → its values. Tangents are stored in the tensor's pattern."""
+
+    @staticmethod
+    @never_compiled
+    def forward(ctx: Any, tensor: SparseMaskedTensor) -> Tensor:
+        save_validity(ctx, tensor._kept_validity)
+        ctx.pattern, ctx.order = tensor._pattern, tensor._order
+        ctx.set_materialize_grads(False)
+        ctx.like = tensor._kept_values.new_empty(()).expand(tensor._kept_values.shape)
+        return tensor._kept_values.detach()
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        if grad is None:
+            return None
+        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern), ctx.order))
+
+    @staticmethod
+    @never_compiled
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return in_places(tangent, Sparse(Dense(ctx.like, ctx.validity), ctx.pattern), ctx.order)
+
+
+def in_places(given: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
+    """What a gradient or a tangent, stored anyhow, has for the values of `record`: 0 where it, or they, are invalid."""
+    found = unwrap_any(given)
+    if order is not None:
+        seen = Permuted(record, order)
+        alike = isinstance(found, Dense) or (isinstance(found, Permuted) and found.order == order)
+        found = to_base_order(found if alike else to_dense(found), seen)
+    there = align_to(to_dense(found) if isinstance(found, Permuted) else found, record)
+    validity = intersect(there.full_validity, record.values.full_validity)
+    return fill_where_invalid(there.data.expand(record.values.shape), validity, 0)
+
+
+def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Permuted:
+    return record if order is None else Permuted(record, order)
+
+
+def unwrap_any(tensor: Tensor) -> AnyRecord:
+    """The record of a tensor, however it is stored; differentiable."""
+    if isinstance(tensor, SparseMaskedTensor):
+        return unwrap_sparse(tensor)
+    if isinstance(tensor, MaskedTensor):
+        return unwrap(tensor)
+    if tensor.layout in OF_TORCH:  # plain, so valid everywhere, and 0 where it specifies nothing: as on dense storage
+        check_allowed("an operand", [tensor], "it is one of torch's own sparse tensors, valid everywhere")
+        tensor = tensor.to_dense()
+    return Dense(tensor, None)
+
+
+def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
+    """The record that a sparse run sees; its values carry the derivatives that are asked for."""
+    check_in_sight(tensor, tensor._kept_values)
+    if under_transform():
+        if tensor.requires_grad and torch.is_grad_enabled():
+            check_not_captured(tensor)
+        # What is found out about a pattern in a transform carries it, and must not be remembered with the pattern.
+        pattern = tensor._pattern
+        stored = Dense(tensor._kept_values, tensor._kept_validity)
+        return tensor.seen(Sparse(stored, pattern.with_pieces(pattern.pieces)))
+    if not tensor.is_inference():
+        tensor._kept.make_savable()
+    if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
+        return tensor.seen(Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern))
+    return tensor.record
+
+
+def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
+    """The masked tensor that a sparse record stands for."""
+    order = None
+    if isinstance(record, Permuted):
+        order, record = record.order, record.base
+    values = record.values
+    validity = values.full_validity
+    validity = None if validity is None else as_int8(validity)
+    if under_transform():
+        kept = Sparse(Dense(fill_where_invalid(values.data, validity, 0), validity), record.pattern)
+        return wrap_sparse(_in_order(kept, order), kind=SparseInTransform)
+    if (values.data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
+        result: SparseMaskedTensor = SparseWrap.apply(values.data, validity, record.pattern, order)
+        return result
+    return wrap_sparse(_in_order(Sparse(Dense(values.data, validity), record.pattern), order))

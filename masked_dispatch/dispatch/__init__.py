@@ -1,0 +1,1 @@
+"""How a call on masked tensors becomes a run of a rule."""

@@ -1,0 +1,341 @@
+"""How a call gets to its rule.
+
+A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What happens there, first match wins:
+
+1. view             torch's own view node on the wrapper; its data and mask are viewed below autograd
+2. rule             open the arguments, run the rule on plain tensors, close the results; a composite rule is written in
+                    other operators, gets the arguments as they are, and its pieces arrive here again
+3. written back     in-place and out= forms: the functional form, then assigned (masked self) or updated (plain self)
+4. each of a list   _foreach_ forms: the single-tensor form on each element
+5. decomposes       torch's own decomposition, whose pieces arrive here again
+6. nothing          MaskedSemanticsError, from `below_autograd`, where operators without a kernel end up
+
+Below autograd (`__torch_dispatch__`) arrive views, copies and what has no kernel. No operator that autograd has
+recorded with the formula of the plain operator may pass there: that gradient would be wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.library import Library
+
+from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
+from masked_dispatch.dispatch.foreach import foreach_kernel
+from masked_dispatch.dispatch.overlays import overlays_of_caller
+from masked_dispatch.dispatch.run_rule import Kernel, has_masked, masked_arguments, rule_kernel, run_rule
+from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.dispatch.views import strided_view_below, view_below, view_kernel
+from masked_dispatch.dispatch.writes import (
+    assign_below,
+    change_metadata_below,
+    inplace_kernel,
+    metadata_kernel,
+    out_kernel,
+    update,
+)
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.messages import handed_to_torch_func, no_rule, returned_to_torch_func
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import (
+    DispatchKeySet,
+    aten_overloads,
+    in_forward_mode,
+    never_compiled,
+    open_higher_order_operators,
+    passing_on,
+    redispatch,
+    register_kernel,
+    tracking_views_and_versions,
+    under_transform,
+)
+from op_registry import MaskedSemanticsError, registry, resolve
+from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
+from op_registry.records.tracing import being_traced, set_transform_probes
+from op_registry.resolve import Meaning, decomposes
+from op_registry.rule import Rule
+from op_registry.schema import (
+    changes_metadata,
+    functional_call,
+    functional_form,
+    is_inplace,
+    is_out,
+    is_view,
+    mutable_forms,
+    written_arguments,
+)
+
+aten = torch.ops.aten
+Handler = Callable[[Any, Any], Any]
+
+
+def composite_kernel(op: OpOverload) -> Kernel:
+    """torch's own decomposition, above autograd and functorch, so that its pieces arrive here again."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        with overlays_of_caller(1):
+            return op.decompose(*args, **kwargs)
+
+    return kernel
+
+
+def composed_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A rule that is written in other operators, each of which arrives here again."""
+    run = rule.bind(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        with overlays_of_caller(1):
+            return run(*args, **kwargs)
+
+    return kernel
+
+
+def refusing_kernel(op: OpOverload) -> Kernel:
+    """For an overload that has lost its rule: the refusal that it would meet below autograd."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
+
+    return kernel
+
+
+def as_written(meaning: Meaning) -> bool:
+    """Whether an overload means what the rule book says; what knows more of it than its rule does may serve it then."""
+    return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
+
+
+def returning_nothing(kernel: Kernel) -> Kernel:
+    """For in-place operators whose schema returns nothing, as those of torch.library.custom_op do."""
+
+    def without_result(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> None:
+        kernel(keyset, *args, **kwargs)
+
+    return without_result
+
+
+def kernel_of(meaning: Meaning) -> Kernel:
+    """The kernel that carries out what an overload means: the ladder of the module's docstring."""
+    op, rule, base = meaning.op, meaning.rule, meaning.base
+    if rule is not None and rule.category is REFUSED:
+        return rule_kernel(op, rule)
+    if rule is not None and rule.category is COMPOSITE:
+        return composed_kernel(op, rule)
+    if changes_metadata(op) and as_written(meaning):
+        return metadata_kernel(op)
+    if rule is not None and base is op:
+        if is_view(op) and not decomposes(op):
+            return view_kernel(op, rule)
+        if rule.category is ELEMENTWISE:
+            return elementwise_kernel(op, rule)
+        return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
+    if base is not None and (rule is not None or is_out(op)):
+        compute = functional_call(op)
+        if not is_inplace(op):
+            exact = rule is not None and bool(rule.traits.get("exact_out"))
+            return out_kernel(op, compute, written_arguments(op), exact)
+        kernel = inplace_kernel(op, compute)
+        return kernel if op._schema.returns else returning_nothing(kernel)
+    if meaning.kind == "each of a list":
+        return foreach_kernel(op)
+    return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
+
+
+kernel_made = functools.lru_cache(maxsize=4096)(kernel_of)
+
+
+def choosing_kernel(op: OpOverload) -> Kernel:
+    """The kernel of the meaning that the overload has for the caller: of what has ever been given one by an overlay."""
+
+    @passing_on
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with overlays_of_caller(1):
+            return kernel_made(resolve(op))(keyset, *args, **kwargs)
+
+    return kernel
+
+
+@never_compiled
+def below_autograd(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """`__torch_dispatch__`: views and writes that came down through autograd, and whatever has no kernel above it."""
+    if SparseMaskedTensor in types:
+        return sparse_below(op, args, kwargs or {})
+    handler = _handlers.get(op)
+    if handler is None:
+        handler = handler_below(resolve(op))
+        if op not in kernels.chosen_at_call:
+            _handlers[op] = handler
+    return handler(args, kwargs or {})
+
+
+def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The same for sparse storage: a write stores something else, everything else is made anew."""
+    if op is aten.copy_.default:
+        if isinstance(args[0], SparseMaskedTensor):
+            assign_below(args[0], args[1])
+        elif isinstance(args[0], MaskedTensor):
+            with tracking_views_and_versions():
+                assign_below(args[0], args[1]._stored_densely())
+        else:
+            update(args[0], args[1])
+        return args[0]
+    if op in INNERMOST and as_written(resolve(op)):
+        return args[0].detached()
+    if changes_metadata(op):
+        raise MaskedSemanticsError(
+            f"{op} changes in place how a masked tensor of shape {tuple(args[0].shape)} is seen, and it is stored as "
+            f"{args[0].storage_layout}: its places would have to be made anew. Use the form that returns a tensor."
+        )
+    return lowered(op, args, kwargs, below=True)
+
+
+# What below_autograd does for each overload that it has met and no overlay has; forgotten when a rule changes.
+_handlers: dict[OpOverload, Handler] = {}
+
+
+@functools.lru_cache(maxsize=4096)
+def handler_below(meaning: Meaning) -> Handler:
+    """How an overload is served below autograd."""
+    op, rule = meaning.op, meaning.rule
+
+    def copy_(args: Any, kwargs: Any) -> Any:
+        if not isinstance(args[0], MaskedTensor):
+            return raw(args, kwargs)
+        with tracking_views_and_versions():
+            assign_below(args[0], args[1])
+        return args[0]
+
+    def view(args: Any, kwargs: Any) -> Any:
+        return view_below(run, args, kwargs) if isinstance(args[0], MaskedTensor) else raw(args, kwargs)
+
+    def strided_view(args: Any, kwargs: Any) -> Any:
+        if being_traced(args[0]._data):
+            return view_below(run, args, kwargs)
+        return strided_view_below(*args, **kwargs)
+
+    def metadata(args: Any, kwargs: Any) -> Any:
+        return change_metadata_below(op, args, kwargs)
+
+    def missing(args: Any, kwargs: Any) -> Any:
+        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
+
+    def raw(args: Any, kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any_requires_grad([*args, *kwargs.values()]):
+            raise MaskedSemanticsError(
+                f"{op} reached masked tensors below autograd, which has recorded the derivative of the plain operator "
+                "for it; under a mask that would be wrong. Please report how it was called."
+            )
+        if rule is not None and meaning.base is op:
+            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, rule, args, kwargs)
+        return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
+
+    run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
+    if op is aten.copy_.default:
+        return copy_
+    if op is aten.as_strided.default and as_written(meaning):
+        return strided_view
+    if changes_metadata(op) and as_written(meaning):
+        return metadata
+    if meaning.kind == "missing":
+        return missing
+    return view if is_view(op) and rule is not None else raw
+
+
+def _no_run(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("only overloads with a rule of their own are run below autograd")
+
+
+def any_requires_grad(values: Any) -> bool:
+    """Whether a tensor among `values` requires grad, through lists."""
+    for v in values:
+        if isinstance(v, Tensor) and v.requires_grad:
+            return True
+        if isinstance(v, (list, tuple)) and any_requires_grad(v):
+            return True
+    return False
+
+
+# torch calls these while it makes a tensor subclass, also where export traces plain tensors inside vmap, and must be
+# the first to give the result a Python object. So they have no kernel above autograd, and need none: no derivative
+# passes detach, and alias is never called by people.
+INNERMOST = (aten.detach.default, aten.alias.default)
+
+
+class Kernels:
+    """One kernel for each overload with a meaning, exchanged when the registry gives it another.
+
+    chosen_at_call   what has ever had a meaning by an overlay, with its derived forms: who calls decides which it is
+    """
+
+    def __init__(self) -> None:
+        self.chosen_at_call: set[OpOverload] = set()
+        self._exchanging = threading.Lock()
+        self._libraries: dict[str, Library] = {}
+        self._variants: dict[OpOverload, list[OpOverload]] = {}
+
+    def follow_registry(self) -> None:
+        """Serve every composite and list operator, and every rule there is and will be with its derived forms."""
+        for op in aten_overloads():
+            base = functional_form(op)
+            if base is not None:
+                self._variants.setdefault(base, []).append(op)
+            if op not in registry and resolve(op).kind in ("each of a list", "decomposes"):
+                self._install(op)
+        registry.listen(self._changed)
+
+    def _changed(self, op: OpOverload) -> None:
+        derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
+        forms = (op, *derived)
+        with self._exchanging:
+            if op in registry.ever_overlaid:
+                self.chosen_at_call.update(forms)
+            for form in forms:
+                self._install(form)
+            _handlers.clear()
+
+    def _install(self, op: OpOverload) -> None:
+        if op in INNERMOST:
+            return
+        self.put(op, choosing_kernel(op) if op in self.chosen_at_call else kernel_of(resolve(op)))
+
+    def put(self, op: OpOverload, kernel: Kernel) -> None:
+        """Let `kernel` serve `op`."""
+        if op.namespace not in self._libraries:
+            self._libraries[op.namespace] = Library(op.namespace, "IMPL")
+        register_kernel(self._libraries[op.namespace], op, kernel)
+
+
+kernels = Kernels()
+
+
+def dual_kernel(op: OpOverload) -> Kernel:
+    """Forward mode's own operators: torch.func's jvp calls them on what it was given and on what it got back."""
+    refusal = handed_to_torch_func if op is aten._make_dual.default else returned_to_torch_func
+
+    def kernel(keyset: DispatchKeySet, tensor: Any, *args: Any) -> Any:
+        if under_transform() and isinstance(tensor, MaskedTensor):
+            raise MaskedSemanticsError(refusal(tensor))
+        return redispatch(op, keyset, (tensor, *args), {})
+
+    return kernel
+
+
+def install() -> None:
+    """Let masked tensors be dispatched: called once, when the package is imported."""
+    set_transform_probes(lambda: under_transform() or in_forward_mode(), under_transform)
+    MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
+    kernels.follow_registry()
+    open_higher_order_operators()
+    for op in (aten._make_dual.default, aten._unpack_dual.default):
+        kernels.put(op, dual_kernel(op))

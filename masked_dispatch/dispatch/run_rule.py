@@ -1,0 +1,124 @@
+"""What every kernel does with a call: look for masked arguments, open them, run the rule, close the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import DispatchKeySet, redispatch
+from op_registry.records.dense import Dense
+from op_registry.rule import Rule, Run
+
+Kernel = Callable[..., Any]
+
+
+# What a call's arguments are stored as: the greatest of what each is.
+PLAIN, DENSE, SPARSE = 0, 1, 2
+
+
+def storage_among(args: Iterable[Any]) -> int:
+    """SPARSE if a sparsely stored masked tensor is among `args`, else DENSE if a masked one is; through lists."""
+    found = PLAIN
+    for a in args:
+        if isinstance(a, MaskedTensor):
+            if isinstance(a, SparseMaskedTensor):
+                return SPARSE
+            found = DENSE
+        elif isinstance(a, (list, tuple)):
+            inside = storage_among(a)
+            if inside == SPARSE:
+                return SPARSE
+            found = max(found, inside)
+    return found
+
+
+def has_masked(args: Iterable[Any]) -> bool:
+    """Whether a masked tensor is among `args`, through lists."""
+    return storage_among(args) != PLAIN
+
+
+def masked_arguments(args: Any, kwargs: Any) -> str:
+    """The masked arguments of a call, by name, with shape and dtype."""
+    named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
+    return ", ".join(
+        f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        for name, value in named.items()
+        for tensor in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(tensor, MaskedTensor)
+    )
+
+
+def unwrap_argument(value: Any) -> Any:
+    """An argument as rules take it: records in place of tensors."""
+    if isinstance(value, MaskedTensor):
+        return unwrap(value)
+    if isinstance(value, Tensor):
+        return Dense(value, None)
+    if isinstance(value, (list, tuple)):
+        return [unwrap_argument(v) for v in value]
+    return value
+
+
+def wrap_result(value: Any, rule: Rule) -> Any:
+    """A rule's result as callers take it: masked tensors in place of records.
+
+    Raises TypeError for a plain tensor, unless it has no elements or the rule says that it is meant to be one.
+    """
+    if isinstance(value, tuple):
+        return type(value)(_close(v, rule, n) for n, v in enumerate(value))
+    return _close(value, rule, 0)
+
+
+def _close(value: Any, rule: Rule, result: int) -> Any:
+    if isinstance(value, Dense):
+        return wrap_record(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_close(v, rule, result) for v in value)
+    if isinstance(value, Tensor) and not rule.is_plain(result) and not _known_to_be_empty(value):
+        raise TypeError(
+            f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
+            "would lose the mask; a rule returns Dense(data, validity). A plain answer about the valid elements (a "
+            "count, positions) is for rules of the category QUERY, or said to be one: masked_rule(…, plain=(1,))."
+        )
+    return value
+
+
+def _known_to_be_empty(value: Tensor) -> bool:
+    """Whether a tensor has no element. A size that only the running graph knows is not asked: it would be a guard."""
+    return any(type(size) is int and size == 0 for size in value.shape)
+
+
+def run_rule(run: Run, rule: Rule, args: Any, kwargs: Any) -> Any:
+    """Open, run, close. A rule that gives back a record that it was given means the argument itself."""
+    if kwargs:
+        kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
+    records = [unwrap_argument(a) for a in args]
+    result = run(*records, **kwargs)
+    if type(result) is Dense:
+        for argument, record in zip(args, records, strict=True):
+            if record is result:
+                return argument
+        return wrap_record(result)
+    return wrap_result(result, rule)
+
+
+def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A kernel that runs the rule, opened and closed differentiably."""
+    run = rule.bind(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        storage = storage_among(args)
+        if kwargs:
+            storage = max(storage, storage_among(kwargs.values()))
+        if storage == DENSE:
+            return run_rule(run, rule, args, kwargs)
+        return redispatch(op, keyset, args, kwargs) if storage == PLAIN else lowered(op, args, kwargs)
+
+    return kernel

@@ -1,0 +1,1 @@
+"""The tensor subclasses: dense and sparse masked tensors as values, and what they share."""

@@ -1,0 +1,109 @@
+"""What callers give as data and mask, checked; and masks as they are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.tensor.mask_bytes import teach_inductor
+from masked_dispatch.tensor.mask_sharing import Family
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import recording, under_transform
+from op_registry.records.tracing import being_traced
+
+
+def check_places(tensor: Tensor, other: Tensor) -> None:
+    """Refuse an `other` of mask_like that has no places to give, or none that fit."""
+    if not isinstance(other, MaskedTensor):
+        raise TypeError(
+            f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask "
+            "itself use x.mask_with(mask), or as_masked_tensor(data, mask)"
+        )
+    if not broadcasts_to(other.shape, tensor.shape):
+        raise ValueError(
+            f"`other` has shape {tuple(other.shape)}, which does not broadcast to the tensor's shape "
+            f"{tuple(tensor.shape)}"
+        )
+
+
+def check_mask(data: Tensor, mask: Any) -> Tensor:
+    """`mask` as a bool or int8 tensor that fits `data`, or an error that says why it does not."""
+    if isinstance(mask, MaskedTensor):
+        raise TypeError("the mask is itself a masked tensor; use x.mask_like(other), or pass other.get_mask()")
+    if not isinstance(mask, Tensor):
+        mask = torch.as_tensor(mask, device=data.device)
+    if mask.requires_grad:
+        raise ValueError(
+            f"the mask (shape {tuple(mask.shape)}) requires grad; a mask has no gradient, pass mask.detach()"
+        )
+    if mask.is_floating_point() or mask.is_complex():
+        raise TypeError(
+            f"the mask has dtype {mask.dtype}; it has to be bool (True = valid), or integers that are all 0 or 1. "
+            "Compare it: mask > 0.5"
+        )
+    if mask.device != data.device:
+        raise RuntimeError(
+            f"data is on {data.device} and the mask on {mask.device}; move one of them: mask.to({str(data.device)!r})"
+        )
+    if not broadcasts_to(mask.shape, data.shape):
+        raise ValueError(
+            f"the mask has shape {tuple(mask.shape)}, which does not broadcast to the data's shape {tuple(data.shape)}"
+        )
+    if mask.layout is not torch.strided:
+        raise TypeError(f"the mask has layout {mask.layout}; pass mask.to_dense()")
+    if mask.dtype is torch.bool:
+        return mask
+    if not _values_unknown(mask) and mask.numel() and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(
+            f"the mask has dtype {mask.dtype} and values between {mask.min().item()} and {mask.max().item()}; "
+            f"integers in a mask have to "
+            "be 0 (invalid) or 1 (valid). Compare it: mask != 0"
+        )
+    return mask if mask.dtype is torch.int8 else mask.to(torch.int8)
+
+
+def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
+    """Whether a tensor of `shape` can be expanded to `wanted`."""
+    if len(shape) > len(wanted):
+        return False
+    return all(n in (1, w) for n, w in zip(reversed(shape), reversed(wanted), strict=False))
+
+
+def _values_unknown(tensor: Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or being_traced(tensor)
+        or under_transform()
+        or recording()
+        or tensor.device.type == "meta"
+    )
+
+
+def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
+    """A checked mask as validity of `data`, and whether its memory is the caller's."""
+    missing = data.ndim - mask.ndim
+    if missing:
+        mask = mask[(None,) * missing]
+    if being_traced(mask) or under_transform():
+        if mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
+            teach_inductor()
+            return torch.ops.masked_dispatch.bytes_of(mask), False
+        return mask.to(torch.int8), False
+    if recording():
+        return mask.to(torch.int8, copy=True), False
+    shareable = mask.shape == data.shape and mask.stride() == data.stride() and data.ndim > 0
+    if mask.dtype is torch.bool:
+        if mask.stride(-1) != 1 if mask.ndim else False:
+            return mask.to(torch.int8), False
+        as_bytes = mask.view(torch.int8)
+        if mask.device.type != "meta" and bool(((as_bytes != 0) & (as_bytes != 1)).any()):
+            return mask.to(torch.int8), False
+        return (as_bytes, True) if shareable else (as_bytes.clone(), False)
+    return (mask, True) if shareable else (mask.clone(), False)
+
+
+def mark_as_external(tensor: MaskedTensor) -> None:
+    """Note that the tensor's validity is memory of the caller's."""
+    Family(tensor, external=True)

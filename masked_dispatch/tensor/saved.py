@@ -1,0 +1,196 @@
+"""What a file says of a masked tensor, checked before one is made of it.
+
+``torch.load(weights_only=True)`` calls what this package has declared safe with whatever a file holds. All that works
+with a masked tensor takes its pieces to be what they have to be, and torch's kernels read and write out of bounds where
+they are not. So validity and indices are looked at once, in one pass over them, and ValueError says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.records.tracing import being_traced
+from op_registry.sparse.pattern import BY_COLUMN, LAYOUTS, OF_BLOCKS, PACKED, Pattern
+from op_registry.sparse.well_formed import INDEX_DTYPES, in_listed_order, problem_of_compressed, problem_of_coo
+
+NAMES = {str(layout): layout for layout in LAYOUTS}
+
+
+def check_saved(problem: str | None) -> None:
+    """Refuse what a problem was found with."""
+    if problem:
+        raise ValueError(
+            f"this is no saved masked tensor: {problem}. The file is damaged, or was not written by saving a masked "
+            "tensor."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- both storages
+
+
+def problem_of_dense(
+    data: Any, validity: Any, requires_grad: Any, is_parameter: Any, masked: type[Tensor]
+) -> str | None:
+    """What is wrong with the pieces of a dense masked tensor; `masked` is the class that none of them may have."""
+    return (
+        _problem_of_tensor("data", data, masked)
+        or _problem_of_validity(validity, "data", data, masked)
+        or _problem_of_flags(data, requires_grad, is_parameter)
+    )
+
+
+def problem_of_sparse(
+    values: Any,
+    validity: Any,
+    layout: Any,
+    sizes: Any,
+    pieces: Any,
+    block: Any,
+    requires_grad: Any,
+    is_parameter: Any,
+    order: Any,
+    masked: type[Tensor],
+) -> str | None:
+    """What is wrong with the pieces of a sparsely stored one."""
+    return (
+        _problem_of_tensor("values", values, masked)
+        or _problem_of_validity(validity, "values", values, masked)
+        or _problem_of_flags(values, requires_grad, is_parameter)
+        or _problem_of_layout(layout, sizes, block)
+        or _problem_of_pieces(NAMES[layout], sizes, pieces, block, values, masked)
+        or _problem_of_indices(NAMES[layout], sizes, pieces, block, values)
+        or _problem_of_order(order, len(sizes) + values.ndim - (3 if block else 1))
+    )
+
+
+def _problem_of_tensor(name: str, tensor: Any, masked: type[Tensor]) -> str | None:
+    if not isinstance(tensor, Tensor) or isinstance(tensor, masked):
+        return f"the type of its {name} is {type(tensor).__name__}, and has to be that of a plain tensor"
+    if tensor.layout is not torch.strided:
+        return f"the layout of its {name} is {tensor.layout}, and has to be torch.strided"
+    if tensor.requires_grad:
+        return f"requires_grad of its {name} is set, which only that of the masked tensor itself may be"
+    return None
+
+
+def _problem_of_validity(validity: Any, of: str, data: Tensor, masked: type[Tensor]) -> str | None:
+    if validity is None:
+        return None
+    problem = _problem_of_tensor("validity", validity, masked)
+    if problem:
+        return problem
+    if validity.dtype is not torch.int8:
+        return f"its validity has dtype {validity.dtype}, and has to be int8"
+    if validity.ndim != data.ndim or any(n not in (1, m) for n, m in zip(validity.shape, data.shape, strict=True)):
+        return f"its validity has shape {tuple(validity.shape)}, which does not fit {of} of shape {tuple(data.shape)}"
+    if validity.device != data.device:
+        return f"its validity is on {validity.device} and its {of} on {data.device}"
+    if _known(validity) and validity.numel():
+        least, most = (bound.item() for bound in validity.aminmax())
+        if least < 0 or most > 1:
+            return f"its validity runs from {least} to {most}, and has to be 0 or 1"
+    return None
+
+
+def _problem_of_flags(data: Tensor, requires_grad: Any, is_parameter: Any) -> str | None:
+    for name, flag in (("requires_grad", requires_grad), ("being a parameter", is_parameter)):
+        if not isinstance(flag, bool):
+            return f"{name} is {flag!r}, and has to be True or False"
+    if requires_grad and not (data.is_floating_point() or data.is_complex()):
+        return f"it requires grad, which a tensor of {data.dtype} cannot"
+    return None
+
+
+def _known(tensor: Tensor) -> bool:
+    """Whether the values of a tensor are there to be looked at."""
+    return not being_traced(tensor) and tensor.device.type != "meta"
+
+
+# ------------------------------------------------------------------------------------------------------ sparse storage
+
+
+def _problem_of_layout(layout: Any, sizes: Any, block: Any) -> str | None:
+    if not isinstance(layout, str) or layout not in NAMES:
+        return f"its layout is {layout!r}, and there are {', '.join(NAMES)}"
+    known = NAMES[layout]
+    if not _whole_numbers(sizes) or any(size < 0 for size in sizes):
+        return f"the sizes of its sparse dimensions are {sizes!r}"
+    least = 1 if known is torch.sparse_coo else 2
+    if len(sizes) < least or (known is PACKED and len(sizes) != 2):
+        return f"{layout} has {'at least ' * (known is not PACKED)}{least} sparse dimensions, and its sizes are {sizes}"
+    if (block is not None) != (known in OF_BLOCKS):
+        return f"its layout is {layout} and its block size {block}"
+    if block is not None and (not _whole_numbers(block) or len(block) != 2 or any(b < 1 for b in block)):
+        return f"its block size is {block!r}, and has to be two positive numbers"
+    if block is not None and (sizes[-2] % block[0] or sizes[-1] % block[1]):
+        return f"blocks of {block} do not divide a matrix of {sizes[-2:]}"
+    return None
+
+
+def _whole_numbers(sizes: Any) -> bool:
+    """Whether this is a tuple of integers (a graph under construction has its own kind of them)."""
+    return isinstance(sizes, tuple) and all(type(size) in (int, torch.SymInt) for size in sizes)
+
+
+def _problem_of_pieces(
+    layout: torch.layout, sizes: tuple[int, ...], pieces: Any, block: Any, values: Tensor, masked: type[Tensor]
+) -> str | None:
+    """Number, kind, device and dimensions of the index tensors, and of the values beside them."""
+    count = 1 if layout is torch.sparse_coo else 2
+    if not isinstance(pieces, tuple) or len(pieces) != count:
+        return f"{layout} has {count} index tensor{'s' * (count > 1)}, and there are {_described(pieces)}"
+    for piece in pieces:
+        problem = _problem_of_tensor("indices", piece, masked)
+        if problem:
+            return problem
+        if piece.dtype not in INDEX_DTYPES:
+            return f"its indices have dtype {piece.dtype}, and have to be int64 or int32"
+        if piece.device != values.device:
+            return f"its indices are on {piece.device} and its values on {values.device}"
+        if piece.ndim != (2 if layout is torch.sparse_coo else 1):
+            return f"its indices have shapes {[tuple(p.shape) for p in pieces]}"
+    if layout is torch.sparse_coo and pieces[0].shape[0] != len(sizes):
+        return f"its indices have shape {tuple(pieces[0].shape)}, and it has {len(sizes)} sparse dimensions"
+    listed = pieces[-1].shape[-1]
+    shape = (listed, *(block or ()))
+    if tuple(values.shape[: len(shape)]) != shape:
+        return f"its values have shape {tuple(values.shape)}, and its indices list {listed}{_of_block(block)}"
+    return None
+
+
+def _described(pieces: Any) -> str:
+    return str(len(pieces)) if isinstance(pieces, tuple) else repr(pieces)[:60]
+
+
+def _of_block(block: tuple[int, int] | None) -> str:
+    return f" blocks of {block}" if block else ""
+
+
+def _problem_of_indices(
+    layout: torch.layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: Any, values: Tensor
+) -> str | None:
+    """What the index tensors say: within bounds, every element once, and in the order of the layout."""
+    if not all(map(_known, pieces)):
+        return None
+    if layout is torch.sparse_coo:
+        problem = problem_of_coo(pieces[0], sizes)
+    else:
+        # Batches are one long list of lines.
+        rows, columns, batches = *sizes[-2:], math.prod(sizes[:-2])
+        matrix = (rows, columns * batches) if layout in BY_COLUMN else (rows * batches, columns)
+        problem = problem_of_compressed(layout, matrix, (pieces[0], pieces[1]), values.shape[0], block)
+    if problem:
+        return problem
+    if not in_listed_order(Pattern(layout, sizes, pieces, block)):
+        return f"its indices list an element twice, or are not in the order of {layout}"
+    return None
+
+
+def _problem_of_order(order: Any, ndim: int) -> str | None:
+    if order is None or (_whole_numbers(order) and sorted(order) == list(range(ndim)) and list(order) != sorted(order)):
+        return None
+    return f"its {ndim} dimensions are seen in the order {order!r}"

@@ -1,0 +1,343 @@
+"""The vocabulary of rule authors: everything that a rule, dense or sparse, is written in.
+
+The built-in rule book imports from here and from its own family alone (tests/test_imports.py), so that each of its
+files can be read as a tutorial; rules of another library are written in the same words::
+
+    from op_registry.authoring import REDUCTION, Dense, elementwise, masked_rule
+
+    gelu_fast = elementwise(torch.ops.mylib.gelu_fast)  # one line, if a category's law says it all
+
+
+    @masked_rule(torch.ops.mylib.span, category=REDUCTION)  # else a function with the operator's own signature
+    def span(x: Dense, dim: int) -> Dense:
+        data = x.filled(-math.inf).amax(dim) - x.filled(math.inf).amin(dim)
+        return Dense(data, x.any_valid(dim))
+
+A rule sees :class:`Dense` records in place of tensors, and gives back records (masked results) or plain tensors (plain
+results, where its category or ``plain=`` says so). It must not let data under a mask reach anything: fill before the
+operation, never multiply after. It is plain differentiable torch; a backward is never written.
+
+A lowering runs the rule on :class:`Sparse` records without making them dense, ``@rule.lowering(Sparse)``; it raises
+:class:`NotLowered`, with the reason, for a call that it does not take. docs/write-a-rule.md goes through both.
+"""
+
+from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
+from op_registry.categories import (
+    ACCUMULATION,
+    ASSIGNMENT,
+    ATTENTION,
+    CHOICE,
+    COMPOSITE,
+    CONTRACTION,
+    DERIVATIVE,
+    ELEMENTWISE,
+    FACTORY,
+    INDEXING,
+    JOIN,
+    LOSS,
+    MOVEMENT,
+    NORMALIZATION,
+    OPAQUE,
+    PLUMBING,
+    POOLING,
+    QUERY,
+    RANDOM,
+    RECURRENT,
+    REDUCTION,
+    REFUSED,
+    SCAN,
+    SORTING,
+    contract,
+    contraction,
+    data_of,
+    elementwise,
+    known_all_valid,
+    masked_rule,
+    movement,
+    opaque,
+    reduction,
+    refusal,
+    refused,
+    results_like,
+    run_elementwise,
+    run_movement,
+    run_opaque,
+    scan,
+)
+from op_registry.derivatives import bind_by_name, derivative, requested_gradients, run_plain, vjp
+from op_registry.errors import InvalidValueError, MaskedSemanticsError
+from op_registry.records.broadcast import (
+    aligned_validity,
+    expand_validity,
+    full_mask,
+    joinable_validities,
+    reshape_validity,
+)
+from op_registry.records.dense import (
+    Dense,
+    all_valid,
+    detached_data,
+    fill_where_invalid,
+    map_tensors,
+    records_in,
+    valid_in_all,
+)
+from op_registry.records.dims import Dims, Number, wrap_dim, wrap_dims
+from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+from op_registry.records.matrices import product_validity, transposed
+from op_registry.records.memory import offset_within_data, validity_in_strides_of_data
+from op_registry.records.slices import (
+    DenseSlices,
+    Moments,
+    Order,
+    abs_squared,
+    any_masked,
+    arange_along,
+    extremum,
+    filled_for_exp,
+    filled_for_exp_alone,
+    first_valid_index,
+    flattened,
+    identity_of,
+    is_inexact,
+    keepdim_shape,
+    moments,
+    nonzero_count,
+    plain_data,
+    reduced_dims,
+    safe_sqrt,
+    sort_valid,
+    squeeze_reduced,
+    valid_first_positions,
+)
+from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.validity import as_bool, as_int8, intersect, on_device_of, unite
+from op_registry.registry import registry
+from op_registry.resolve import by_rule
+from op_registry.rule import Category, Gap, Rule, Slices, packet_name
+from op_registry.slice_rules import masked_slices
+from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
+from op_registry.sparse.compose import (
+    broadcast_to,
+    call,
+    call_broadcast,
+    dense_or_none,
+    distance,
+    joint_sums,
+    lowers,
+    map_dense_dim,
+    refuse_dense_dims,
+    refuse_permuted,
+    require_float,
+    rows_of,
+    select_along,
+    slice_of,
+    without_op,
+)
+from op_registry.sparse.elements import (
+    from_elements,
+    grid_coordinates,
+    layout_with_room,
+    lookup,
+    sorted_coordinates,
+    valid_elements,
+    valid_elements_of,
+)
+from op_registry.sparse.elementwise import ON_PERMUTED_VALUES, ON_VALUES, align_to, lead_operand
+from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
+from op_registry.sparse.lowering import first_of, never
+from op_registry.sparse.pattern import BY_COLUMN, PACKED, Coordinates, ravel, unravel
+from op_registry.sparse.permuted import AnyRecord, Permuted, in_base_order, on_last_dims, to_base_order, to_dense
+from op_registry.sparse.record import (
+    NotLowered,
+    Sparse,
+    coalesce,
+    concat_values,
+    from_coordinates,
+    layout_without_blocks,
+    to_layout,
+    without_block_padding,
+)
+from op_registry.sparse.segments import Segments, segment_exponentials, segment_validity
+from op_registry.sparse.slicewise import lowers_by_segments
+from op_registry.sparse.spmm import RowColumn, sddmm, spmm
+
+__all__ = [
+    # Categories: laws that many operators share, and rules that follow from one in a line.
+    "ACCUMULATION",
+    "ASSIGNMENT",
+    "ATTENTION",
+    "CHOICE",
+    "COMPOSITE",
+    "CONTRACTION",
+    "DERIVATIVE",
+    "ELEMENTWISE",
+    "FACTORY",
+    "INDEXING",
+    "JOIN",
+    "LOSS",
+    "MOVEMENT",
+    "NORMALIZATION",
+    "OPAQUE",
+    "PLUMBING",
+    "POOLING",
+    "QUERY",
+    "RANDOM",
+    "RECURRENT",
+    "REDUCTION",
+    "REFUSED",
+    "SCAN",
+    "SORTING",
+    "contraction",
+    "elementwise",
+    "movement",
+    "opaque",
+    "reduction",
+    "refused",
+    "scan",
+    # Rules of their own: a function with the operator's signature.
+    "contract",
+    "data_of",
+    "known_all_valid",
+    "masked_rule",
+    "refusal",
+    "results_like",
+    "run_elementwise",
+    "run_movement",
+    "run_opaque",
+    "masked_slices",
+    "Category",
+    "Gap",
+    "Rule",
+    "Slices",
+    "packet_name",
+    "by_rule",
+    "InvalidValueError",
+    "MaskedSemanticsError",
+    # Dense records, and the algebra of validity.
+    "Dense",
+    "all_valid",
+    "detached_data",
+    "fill_where_invalid",
+    "map_tensors",
+    "records_in",
+    "valid_in_all",
+    "as_bool",
+    "as_int8",
+    "intersect",
+    "on_device_of",
+    "unite",
+    "aligned_validity",
+    "expand_validity",
+    "full_mask",
+    "joinable_validities",
+    "reshape_validity",
+    "Dims",
+    "Number",
+    "wrap_dim",
+    "wrap_dims",
+    "accumulation_dtype",
+    "highest",
+    "lowest",
+    "product_validity",
+    "transposed",
+    "offset_within_data",
+    "validity_in_strides_of_data",
+    "being_traced",
+    "gradients_may_flow",
+    "autocast_off",
+    "autocast_on",
+    "result_dtype",
+    "upcast_under_autocast",
+    # Slices: what reductions, scans, norms and sorts are written in.
+    "DenseSlices",
+    "Moments",
+    "Order",
+    "abs_squared",
+    "any_masked",
+    "arange_along",
+    "extremum",
+    "filled_for_exp",
+    "filled_for_exp_alone",
+    "first_valid_index",
+    "flattened",
+    "identity_of",
+    "is_inexact",
+    "keepdim_shape",
+    "moments",
+    "nonzero_count",
+    "plain_data",
+    "reduced_dims",
+    "safe_sqrt",
+    "sort_valid",
+    "squeeze_reduced",
+    "valid_first_positions",
+    # Gradient formulas, called by hand.
+    "bind_by_name",
+    "derivative",
+    "requested_gradients",
+    "run_plain",
+    "vjp",
+    # Lowerings: how a rule runs on sparse records.
+    "NotLowered",
+    "Sparse",
+    "coalesce",
+    "concat_values",
+    "from_coordinates",
+    "layout_without_blocks",
+    "to_layout",
+    "without_block_padding",
+    "BY_COLUMN",
+    "PACKED",
+    "Coordinates",
+    "ravel",
+    "unravel",
+    "AnyRecord",
+    "Permuted",
+    "in_base_order",
+    "on_last_dims",
+    "to_base_order",
+    "to_dense",
+    "first_of",
+    "never",
+    "ON_PERMUTED_VALUES",
+    "ON_VALUES",
+    "align_to",
+    "lead_operand",
+    "lowers_by_segments",
+    "Segments",
+    "segment_exponentials",
+    "segment_validity",
+    "expand_sparse",
+    "repeat_sparse",
+    "with_coordinates",
+    "broadcast_to",
+    "call",
+    "call_broadcast",
+    "dense_or_none",
+    "distance",
+    "joint_sums",
+    "lowers",
+    "map_dense_dim",
+    "refuse_dense_dims",
+    "refuse_permuted",
+    "require_float",
+    "rows_of",
+    "select_along",
+    "slice_of",
+    "without_op",
+    "from_elements",
+    "grid_coordinates",
+    "layout_with_room",
+    "lookup",
+    "sorted_coordinates",
+    "valid_elements",
+    "valid_elements_of",
+    "RowColumn",
+    "sddmm",
+    "spmm",
+    "Lookup",
+    "gradient_can_be_sparse",
+    # The registry itself.
+    "registry",
+]

@@ -1,0 +1,399 @@
+"""Attention.
+
+Law: softmax over the keys that share a valid feature with the query, and each output feature the sum over the keys
+whose value is valid there; `attn_mask` and `is_causal` further restrict the keys. An output is valid where the query
+has a valid feature, and at least one key that it may attend to is valid for it and in that output feature. A query
+that `attn_mask` alone leaves without keys gets what torch gives it, valid.
+
+On features filled with 0, scores are already sums over shared valid features and outputs are sums over valid values,
+so that torch's fused kernel serves all of it: only keys that share nothing with a query have to be excluded, by its
+`attn_mask`. With one validity for a token that is a mask of the size of the keys. A query to which nothing is left
+attends to what `attn_mask` alone would have left it, zeros where they are invalid: its output is invalid, and its
+derivatives are finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    ATTENTION,
+    OPAQUE,
+    QUERY,
+    Dense,
+    MaskedSemanticsError,
+    aligned_validity,
+    all_valid,
+    as_bool,
+    by_rule,
+    data_of,
+    intersect,
+    known_all_valid,
+    masked_rule,
+    packet_name,
+    product_validity,
+    records_in,
+    run_plain,
+    transposed,
+)
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How torch's kernel is to be called, and what of its results is valid.
+
+    attn_mask  the keys that a query may attend to, and biases; None for all
+    is_causal  whether the kernel is to apply the causal restriction too
+    rows       validity of results that a query has one of (…, L or 1, 1)
+    weights    validity of attention weights (…, L or 1, S or 1)
+    output     validity of outputs (…, L or 1, Ev or 1)
+    """
+
+    attn_mask: Tensor | None
+    is_causal: bool
+    rows: Tensor | None
+    weights: Tensor | None
+    output: Tensor | None
+
+
+def plan(
+    query: Dense, key: Dense, value: Dense, attn_mask: Dense | None, is_causal: bool, enable_gqa: bool = False
+) -> Plan:
+    """What masks mean for one attention call."""
+    if all_valid(query, key, value, attn_mask):
+        return Plan(None if attn_mask is None else attn_mask.data, is_causal, None, None, None)
+    if enable_gqa:
+        key, value = (_for_every_query_head(x, query.shape[-3]) for x in (key, value))
+    queries = query.any_valid(-1, keepdim=True) if query.shape[-1] != 0 else None
+    related = _related(query, key)
+    given = None
+    if attn_mask is not None:
+        # An entry that is invalid is no key excluded by `attn_mask` alone: True, or a bias of 0, stands in for it.
+        given = attn_mask.filled(attn_mask.dtype is torch.bool)
+        related = intersect(related, attn_mask.validity)
+    reachable = _reachable(given, query, key, is_causal)
+    if related is None:
+        return Plan(given, is_causal, queries, queries, _output_validity(queries, reachable, reachable, value))
+    allowed = as_bool(related) if reachable is None else as_bool(related) & reachable
+    served = allowed.any(-1, keepdim=True)
+    if reachable is None:
+        effective, rows = allowed | ~served, intersect(queries, served)
+    else:
+        effective = torch.where(served, allowed, reachable)
+        rows = intersect(queries, served | ~reachable.any(-1, keepdim=True))
+    if given is not None and given.dtype is not torch.bool:
+        effective = torch.where(effective, given, -torch.inf)
+    return Plan(
+        attn_mask=effective,
+        is_causal=False,
+        rows=rows,
+        weights=intersect(rows, related),
+        output=_output_validity(rows, reachable, allowed, value),
+    )
+
+
+def _for_every_query_head(x: Dense, heads: int) -> Dense:
+    """Keys or values of grouped-query attention with the validity repeated, one for each query head."""
+    v = aligned_validity(x)
+    if v is None or v.shape[-3] == 1:
+        return x
+    return Dense(x.data, v.repeat_interleave(heads // x.shape[-3], -3))
+
+
+def _related(query: Dense, key: Dense) -> Tensor | None:
+    """Where a query and a key share a valid feature, (…, L or 1, S), given that the query has one at all."""
+    if key.validity is None or 0 in key.shape[-2:]:
+        return None
+    q = aligned_validity(query)
+    if q is None or q.shape[-1] == 1:
+        some = key.any_valid(-1, keepdim=True)
+        related = None if some is None else some.mT
+    else:
+        related = product_validity(query, transposed(key))
+    return None if related is None else related.expand(*related.shape[:-1], key.shape[-2])
+
+
+def _reachable(given: Tensor | None, query: Dense, key: Dense, is_causal: bool) -> Tensor | None:
+    """The keys that `attn_mask` and `is_causal` alone let a query attend to, bool; None for all."""
+    reachable = given if given is None or given.dtype is torch.bool else given != -torch.inf
+    if is_causal:
+        causal = query.data.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
+        reachable = causal if reachable is None else reachable & causal
+    return reachable
+
+
+def _output_validity(
+    rows: Tensor | None, reachable: Tensor | None, allowed: Tensor | None, value: Dense
+) -> Tensor | None:
+    """Validity of outputs: of the query, and of one of its allowed values in that feature (or it may have none)."""
+    if value.validity is None or value.shape[-2] == 0:
+        return rows
+    if allowed is None:
+        return intersect(rows, value.any_valid(-2, keepdim=True))
+    v = aligned_validity(value)
+    assert v is not None
+    allowed = allowed.expand(*allowed.shape[:-1], value.shape[-2])
+    if v.shape[-1] == 1:
+        served = (allowed & as_bool(v).mT).any(-1, keepdim=True)
+    else:
+        served = (
+            torch.matmul(allowed.to(torch.float32), v.expand(*v.shape[:-2], *value.shape[-2:]).to(torch.float32)) > 0.5
+        )
+    if reachable is not None:
+        served = served | ~reachable.any(-1, keepdim=True)
+    return intersect(rows, served)
+
+
+# ---------------------------------------------------------------------------------------------------- fused attention
+
+
+@masked_rule(aten.scaled_dot_product_attention.default, category=ATTENTION)
+def scaled_dot_product_attention(
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    attn_mask: Dense | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Dense:
+    p = plan(query, key, value, attn_mask, is_causal, enable_gqa)
+    data = aten.scaled_dot_product_attention(
+        query.filled(0),
+        key.filled(0),
+        value.filled(0),
+        p.attn_mask,
+        dropout_p,
+        p.is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    return Dense(data, p.output)
+
+
+@masked_rule(aten._scaled_dot_product_flash_attention_for_cpu.default, category=ATTENTION)
+def _scaled_dot_product_flash_attention_for_cpu(
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Dense | None = None,
+    scale: float | None = None,
+) -> tuple[Dense, Dense]:
+    p = plan(query, key, value, attn_mask, is_causal)
+    mask = _as_bias(p.attn_mask, query.dtype)
+    output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+        query.filled(0), key.filled(0), value.filled(0), dropout_p, p.is_causal, attn_mask=mask, scale=scale
+    )
+    return Dense(output, p.output), Dense(logsumexp, None if p.rows is None else p.rows.squeeze(-1))
+
+
+def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores: these operators, unlike the one that calls them, do not know True and False."""
+    if allowed is None or allowed.dtype is not torch.bool:
+        return allowed
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, -torch.inf)
+
+
+@masked_rule(aten._scaled_dot_product_attention_math.default, category=ATTENTION)
+def _scaled_dot_product_attention_math(
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    attn_mask: Dense | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Dense | None = None,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Dense, Dense]:
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = attn_mask.like(attn_mask.data.to(query.dtype))
+    p = plan(query, key, value, attn_mask, is_causal, enable_gqa)
+    output, weights = aten._scaled_dot_product_attention_math(
+        query.filled(0),
+        key.filled(0),
+        value.filled(0),
+        _as_bias(p.attn_mask, query.dtype),
+        dropout_p,
+        p.is_causal,
+        None if dropout_mask is None else dropout_mask.filled(True),
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    return Dense(output, p.output), Dense(weights, p.weights)
+
+
+@masked_rule(
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    aten._efficient_attention_forward,
+    aten._flash_attention_forward,
+    category=OPAQUE,
+    takes_op=True,
+)
+def kernels_of_other_devices(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Chosen by scaled_dot_product_attention, which also gives them the mask that they need, in the form they need."""
+    for record in records_in((*args, *kwargs.values())):
+        if not known_all_valid(record):
+            raise MaskedSemanticsError(
+                f"{packet_name(op)} is one of several kernels, each with ways of its own to leave keys out, and is "
+                f"given a partly valid tensor of shape {tuple(record.shape)}. Call "
+                "torch.nn.functional.scaled_dot_product_attention, which chooses one and tells it what is valid."
+            )
+    return run_plain(op, args, kwargs)
+
+
+@masked_rule(aten._fused_sdp_choice.default, category=QUERY)
+def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
+    """Which kernel would be chosen for the data: no value is read."""
+    choice: int = aten._fused_sdp_choice(*data_of(args), **{name: data_of(value) for name, value in kwargs.items()})
+    return choice
+
+
+# ----------------------------------------------------------------------- whole layers, which torch.nn calls in eval()
+
+
+def _in_heads(x: Dense, heads: int) -> Dense:
+    """(B, T, D) as (B, heads, T, D / heads)."""
+    parts = by_rule(aten.view.default, x, [*x.shape[:2], heads, x.shape[2] // heads])
+    split: Dense = by_rule(aten.transpose.int, parts, 1, 2)
+    return split
+
+
+def _part(packed: Dense, i: int, size: int) -> Dense:
+    """The rows of the weight or bias of queries (0), keys (1) or values (2)."""
+    part: Dense = by_rule(aten.slice.Tensor, packed, 0, i * size, (i + 1) * size)
+    return part
+
+
+@masked_rule(aten._native_multi_head_attention.default, category=ATTENTION)
+def _native_multi_head_attention(
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Dense,
+    qkv_bias: Dense,
+    proj_weight: Dense,
+    proj_bias: Dense,
+    mask: Dense | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Dense, Dense]:
+    """nn.MultiheadAttention in eval mode, batch first. `mask` is True (or not 0) where a key is *excluded*:
+
+    ``mask_type`` 0 for every query and key (L, S), 1 for every key of a sample (B, S), 2 for both (B, heads, L, S).
+    """
+    if all_valid(query, key, value, qkv_weight, qkv_bias, proj_weight, proj_bias, mask):
+        plain = data_of([query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask])
+        result = aten._native_multi_head_attention(*plain, need_weights, average_attn_weights, mask_type)
+        return Dense(result[0]), Dense(result[1])
+    linear, sdpa, math = aten.linear.default, aten.scaled_dot_product_attention, aten._scaled_dot_product_attention_math
+    q, k, v = (
+        _in_heads(by_rule(linear, x, _part(qkv_weight, i, embed_dim), _part(qkv_bias, i, embed_dim)), num_head)
+        for i, x in enumerate((query, key, value))
+    )
+    allowed = None
+    if mask is not None:
+        excluded, validity = mask.data.to(torch.bool), aligned_validity(mask)
+        if mask_type == 1:
+            excluded = excluded[:, None, None]
+            validity = None if validity is None else validity[:, None, None]
+        allowed = Dense(torch.zeros_like(excluded, dtype=query.dtype).masked_fill(excluded, -torch.inf), validity)
+    if need_weights:
+        mixed, weights = by_rule(math.default, q, k, v, allowed)
+        if average_attn_weights:
+            weights = by_rule(aten.mean.dim, weights, [1])
+    else:
+        mixed = by_rule(sdpa.default, q, k, v, allowed)
+        weights = Dense(query.data.new_empty(0))
+    merged = by_rule(
+        aten.clone.default, by_rule(aten.transpose.int, mixed, 1, 2), memory_format=torch.contiguous_format
+    )
+    merged = by_rule(aten.view.default, merged, [*query.shape[:2], embed_dim])
+    return by_rule(linear, merged, proj_weight, proj_bias), weights
+
+
+@masked_rule(aten._transformer_encoder_layer_fwd.default, category=ATTENTION)
+def _transformer_encoder_layer_fwd(
+    src: Dense,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Dense,
+    qkv_bias: Dense,
+    proj_weight: Dense,
+    proj_bias: Dense,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Dense,
+    norm_bias_1: Dense,
+    norm_weight_2: Dense,
+    norm_bias_2: Dense,
+    ffn_weight_1: Dense,
+    ffn_bias_1: Dense,
+    ffn_weight_2: Dense,
+    ffn_bias_2: Dense,
+    mask: Dense | None = None,
+    mask_type: int | None = None,
+) -> Dense:
+    """nn.TransformerEncoderLayer in eval mode, batch first."""
+
+    attention = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    norms = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2)
+    ffn = (ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2)
+    if all_valid(src, *attention, *norms, *ffn, mask):
+        plain = data_of(
+            [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
+        )
+        return Dense(aten._transformer_encoder_layer_fwd(*plain))
+
+    def attend(x: Dense) -> Dense:
+        sizes = (embed_dim, num_heads)
+        mixed, _ = by_rule(
+            aten._native_multi_head_attention.default, x, x, x, *sizes, *attention, mask, False, True, mask_type
+        )
+        out: Dense = mixed
+        return out
+
+    def feed_forward(x: Dense) -> Any:
+        hidden = by_rule(aten.linear.default, x, ffn_weight_1, ffn_bias_1)
+        hidden = by_rule(aten.gelu.default if use_gelu else aten.relu.default, hidden)
+        return by_rule(aten.linear.default, hidden, ffn_weight_2, ffn_bias_2)
+
+    def norm(x: Dense, weight: Dense, bias: Dense) -> Any:
+        return by_rule(aten.layer_norm.default, x, [embed_dim], weight, bias, eps)
+
+    def add(x: Dense, y: Dense) -> Dense:
+        total: Dense = by_rule(aten.add.Tensor, x, y)
+        return total
+
+    if norm_first:
+        x = add(src, attend(norm(src, norm_weight_1, norm_bias_1)))
+        return add(x, feed_forward(norm(x, norm_weight_2, norm_bias_2)))
+    x = norm(add(src, attend(src)), norm_weight_1, norm_bias_1)
+    y: Dense = norm(add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
+    return y
+
+
+@masked_rule(aten._nested_tensor_from_mask_left_aligned.default, category=QUERY)
+def _nested_tensor_from_mask_left_aligned(t: Dense, mask: Dense) -> bool:
+    """Whether nn.TransformerEncoder may make a nested tensor of its input: never, a mask would be lost on the way."""
+    return False

@@ -1,0 +1,12 @@
+"""Gradient formulas of distances, called by hand; op_registry/derivatives.py has the law."""
+
+from __future__ import annotations
+
+import torch
+
+from op_registry.authoring import derivative
+
+aten = torch.ops.aten
+
+_cdist_backward = derivative(aten._cdist_backward.default, of=aten._cdist_forward.default, by=("x1",))
+_pdist_backward = derivative(aten._pdist_backward.default, of=aten._pdist_forward.default)

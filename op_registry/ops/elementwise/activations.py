@@ -1,0 +1,92 @@
+"""Activation functions.
+
+Law: elementwise, as in pointwise.py. `glu` is elementwise too, on the two halves of its input: an output is valid where
+both halves are. The gradient formulas that are operators of their own follow the same law; autograd needs none of
+them here, because rules run above it, but a person may call them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from op_registry.authoring import ELEMENTWISE, Dense, Number, Permuted, Sparse, as_int8, elementwise, masked_rule, never
+
+aten = torch.ops.aten
+
+celu = elementwise(aten.celu)
+elu = elementwise(aten.elu)
+gelu = elementwise(aten.gelu)
+hardshrink = elementwise(aten.hardshrink)
+hardsigmoid = elementwise(aten.hardsigmoid)
+hardswish = elementwise(aten.hardswish)
+hardtanh = elementwise(aten.hardtanh)
+leaky_relu = elementwise(aten.leaky_relu)
+log_sigmoid = elementwise(aten.log_sigmoid)
+mish = elementwise(aten.mish)
+relu = elementwise(aten.relu)
+relu6 = elementwise(aten.relu6)
+selu = elementwise(aten.selu)
+silu = elementwise(aten.silu)
+softplus = elementwise(aten.softplus)
+softshrink = elementwise(aten.softshrink)
+threshold = elementwise(aten.threshold)
+# Either 1 or the weight times the input: each operand's derivative is the other one.
+_prelu_kernel = elementwise(aten._prelu_kernel, derivative="bilinear")
+# In training a slope is drawn wherever the input is not positive: garbage must not decide how many are drawn.
+rrelu = elementwise(aten.rrelu, traps=True, neutral=0)
+
+
+@masked_rule(aten.rrelu_with_noise_functional, category=ELEMENTWISE)
+def rrelu_with_noise_functional(
+    self: Dense,
+    noise: Dense,
+    lower: Number = 0.125,
+    upper: Number = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Dense, Dense]:
+    """rrelu, with the slopes that were drawn."""
+    result, drawn = aten.rrelu_with_noise_functional(self.filled(0), noise.data, lower, upper, training, generator)
+    return self.like(result), self.like(drawn)
+
+
+@masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)
+def log_sigmoid_forward(self: Dense) -> tuple[Dense, Any]:
+    """log_sigmoid, with a buffer for backward that on some devices is empty."""
+    result, buffer = aten.log_sigmoid_forward(self.data)
+    return self.like(result), self.like(buffer) if buffer.shape == self.shape else buffer
+
+
+log_sigmoid_forward.lowering(Sparse)(never("its second result is a buffer of torch's own"))
+log_sigmoid_forward.lowering(Permuted)(never("its second result is a buffer of torch's own"))
+
+
+@masked_rule(aten.glu, category=ELEMENTWISE)
+def glu(self: Dense, dim: int = -1) -> Dense:
+    """The first half times the sigmoid of the second; valid where both are."""
+    data = aten.glu(self.filled(0), dim)
+    if self.full_validity is None:
+        return Dense(data)
+    first, second = as_int8(self.full_validity).chunk(2, dim)
+    return Dense(data, first & second)
+
+
+# ------------------------------------------------------------------------------- gradient formulas, as operators
+
+elu_backward = elementwise(aten.elu_backward.default)
+gelu_backward = elementwise(aten.gelu_backward.default)
+hardshrink_backward = elementwise(aten.hardshrink_backward.default)
+hardsigmoid_backward = elementwise(aten.hardsigmoid_backward.default)
+hardswish_backward = elementwise(aten.hardswish_backward.default)
+hardtanh_backward = elementwise(aten.hardtanh_backward.default)
+leaky_relu_backward = elementwise(aten.leaky_relu_backward.default)
+logit_backward = elementwise(aten.logit_backward.default, neutral=0.5)
+mish_backward = elementwise(aten.mish_backward.default)
+sigmoid_backward = elementwise(aten.sigmoid_backward.default)
+silu_backward = elementwise(aten.silu_backward.default)
+softplus_backward = elementwise(aten.softplus_backward.default)
+softshrink_backward = elementwise(aten.softshrink_backward.default)
+tanh_backward = elementwise(aten.tanh_backward.default)
+threshold_backward = elementwise(aten.threshold_backward.default)

@@ -1,0 +1,45 @@
+"""List operators that are not one operator for each element, or that write to more than the list.
+
+Law: as on each tensor by itself. All other `_foreach_*` operators are their single-tensor form, element by element, and
+need no rule.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from op_registry.authoring import ASSIGNMENT, REDUCTION, Dense, Number, accumulation_dtype, by_rule, masked_rule
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten._foreach_norm.Scalar, category=REDUCTION)
+def _foreach_norm(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
+    """The vector norm of each tensor over its valid elements."""
+    return [by_rule(aten.linalg_vector_norm.default, x, ord, dtype=dtype) for x in self]
+
+
+@masked_rule(aten._foreach_powsum.Scalar, category=REDUCTION)
+def _foreach_powsum(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
+    """The sum of each tensor's valid elements, each the absolute value to the power of `ord`."""
+
+    def powsum(x: Dense) -> Dense:
+        if x.validity is None:
+            return Dense(aten._foreach_powsum([x.data], ord, dtype)[0])
+        powers = x.filled(1).to(dtype or accumulation_dtype(x.dtype)).abs().pow(ord)
+        return Dense(x.like(powers).filled(0).sum().to(dtype or x.dtype), x.any_valid())
+
+    return [powsum(x) for x in self]
+
+
+@masked_rule(aten._amp_foreach_non_finite_check_and_unscale_.default, category=ASSIGNMENT)
+def _amp_foreach_non_finite_check_and_unscale_(self: list[Dense], found_inf: Dense, inv_scale: Dense) -> None:
+    """Unscales gradients in place and says whether one of their valid elements was not finite.
+
+    Nothing under a mask is a gradient, so it is set to 0 before the check. The operator has no functional form that
+    could be written back: this rule itself writes to the data of its records.
+    """
+    for x in self:
+        if x.validity is not None:
+            x.data.copy_(x.filled(0))
+    aten._amp_foreach_non_finite_check_and_unscale_([x.data for x in self], found_inf.data, inv_scale.data)

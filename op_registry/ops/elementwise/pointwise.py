@@ -1,0 +1,247 @@
+"""Pointwise operators: arithmetic, comparisons, logic, elementary and special functions, casts, masked_fill.
+
+Law: the operator on the operands, element by element; valid where every tensor operand (after broadcast) is. An
+elementwise operator never revives an invalid element.
+
+With one operand there is nothing to protect: a value stays in its place, and so does its gradient. With several, the
+derivative for a valid operand may compute with another's garbage, so the traits say how it does:
+
+* ``linear``: not at all. Sums, and selections (maximum, clamp), whose derivative takes or leaves the gradient without
+  computing with a value; and whatever has no derivative at all (comparisons, logic, bits).
+* ``bilinear``: multiplied by the others. Each operand is filled where it is itself invalid.
+* ``general`` (not written out): every operand is filled wherever the result is invalid, with a ``neutral`` value at
+  which the function and its first two derivatives are finite. 1 is such a value for most: 1/1, 1**1, atan2(1, 1) …
+
+``traps`` names kernels that must not see garbage even when no derivative is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from op_registry.authoring import (
+    ELEMENTWISE,
+    Dense,
+    Number,
+    as_int8,
+    elementwise,
+    intersect,
+    masked_rule,
+    on_device_of,
+    unite,
+    valid_in_all,
+)
+
+aten = torch.ops.aten
+
+# ---------------------------------------------------------------------------------------------------- arithmetic
+
+add = elementwise(aten.add, derivative="linear")
+sub = elementwise(aten.sub, derivative="linear")
+rsub = elementwise(aten.rsub, derivative="linear")
+mul = elementwise(aten.mul, derivative="bilinear")
+div = elementwise(aten.div.Tensor, aten.div.Scalar)
+neg = elementwise(aten.neg)
+abs = elementwise(aten.abs)
+sign = elementwise(aten.sign)
+sgn = elementwise(aten.sgn)
+signbit = elementwise(aten.signbit)
+copysign = elementwise(aten.copysign)
+reciprocal = elementwise(aten.reciprocal)
+square = elementwise(aten.square)
+sqrt = elementwise(aten.sqrt)
+rsqrt = elementwise(aten.rsqrt)
+pow = elementwise(aten.pow)
+hypot = elementwise(aten.hypot)
+ldexp = elementwise(aten.ldexp.Tensor)
+addcmul = elementwise(aten.addcmul)
+addcdiv = elementwise(aten.addcdiv)
+# The weight of lerp.Scalar is a number, so that its derivative reads neither end.
+lerp_scalar = elementwise(aten.lerp.Scalar, derivative="linear")
+# The complex kernel chooses its formula for several elements at once, by the weights of all of them.
+lerp = elementwise(aten.lerp.Tensor, traps="complex")
+
+# An integer divided by a zero under the mask raises, and INT_MIN by -1 may kill the process.
+div_mode = elementwise(aten.div.Tensor_mode, aten.div.Scalar_mode, traps="integers")
+floor_divide = elementwise(aten.floor_divide, traps="integers")
+fmod = elementwise(aten.fmod, traps="integers")
+remainder = elementwise(aten.remainder, traps="integers")
+gcd = elementwise(aten.gcd, derivative="linear", traps="integers")
+lcm = elementwise(aten.lcm, derivative="linear", traps="integers")
+
+# --------------------------------------------------------------------------------------- rounding and selection
+
+ceil = elementwise(aten.ceil)
+floor = elementwise(aten.floor)
+round = elementwise(aten.round)
+trunc = elementwise(aten.trunc)
+frac = elementwise(aten.frac)
+clamp = elementwise(aten.clamp, derivative="linear")
+clamp_max = elementwise(aten.clamp_max, derivative="linear")
+clamp_min = elementwise(aten.clamp_min, derivative="linear")
+maximum = elementwise(aten.maximum, derivative="linear")
+minimum = elementwise(aten.minimum, derivative="linear")
+fmax = elementwise(aten.fmax, derivative="linear")
+fmin = elementwise(aten.fmin, derivative="linear")
+heaviside = elementwise(aten.heaviside, derivative="linear")
+nextafter = elementwise(aten.nextafter, derivative="linear")
+nan_to_num = elementwise(aten.nan_to_num)
+
+# ---------------------------------------------------------------------------------------------------- comparisons
+
+eq = elementwise(aten.eq, derivative="linear")
+ne = elementwise(aten.ne, derivative="linear")
+ge = elementwise(aten.ge, derivative="linear")
+gt = elementwise(aten.gt, derivative="linear")
+le = elementwise(aten.le, derivative="linear")
+lt = elementwise(aten.lt, derivative="linear")
+isclose = elementwise(aten.isclose, derivative="linear")
+isfinite = elementwise(aten.isfinite)
+isinf = elementwise(aten.isinf)
+isnan = elementwise(aten.isnan)
+isneginf = elementwise(aten.isneginf)
+isposinf = elementwise(aten.isposinf)
+
+# ------------------------------------------------------------------------------------------------- logic and bits
+
+logical_and = elementwise(aten.logical_and, derivative="linear")
+logical_not = elementwise(aten.logical_not)
+logical_or = elementwise(aten.logical_or, derivative="linear")
+logical_xor = elementwise(aten.logical_xor, derivative="linear")
+bitwise_and = elementwise(aten.bitwise_and, derivative="linear")
+bitwise_not = elementwise(aten.bitwise_not)
+bitwise_or = elementwise(aten.bitwise_or, derivative="linear")
+bitwise_xor = elementwise(aten.bitwise_xor, derivative="linear")
+bitwise_left_shift = elementwise(aten.bitwise_left_shift, derivative="linear")
+bitwise_right_shift = elementwise(aten.bitwise_right_shift, derivative="linear")
+__lshift__ = elementwise(aten.__lshift__, derivative="linear")
+__rshift__ = elementwise(aten.__rshift__, derivative="linear")
+
+# -------------------------------------------------------------------------------------------- exponentials and logs
+
+exp = elementwise(aten.exp)
+exp2 = elementwise(aten.exp2)
+expm1 = elementwise(aten.expm1)
+log = elementwise(aten.log)
+log10 = elementwise(aten.log10)
+log1p = elementwise(aten.log1p)
+log2 = elementwise(aten.log2)
+logaddexp = elementwise(aten.logaddexp)
+logaddexp2 = elementwise(aten.logaddexp2)
+logit = elementwise(aten.logit)
+sigmoid = elementwise(aten.sigmoid)
+xlogy = elementwise(aten.xlogy)
+
+# --------------------------------------------------------------------------------------------------- trigonometry
+
+acos = elementwise(aten.acos)
+acosh = elementwise(aten.acosh)
+asin = elementwise(aten.asin)
+asinh = elementwise(aten.asinh)
+atan = elementwise(aten.atan)
+atan2 = elementwise(aten.atan2)
+atanh = elementwise(aten.atanh)
+cos = elementwise(aten.cos)
+cosh = elementwise(aten.cosh)
+deg2rad = elementwise(aten.deg2rad)
+rad2deg = elementwise(aten.rad2deg)
+sin = elementwise(aten.sin)
+sinc = elementwise(aten.sinc)
+sinh = elementwise(aten.sinh)
+tan = elementwise(aten.tan)
+tanh = elementwise(aten.tanh)
+
+# --------------------------------------------------------------------------------------------------------- complex
+
+angle = elementwise(aten.angle)
+complex = elementwise(aten.complex, derivative="linear")
+_conj_physical = elementwise(aten._conj_physical)
+polar = elementwise(aten.polar)
+
+# ----------------------------------------------------------------------------------------------- special functions
+
+digamma = elementwise(aten.digamma)
+erf = elementwise(aten.erf)
+erfc = elementwise(aten.erfc)
+erfinv = elementwise(aten.erfinv)
+i0 = elementwise(aten.i0)
+igamma = elementwise(aten.igamma)
+igammac = elementwise(aten.igammac)
+lgamma = elementwise(aten.lgamma)
+mvlgamma = elementwise(aten.mvlgamma)
+polygamma = elementwise(aten.polygamma)
+special_airy_ai = elementwise(aten.special_airy_ai)
+special_bessel_j0 = elementwise(aten.special_bessel_j0)
+special_bessel_j1 = elementwise(aten.special_bessel_j1)
+special_bessel_y0 = elementwise(aten.special_bessel_y0)
+special_bessel_y1 = elementwise(aten.special_bessel_y1)
+special_entr = elementwise(aten.special_entr)
+special_erfcx = elementwise(aten.special_erfcx)
+special_i0e = elementwise(aten.special_i0e)
+special_i1 = elementwise(aten.special_i1)
+special_i1e = elementwise(aten.special_i1e)
+special_log_ndtr = elementwise(aten.special_log_ndtr)
+special_modified_bessel_i0 = elementwise(aten.special_modified_bessel_i0)
+special_modified_bessel_i1 = elementwise(aten.special_modified_bessel_i1)
+special_modified_bessel_k0 = elementwise(aten.special_modified_bessel_k0)
+special_modified_bessel_k1 = elementwise(aten.special_modified_bessel_k1)
+special_ndtri = elementwise(aten.special_ndtri)
+special_scaled_modified_bessel_k0 = elementwise(aten.special_scaled_modified_bessel_k0)
+special_scaled_modified_bessel_k1 = elementwise(aten.special_scaled_modified_bessel_k1)
+special_spherical_bessel_j0 = elementwise(aten.special_spherical_bessel_j0)
+special_xlog1py = elementwise(aten.special_xlog1py)
+# zeta has its pole at 1, and its derivative for the second operand is zeta again, one higher in the first.
+special_zeta = elementwise(aten.special_zeta, neutral=2)
+
+# Their kernels take the degree as the number of steps to run: garbage would run for hours.
+special_chebyshev_polynomial_t = elementwise(aten.special_chebyshev_polynomial_t, traps=True)
+special_chebyshev_polynomial_u = elementwise(aten.special_chebyshev_polynomial_u, traps=True)
+special_chebyshev_polynomial_v = elementwise(aten.special_chebyshev_polynomial_v, traps=True)
+special_chebyshev_polynomial_w = elementwise(aten.special_chebyshev_polynomial_w, traps=True)
+special_hermite_polynomial_h = elementwise(aten.special_hermite_polynomial_h, traps=True)
+special_hermite_polynomial_he = elementwise(aten.special_hermite_polynomial_he, traps=True)
+special_laguerre_polynomial_l = elementwise(aten.special_laguerre_polynomial_l, traps=True)
+special_legendre_polynomial_p = elementwise(aten.special_legendre_polynomial_p, traps=True)
+special_shifted_chebyshev_polynomial_t = elementwise(aten.special_shifted_chebyshev_polynomial_t, traps=True)
+special_shifted_chebyshev_polynomial_u = elementwise(aten.special_shifted_chebyshev_polynomial_u, traps=True)
+special_shifted_chebyshev_polynomial_v = elementwise(aten.special_shifted_chebyshev_polynomial_v, traps=True)
+special_shifted_chebyshev_polynomial_w = elementwise(aten.special_shifted_chebyshev_polynomial_w, traps=True)
+
+# --------------------------------------------------------------------------------- copies, casts, and the irregular
+
+clone = elementwise(aten.clone)
+
+
+@masked_rule(aten._to_copy, category=ELEMENTWISE)
+def _to_copy(self: Dense, **options: Any) -> Dense:
+    """Another dtype, device or memory format; the mask moves to the same device."""
+    data = aten._to_copy(self.data, **options)
+    return Dense(data, on_device_of(data, self.validity))
+
+
+@masked_rule(aten.conj_physical, category=ELEMENTWISE)
+def conj_physical(self: Dense) -> Dense:
+    """The conjugate in memory of its own; of real numbers the input itself, as in torch."""
+    return self.like(aten._conj_physical(self.data)) if self.dtype.is_complex else self
+
+
+@masked_rule(aten.frexp.Tensor, category=ELEMENTWISE)
+def frexp(self: Dense) -> tuple[Dense, Dense]:
+    """Mantissa and exponent, both valid where the input is."""
+    mantissa, exponent = aten.frexp(self.data)
+    return self.like(mantissa), self.like(exponent)
+
+
+@masked_rule(aten.masked_fill, category=ELEMENTWISE)
+def masked_fill(self: Dense, mask: Dense, value: Number | Dense) -> Dense:
+    """An invalid entry of `mask` leaves open what is there; an invalid `value` counts only where it is written."""
+    validity = valid_in_all(self, mask)
+    if not isinstance(value, Dense):
+        return Dense(aten.masked_fill(self.data, mask.data, value), validity)
+    # The gradient of `value` sums what the mask selects, in an order that must not depend on entries that are invalid.
+    data = aten.masked_fill(self.data, mask.filled(False), value.data)
+    if value.validity is not None:
+        validity = intersect(validity, unite(value.validity, as_int8(~mask.data)))
+    return Dense(data, validity)

@@ -1,0 +1,231 @@
+"""Looking up rows of a weight.
+
+Law: an output is the weight's row, valid where the index is and the row's elements are. An invalid index is never
+looked up, and its row of the weight gets no gradient from it. Bags are reductions: over the looked-up elements that
+are valid.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    ACCUMULATION,
+    INDEXING,
+    Dense,
+    Lookup,
+    MaskedSemanticsError,
+    accumulation_dtype,
+    aligned_validity,
+    all_valid,
+    as_bool,
+    as_int8,
+    full_mask,
+    gradient_can_be_sparse,
+    intersect,
+    known_all_valid,
+    masked_rule,
+)
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten.embedding.default, category=INDEXING)
+def embedding(
+    weight: Dense, indices: Dense, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Dense:
+    return _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+
+def _looked_up(
+    weight: Dense,
+    indices: Dense,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    factors: Tensor | None = None,
+) -> Dense:
+    """The rows asked for; `factors` says for which of them what comes back counts."""
+    # The gradient of a masked weight is stored as the weight is.
+    sparse = sparse and weight.validity is None
+    safe = _safe(indices, padding_idx, sparse)
+    by_frequency = scale_grad_by_freq and indices.validity is not None
+    if sparse and gradient_can_be_sparse(weight.data, safe) and by_frequency == scale_grad_by_freq:
+        counted = _counted(safe, intersect(indices.full_validity, factors), padding_idx)
+        data = Lookup.apply(weight.data, safe.reshape(-1), counted).reshape(*safe.shape, weight.shape[1])
+    else:
+        data = aten.embedding(weight.data, safe, padding_idx, scale_grad_by_freq and not by_frequency, sparse)
+    if by_frequency:
+        data = _scaled_by_frequency(data, safe, indices, weight.shape[0])
+    v = aligned_validity(indices)
+    return Dense(data, intersect(_rows_validity(weight, safe), None if v is None else v.unsqueeze(-1)))
+
+
+def _safe(indices: Dense, padding_idx: int, sparse: bool = False) -> Tensor:
+    """Indices that may be looked up. An invalid one becomes the padding, which torch leaves out of every gradient …
+
+    … or, where there is none, any row: what arrives there is zero. A sparse gradient lists the rows that were looked
+    up; there it is one that a valid index asks for as well.
+    """
+    if padding_idx >= 0:
+        return indices.filled(padding_idx)
+    safe = indices.filled(0)
+    if sparse and indices.validity is not None and safe.numel():
+        return indices.filled(safe.amax())
+    return safe
+
+
+def _counted(safe: Tensor, validity: Tensor | None, padding_idx: int) -> Tensor | None:
+    """Which look-ups contribute to a gradient: not the invalid ones, nor those of the padding."""
+    counted = None if validity is None else as_bool(validity).reshape(-1)
+    if padding_idx < 0:
+        return counted
+    asked = safe.reshape(-1) != padding_idx
+    return asked if counted is None else asked & counted
+
+
+def _rows_validity(weight: Dense, safe: Tensor) -> Tensor | None:
+    """The validity of the looked-up rows."""
+    v = aligned_validity(weight)
+    if v is None:
+        return None
+    if v.shape[0] == 1:
+        return v[0]
+    return as_int8(v).index_select(0, safe.reshape(-1)).reshape(*safe.shape, v.shape[1])
+
+
+def _scaled_by_frequency(data: Tensor, safe: Tensor, indices: Dense, rows: int) -> Tensor:
+    """The same rows, whose gradient is divided by the number of valid indices that ask for the row."""
+    asked = full_mask(indices).reshape(-1).to(torch.int64)
+    counts = asked.new_zeros(rows).index_add(0, safe.reshape(-1), asked)
+    askers = counts.clamp(min=1).index_select(0, safe.reshape(-1)).reshape(safe.shape).unsqueeze(-1)
+    value = data.detach()
+    return value + (data - value) / askers
+
+
+@masked_rule(aten.embedding_renorm.default, category=INDEXING)
+def embedding_renorm(self: Dense, indices: Dense, max_norm: float, norm_type: float) -> Dense:
+    """Rows that a valid index asks for, scaled down to `max_norm`; the norm is that of their valid elements."""
+    if all_valid(self, indices):
+        return Dense(aten.embedding_renorm(self.data, indices.data, max_norm, norm_type))
+    with torch.no_grad():
+        scaled = aten.embedding_renorm(self.filled(0), _safe(indices, -1, sparse=True), max_norm, norm_type)
+        some = indices.any_valid()
+        return self.like(scaled if some is None else torch.where(as_bool(some), scaled, self.data))
+
+
+# --------------------------------------------------------------------------------------------------------------- bags
+
+SUM, MEAN, MAX = 0, 1, 2
+
+
+@masked_rule(
+    aten.embedding_bag.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    category=ACCUMULATION,
+    takes_op=True,
+)
+def embedding_bag(
+    op: OpOverload,
+    weight: Dense,
+    indices: Dense,
+    offsets: Dense,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Dense | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Dense, ...]:
+    given = (weight, indices, offsets, per_sample_weights)
+    if all_valid(*given) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
+        table, asked, starts, factors = (None if x is None else x.data for x in given)
+        padding = () if op is aten.embedding_bag.default else (padding_idx,)
+        return _plain(
+            op(table, asked, starts, scale_grad_by_freq, mode, sparse, factors, include_last_offset, *padding)
+        )
+    return _bags(*given, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse)
+
+
+@masked_rule(aten.embedding_bag.padding_idx, category=ACCUMULATION)
+def embedding_bag_with_padding(
+    weight: Dense,
+    indices: Dense,
+    offsets: Dense,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Dense | None,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> tuple[Dense, ...]:
+    """As embedding_bag; here a negative `padding_idx` counts from the end."""
+    given = (weight, indices, offsets, per_sample_weights)
+    if all_valid(*given) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
+        table, asked, starts, factors = (None if x is None else x.data for x in given)
+        options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
+        return _plain(aten.embedding_bag.padding_idx(table, asked, starts, *options))
+    row = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return _bags(*given, mode, include_last_offset, row, scale_grad_by_freq, sparse)
+
+
+def _plain(results: tuple[Tensor, ...]) -> tuple[Dense, ...]:
+    return tuple(Dense(t) for t in results)
+
+
+def _bags(
+    weight: Dense,
+    indices: Dense,
+    offsets: Dense,
+    per_sample_weights: Dense | None,
+    mode: int,
+    include_last_offset: bool,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> tuple[Dense, ...]:
+    """Sum, mean or maximum of each bag's valid elements; a bag of nothing, or of padding alone, is torch's zeros."""
+    if not known_all_valid(offsets):
+        raise MaskedSemanticsError(
+            f"embedding_bag has no meaning with invalid offsets (shape {tuple(offsets.shape)}): nothing says where a "
+            "bag begins. Fill them first with x.to_tensor(value)."
+        )
+    starts = offsets.data[:-1] if include_last_offset else offsets.data
+    positions = torch.arange(indices.shape[0], device=indices.device)
+    bag = torch.bucketize(positions, starts.to(torch.int64), right=True) - 1
+    factors = None if per_sample_weights is None else per_sample_weights.full_validity
+    rows = _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse, factors)
+    dtype = rows.dtype
+    elements, validity = rows.data.to(accumulation_dtype(dtype)), rows.validity
+    if per_sample_weights is not None:
+        elements = rows.filled(0) * per_sample_weights.filled(0).unsqueeze(-1)
+        validity = intersect(validity, None if factors is None else factors.unsqueeze(-1))
+    # What torch would have taken in, and what of it is valid.
+    there = indices.data != padding_idx
+    if indices.valid is not None:
+        there = there | ~indices.valid
+    there = there.unsqueeze(1)
+    taken = there if validity is None else there & as_bool(validity)
+
+    def per_bag(flags: Tensor) -> Tensor:
+        return torch.zeros((len(starts), flags.shape[1]), dtype=torch.int64, device=flags.device).index_add(
+            0, bag, flags.to(torch.int64)
+        )
+
+    n = per_bag(taken)
+    valid = (n > 0) | (per_bag(there) == 0)
+    if mode == MAX:
+        candidates = torch.where(taken, elements, -torch.inf)
+        start = candidates.new_full((len(starts), elements.shape[1]), -torch.inf)
+        greatest = start.scatter_reduce(0, bag.unsqueeze(1).expand_as(candidates), candidates, "amax")
+        output = torch.where(n > 0, greatest, 0)
+    else:
+        start = elements.new_zeros((len(starts), elements.shape[1]))
+        output = start.index_add(0, bag, torch.where(taken, elements, 0))
+        if mode == MEAN:
+            output = output / n.clamp(min=1)
+    size = per_bag(there).squeeze(1)
+    return Dense(output.to(dtype), as_int8(valid)), Dense(bag), Dense(size), Dense(torch.zeros_like(size))

@@ -1,0 +1,218 @@
+"""Losses, elementwise or of pairs. Those over classes are in classification.py.
+
+Law: the elementwise part as elementwise, then reduced over what is valid: ``'mean'`` divides by the number of valid
+losses, ``'sum'`` adds them, and both are valid where there is at least one. The operator itself runs without its
+reduction on operands filled with harmless values, so that its own dtypes, autocast policy and errors hold; sums of
+half precision are taken in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    LOSS,
+    Dense,
+    Number,
+    accumulation_dtype,
+    aligned_validity,
+    all_valid,
+    data_of,
+    fill_where_invalid,
+    intersect,
+    masked_rule,
+    opaque,
+    upcast_under_autocast,
+    valid_in_all,
+)
+
+aten = torch.ops.aten
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def reduced(loss: Dense, reduction: int, zero_where_invalid: bool = False) -> Dense:
+    """The losses themselves, their sum, or their mean over what is valid."""
+    if reduction not in (MEAN, SUM):
+        return loss
+    total = (loss.data if zero_where_invalid else loss.filled(0)).sum(dtype=accumulation_dtype(loss.dtype))
+    if reduction == MEAN:
+        n = loss.count()
+        # Nothing valid gives an invalid 0, not 0/0, whose derivative would be NaN; no losses at all give torch's NaN.
+        total = total / (n.clamp(min=1) if isinstance(n, Tensor) and loss.data.numel() else n)
+    return Dense(total.to(loss.dtype), loss.any_valid())
+
+
+def elementwise_loss(
+    operands: Sequence[Dense | None],
+    fills: Sequence[Number],
+    losses: Callable[[Sequence[Tensor | None], int], Tensor],
+    reduction: int,
+    zero: bool = False,
+) -> Dense:
+    """`losses(tensors, reduction)` over what is valid in all operands.
+
+    `fills` says for each operand what stands in for it where the loss is invalid: values at which the loss and its
+    derivatives are finite; `zero`, that the loss is then 0, which spares another fill.
+    """
+    validity = valid_in_all(*operands)
+    if validity is None:
+        return Dense(losses([None if x is None else x.data for x in operands], reduction))
+
+    def filled(x: Dense | None, value: Number) -> Tensor | None:
+        # A 0-d operand stays one: with a shape it would weigh in type promotion.
+        return None if x is None else fill_where_invalid(x.data, validity if x.ndim else x.validity, value)
+
+    tensors = [filled(x, value) for x, value in zip(operands, fills, strict=True)]
+    each = Dense(losses(tensors, NONE), validity)
+    zero = zero and all(x is None or x.ndim > 0 for x in operands)
+    return reduced(Dense(each.data, aligned_validity(each)), reduction, zero)
+
+
+# --------------------------------------------------------------------------------------------------- input and target
+
+
+@masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)
+def mse_loss(op: OpOverload, self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
+    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r), reduction, zero=True)
+
+
+@masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)
+def smooth_l1_loss(op: OpOverload, self: Dense, target: Dense, reduction: int = MEAN, beta: float = 1.0) -> Dense:
+    """smooth_l1_loss with its `beta`, huber_loss with its `delta`."""
+    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r, beta), reduction, zero=True)
+
+
+@masked_rule(aten.soft_margin_loss.default, category=LOSS)
+def soft_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
+    return elementwise_loss((self, target), (0, 1), lambda t, r: aten.soft_margin_loss(t[0], t[1], r), reduction)
+
+
+@masked_rule(aten.hinge_embedding_loss.default, category=LOSS)
+def hinge_embedding_loss(self: Dense, target: Dense, margin: float = 1.0, reduction: int = MEAN) -> Dense:
+    def losses(t: Sequence[Tensor | None], r: int) -> Any:
+        return aten.hinge_embedding_loss(t[0], t[1], margin, r)
+
+    return elementwise_loss((self, target), (1, 1), losses, reduction)
+
+
+@masked_rule(aten.margin_ranking_loss.default, category=LOSS)
+def margin_ranking_loss(
+    input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
+) -> Dense:
+    def losses(t: Sequence[Tensor | None], r: int) -> Any:
+        return aten.margin_ranking_loss(t[0], t[1], t[2], margin, r)
+
+    return elementwise_loss((input1, input2, target), (0, 0, 1), losses, reduction)
+
+
+# ------------------------------------------------------------------------------------------------------- likelihoods
+
+
+@masked_rule(aten.binary_cross_entropy.default, category=LOSS)
+def binary_cross_entropy(self: Dense, target: Dense, weight: Dense | None = None, reduction: int = MEAN) -> Dense:
+    def losses(t: Sequence[Tensor | None], r: int) -> Any:
+        return aten.binary_cross_entropy(t[0], t[1], t[2], r)
+
+    return elementwise_loss((self, target, weight), (0.5, 0.5, 1), losses, reduction)
+
+
+@masked_rule(aten.binary_cross_entropy_with_logits.default, category=LOSS)
+def binary_cross_entropy_with_logits(
+    self: Dense,
+    target: Dense,
+    weight: Dense | None = None,
+    pos_weight: Dense | None = None,
+    reduction: int = MEAN,
+) -> Dense:
+    def losses(t: Sequence[Tensor | None], r: int) -> Any:
+        return aten.binary_cross_entropy_with_logits(t[0], t[1], t[2], t[3], r)
+
+    return elementwise_loss((self, target, weight, pos_weight), (0, 0, 1, 1), losses, reduction)
+
+
+@masked_rule(aten.kl_div.default, category=LOSS)
+def kl_div(self: Dense, target: Dense, reduction: int = MEAN, *, log_target: bool = False) -> Dense:
+    def losses(t: Sequence[Tensor | None], r: int) -> Any:
+        return aten.kl_div(t[0], t[1], r, log_target=log_target)
+
+    return elementwise_loss((self, target), (0, 1), losses, reduction)
+
+
+@masked_rule(aten.poisson_nll_loss.default, category=LOSS)
+def poisson_nll_loss(input: Dense, target: Dense, log_input: bool, full: bool, eps: float, reduction: int) -> Dense:
+    def losses(t: Sequence[Tensor | None], r: int) -> Any:
+        return aten.poisson_nll_loss(t[0], t[1], log_input, full, eps, r)
+
+    return elementwise_loss((input, target), (1, 1), losses, reduction)
+
+
+# ------------------------------------------------------------------------------------------------ between two vectors
+
+
+@masked_rule(aten.cosine_embedding_loss.default, category=LOSS)
+def cosine_embedding_loss(
+    input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
+) -> Dense:
+    """The cosine over the coordinates that are valid in both; valid where there is one, and the target is."""
+    if all_valid(input1, input2, target):
+        return Dense(aten.cosine_embedding_loss(input1.data, input2.data, target.data, margin, reduction))
+    joint = valid_in_all(input1, input2)
+    pairs = Dense(input1.data, joint)
+    some = pairs.any_valid(-1, keepdim=True)
+
+    def coordinates(x: Dense) -> Tensor:
+        # Two vectors without a common coordinate are 1, where a cosine has derivatives.
+        return fill_where_invalid(fill_where_invalid(x.data, joint, 0), some, 1)
+
+    each = aten.cosine_embedding_loss(coordinates(input1), coordinates(input2), target.filled(1), margin, NONE)
+    rows = None if some is None else some.squeeze(-1)
+    return reduced(Dense(each, intersect(rows, target.validity)), reduction)
+
+
+@masked_rule(aten.triplet_margin_loss.default, category=LOSS)
+def triplet_margin_loss(
+    anchor: Dense,
+    positive: Dense,
+    negative: Dense,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: int = MEAN,
+) -> Dense:
+    """Each distance over the coordinates that are valid in both of its ends; valid where every one has a coordinate."""
+    if all_valid(anchor, positive, negative):
+        plain = data_of([anchor, positive, negative])
+        return Dense(aten.triplet_margin_loss(*plain, margin, p, eps, swap, reduction))
+    to_positive = _distance(anchor, positive, p, eps)
+    to_negative = _distance(anchor, negative, p, eps)
+    nearest = to_negative.data
+    validity = valid_in_all(to_positive, to_negative)
+    if swap:
+        between = _distance(positive, negative, p, eps)
+        nearest = torch.minimum(nearest, between.data)
+        validity = intersect(validity, between.validity)
+    each = torch.clamp_min(margin + to_positive.data - nearest, 0)
+    return reduced(Dense(each, validity), reduction)
+
+
+def _distance(x: Dense, y: Dense, p: float, eps: float) -> Dense:
+    joint = valid_in_all(x, y)
+    difference = Dense(upcast_under_autocast(x.data) - upcast_under_autocast(y.data) + eps, joint)
+    difference = Dense(difference.data, aligned_validity(difference))
+    some = difference.any_valid(-1, keepdim=True)
+    # Without a coordinate the norm is that of ones: a norm of zeros need not have a derivative.
+    coordinates = fill_where_invalid(difference.filled(0), some, 1)
+    distance = torch.linalg.vector_norm(coordinates, p, -1)
+    return Dense(distance, None if some is None else some.squeeze(-1))
+
+
+# Alignments of whole sequences: nothing says what a hole in one means.
+ctc_loss = opaque(aten.ctc_loss)
+_ctc_loss = opaque(aten._ctc_loss)

@@ -1,0 +1,68 @@
+"""Joins and choices.
+
+Law of joins: each element arrives with its validity. Law of `where`: the chosen branch; valid where the condition and
+the chosen branch are, so that ``where(mask, x, 0)`` imputes. The branch that is not chosen has no say, not even in
+backward: torch's own derivative of `where` selects and never multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    CHOICE,
+    JOIN,
+    Dense,
+    aligned_validity,
+    as_int8,
+    intersect,
+    joinable_validities,
+    masked_rule,
+    run_movement,
+)
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten.cat.default, category=JOIN)
+def cat(tensors: Sequence[Dense], dim: int = 0) -> Dense:
+    data = aten.cat([x.data for x in tensors], dim)
+    # torch passes over 1-d tensors without elements, whatever the others' shape.
+    joined = [x for x in tensors if x.ndim == data.ndim and (x.ndim != 1 or x.shape[0] != 0)]
+    if all(x.validity is None for x in joined):
+        return Dense(data)
+    first = aligned_validity(joined[0])
+    if first is not None and first.shape[dim] == 1 and all(x.validity is joined[0].validity for x in joined):
+        return Dense(data, first)
+    return Dense(data, aten.cat(joinable_validities(joined, along=dim % data.ndim), dim))
+
+
+@masked_rule(aten.stack.default, aten._stack.default, category=JOIN, takes_op=True)
+def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
+    data = op([x.data for x in tensors], dim)
+    first = tensors[0].validity
+    if all(x.validity is first for x in tensors):
+        v = aligned_validity(tensors[0])
+        return Dense(data, None if v is None else v.unsqueeze(dim))
+    return Dense(data, aten.stack(joinable_validities(tensors), dim))
+
+
+@masked_rule(aten._chunk_cat.default, category=JOIN, takes_op=True)
+def _chunk_cat(op: OpOverload, tensors: Sequence[Dense], dim: int, num_chunks: int) -> Dense:
+    """Chunks side by side, each tensor padded with (valid) zeros to a whole number of them."""
+    result: Dense = run_movement(op, tensors, dim, num_chunks, _traits={"writes": True})
+    return result
+
+
+@masked_rule(aten.where.self, category=CHOICE)
+def where(condition: Dense, self: Dense, other: Dense) -> Dense:
+    data = aten.where(condition.data, self.data, other.data)
+    chosen = self.validity
+    if self.validity is not other.validity:
+        one = data.new_ones((), dtype=torch.int8)
+        branches = [one if branch.validity is None else as_int8(branch.validity) for branch in (self, other)]
+        chosen = aten.where(condition.data, *branches)
+    return Dense(data, intersect(condition.validity, chosen))

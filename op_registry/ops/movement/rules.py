@@ -1,0 +1,131 @@
+"""Operators that move elements about, and are no views.
+
+Law: an element moves with its validity; padding values, and zeros that the operator itself writes, are valid. The
+operator is applied to the validity as to the data, or to the *in*validity where it writes zeros (`writes=True`). None
+of them computes with two elements, so that garbage stays under the mask, in backward too; those that add what lands
+on one place are accumulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    ACCUMULATION,
+    MOVEMENT,
+    Dense,
+    MaskedSemanticsError,
+    Number,
+    aligned_validity,
+    as_int8,
+    contract,
+    expand_validity,
+    known_all_valid,
+    masked_rule,
+    movement,
+)
+
+aten = torch.ops.aten
+
+# ----------------------------------------------------------------------- each element arrives, once or repeatedly
+
+pixel_shuffle = movement(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
+channel_shuffle = movement(aten.channel_shuffle.default)
+reflection_pad = movement(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+replication_pad = movement(
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
+)
+# torch's own decomposition copies into a new tensor, which would come out plain.
+_pad_circular = movement(aten._pad_circular.default)
+
+
+@masked_rule(aten.flip.default, aten.rot90.default, category=MOVEMENT, takes_op=True)
+def flip(op: OpOverload, x: Dense, *args: Any) -> Dense:
+    # A dimension in which validity is broadcast looks the same from both ends.
+    data, v = op(x.data, *args), aligned_validity(x)
+    return Dense(data, None if v is None else op(v, *args))
+
+
+@masked_rule(aten.roll.default, category=MOVEMENT)
+def roll(x: Dense, shifts: Sequence[int], dims: Sequence[int] = ()) -> Dense:
+    data = aten.roll(x.data, shifts, dims)
+    # Without dims the elements roll through all of them, and only a full validity can follow.
+    v = aligned_validity(x) if len(dims) else x.full_validity
+    return Dense(data, None if v is None else aten.roll(v, shifts, dims))
+
+
+@masked_rule(aten.repeat.default, category=MOVEMENT)
+def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
+    data, v = aten.repeat(x.data, repeats), aligned_validity(x)
+    if v is None:
+        return Dense(data)
+    v = v[(None,) * (data.ndim - v.ndim)]
+    return Dense(data, aten.repeat(v, [1 if n == 1 else times for n, times in zip(v.shape, repeats, strict=True)]))
+
+
+@masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,))
+def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tensor:
+    """Which element stands at each place of the result; an element whose number of repeats is invalid is left out."""
+    if output_size is not None and not known_all_valid(repeats):
+        raise MaskedSemanticsError(
+            f"repeat_interleave was promised a result of size {output_size}, but some repeats of {repeats.shape[0]} "
+            "are invalid and count as none. Leave output_size out, or fill repeats first."
+        )
+    positions: Tensor = aten.repeat_interleave.Tensor(repeats.filled(0), output_size=output_size)
+    return positions
+
+
+# ----------------------------------------------------------------------------------------- what is written is valid
+
+diag_embed = movement(aten.diag_embed.default, writes=True)
+block_diag = movement(aten.block_diag.default, writes=True)
+# What these see is a gradient on its way through a view: zero outside the part that was viewed.
+select_backward = movement(aten.select_backward.default, writes=True)
+slice_backward = movement(aten.slice_backward.default, writes=True)
+diagonal_backward = movement(aten.diagonal_backward.default, writes=True)
+
+
+@masked_rule(aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True)
+def tril(op: OpOverload, x: Dense, diagonal: int = 0) -> Dense:
+    data, v = op(x.data, diagonal), aligned_validity(x)
+    if v is None:
+        return Dense(data)
+    return Dense(data, op(as_int8(expand_validity(v, x.shape, (-2, -1))) ^ 1, diagonal) ^ 1)
+
+
+@masked_rule(aten.constant_pad_nd.default, category=MOVEMENT)
+def constant_pad_nd(x: Dense, pad: Sequence[int], value: Number = 0) -> Dense:
+    data, v = aten.constant_pad_nd(x.data, pad, value), aligned_validity(x)
+    if v is None:
+        return Dense(data)
+    padded = {x.ndim - 1 - i // 2 for i, width in enumerate(pad) if width != 0}
+    return Dense(data, aten.constant_pad_nd(expand_validity(v, x.shape, padded), pad, 1))
+
+
+@masked_rule(aten.im2col.default, category=MOVEMENT)
+def im2col(
+    x: Dense, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Dense:
+    data, v = aten.im2col(x.data, kernel_size, dilation, padding, stride), x.full_validity
+    if v is None:
+        return Dense(data)
+    # The kernel knows no int8; zero padding must come out as "not invalid".
+    invalid = aten.im2col((as_int8(v) ^ 1).to(torch.float32), kernel_size, dilation, padding, stride)
+    return Dense(data, as_int8(invalid < 0.5))
+
+
+@masked_rule(aten.one_hot.default, category=MOVEMENT)
+def one_hot(x: Dense, num_classes: int = -1) -> Dense:
+    """A row of zeros and a one for each index, as valid as the index; the classes are counted over valid indices."""
+    data, v = aten.one_hot(x.filled(0), num_classes), aligned_validity(x)
+    return Dense(data, None if v is None else v.unsqueeze(-1))
+
+
+# ------------------------------------------------------------------------------- several elements land on one place
+
+col2im = masked_rule(aten.col2im.default, aten.unfold_backward.default, category=ACCUMULATION, takes_op=True)(contract)

@@ -1,0 +1,266 @@
+"""Views, and their copying twins.
+
+Law: an element moves with its validity. The operator is applied to the data and to the validity alike; what is
+broadcast in the validity stays broadcast (see broadcast.py). Where one element becomes several parts (`view_as_real`,
+`view(dtype)`) a part is valid iff the element was; where parts become one element it is valid iff all of them are.
+That mask is a copy.
+
+Aliasing is none of a rule's business: whoever holds the tensors knows whose memory a view shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    MOVEMENT,
+    ON_PERMUTED_VALUES,
+    ON_VALUES,
+    PLUMBING,
+    Dense,
+    Permuted,
+    Sparse,
+    aligned_validity,
+    expand_validity,
+    masked_rule,
+    offset_within_data,
+    reshape_validity,
+    validity_in_strides_of_data,
+)
+
+aten = torch.ops.aten
+
+
+# ------------------------------------------------------------------------------------------------ nothing moves
+
+
+@masked_rule(
+    aten._conj.default,
+    aten._conj_copy.default,
+    aten._neg_view.default,
+    aten._neg_view_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+)
+def conj(op: OpOverload, x: Dense) -> Dense:
+    return x.like(op(x.data))
+
+
+@masked_rule(
+    aten.alias.default,
+    aten.alias_copy.default,
+    aten.detach.default,
+    aten.detach_copy.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten._lazy_clone.default,
+    category=PLUMBING,
+    takes_op=True,
+)
+def alias(op: OpOverload, x: Dense) -> Dense:
+    return x.like(op(x.data))
+
+
+alias.lowering(Sparse)(ON_VALUES)
+alias.lowering(Permuted)(ON_PERMUTED_VALUES)
+
+
+# -------------------------------------------------------------------------------------------------- whole shapes
+
+
+@masked_rule(
+    aten.view.default,
+    aten.view_copy.default,
+    aten._unsafe_view.default,
+    aten._reshape_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+)
+def view(op: OpOverload, x: Dense, size: Sequence[int]) -> Dense:
+    data, v = op(x.data, size), aligned_validity(x)
+    # A validity of other strides than the data's may be no view in this shape: reshape copies it then.
+    return Dense(data, None if v is None else reshape_validity(v, x.shape, data.shape))
+
+
+@masked_rule(aten._reshape_alias.default, aten._reshape_alias_copy.default, category=MOVEMENT, takes_op=True)
+def _reshape_alias(op: OpOverload, x: Dense, size: Sequence[int], stride: Sequence[int]) -> Dense:
+    v = aligned_validity(x)
+    return Dense(op(x.data, size, stride), None if v is None else reshape_validity(v, x.shape, size))
+
+
+@masked_rule(aten.expand.default, aten.expand_copy.default, category=MOVEMENT, takes_op=True)
+def expand(op: OpOverload, x: Dense, size: Sequence[int], *, implicit: bool = False) -> Dense:
+    # Broadcasting is what validity does by itself.
+    data, v = op(x.data, size, implicit=implicit), aligned_validity(x)
+    return Dense(data, None if v is None else v[(None,) * (data.ndim - v.ndim)])
+
+
+@masked_rule(aten.as_strided.default, aten.as_strided_copy.default, category=MOVEMENT, takes_op=True)
+def as_strided(
+    op: OpOverload, x: Dense, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Dense:
+    data = op(x.data, size, stride, storage_offset)
+    if x.validity is None:
+        return Dense(data)
+    return Dense(data, op(validity_in_strides_of_data(x), size, stride, offset_within_data(x, storage_offset)))
+
+
+# ---------------------------------------------------------------------------------------- one dimension or two
+
+
+@masked_rule(aten.permute.default, aten.permute_copy.default, category=MOVEMENT, takes_op=True)
+def permute(op: OpOverload, x: Dense, dims: Sequence[int]) -> Dense:
+    data, v = op(x.data, dims), aligned_validity(x)
+    return Dense(data, None if v is None else aten.permute(v, dims))
+
+
+@masked_rule(aten.transpose.int, aten.transpose_copy.int, category=MOVEMENT, takes_op=True)
+def transpose(op: OpOverload, x: Dense, dim0: int, dim1: int) -> Dense:
+    data, v = op(x.data, dim0, dim1), aligned_validity(x)
+    return Dense(data, None if v is None else v.transpose(dim0, dim1))
+
+
+@masked_rule(aten.t.default, aten.t_copy.default, category=MOVEMENT, takes_op=True)
+def t(op: OpOverload, x: Dense) -> Dense:
+    data, v = op(x.data), aligned_validity(x)
+    return Dense(data, None if v is None else v.t())
+
+
+@masked_rule(aten.unsqueeze.default, aten.unsqueeze_copy.default, category=MOVEMENT, takes_op=True)
+def unsqueeze(op: OpOverload, x: Dense, dim: int) -> Dense:
+    data, v = op(x.data, dim), aligned_validity(x)
+    return Dense(data, None if v is None else v.unsqueeze(dim))
+
+
+@masked_rule(
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+    category=MOVEMENT,
+    takes_op=True,
+)
+def squeeze(op: OpOverload, x: Dense, dim: int | Sequence[int] | None = None) -> Dense:
+    data, v = op(x.data) if dim is None else op(x.data, dim), aligned_validity(x)
+    if v is None:
+        return Dense(data)
+    asked = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    # Only dimensions of size 1 in the data go; the validity may have others of size 1.
+    return Dense(data, v.squeeze([d for d in asked if x.ndim and x.shape[d] == 1]))
+
+
+@masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True)
+def select(op: OpOverload, x: Dense, dim: int, index: int) -> Dense:
+    data, v = op(x.data, dim, index), aligned_validity(x)
+    return Dense(data, None if v is None else v.select(dim, 0 if v.shape[dim] == 1 else index))
+
+
+@masked_rule(aten.slice.Tensor, aten.slice_copy.Tensor, category=MOVEMENT, takes_op=True)
+def slice(
+    op: OpOverload, x: Dense, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Dense:
+    data, v = op(x.data, dim, start, end, step), aligned_validity(x)
+    if v is None or v.shape[dim] == 1:
+        return Dense(data, v)
+    moved = aten.slice.Tensor(v, dim, start, end, step)
+    # While tracing with a start that only the data will tell, the two sizes would be two unknowns.
+    torch._check(moved.shape[dim] == data.shape[dim])
+    return Dense(data, moved)
+
+
+@masked_rule(aten.narrow_copy.default, category=MOVEMENT)
+def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
+    data, v = aten.narrow_copy(x.data, dim, start, length), aligned_validity(x)
+    if v is None or v.shape[dim] == 1:
+        return Dense(data, v)
+    return Dense(data, v.narrow(dim, start, length))
+
+
+@masked_rule(aten.diagonal.default, aten.diagonal_copy.default, category=MOVEMENT, takes_op=True)
+def diagonal(op: OpOverload, x: Dense, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Dense:
+    data, v = op(x.data, offset, dim1, dim2), aligned_validity(x)
+    if v is None:
+        return Dense(data)
+    if v.shape[dim1] == 1 and v.shape[dim2] == 1:
+        return Dense(data, v.diagonal(0, dim1, dim2))
+    return Dense(data, expand_validity(v, x.shape, (dim1, dim2)).diagonal(offset, dim1, dim2))
+
+
+@masked_rule(aten.unfold.default, aten.unfold_copy.default, category=MOVEMENT, takes_op=True)
+def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> Dense:
+    data, v = op(x.data, dimension, size, step), aligned_validity(x)
+    if v is None:
+        return Dense(data)
+    if x.ndim and v.shape[dimension] != 1:
+        return Dense(data, v.unfold(dimension, size, step))
+    return Dense(data, v.unsqueeze(-1))
+
+
+# -------------------------------------------------------------------------------------------------------- pieces
+
+
+@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor, category=MOVEMENT, takes_op=True)
+def split(op: OpOverload, x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
+    return _pieces(op(x.data, split_size, dim), x, dim)
+
+
+@masked_rule(
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    aten.unsafe_split_with_sizes.default,
+    category=MOVEMENT,
+    takes_op=True,
+)
+def split_with_sizes(op: OpOverload, x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
+    return _pieces(op(x.data, split_sizes, dim), x, dim)
+
+
+def _pieces(pieces: Sequence[Tensor], x: Dense, dim: int) -> list[Dense]:
+    v = aligned_validity(x)
+    if v is None or v.shape[dim] == 1:
+        return [Dense(piece, v) for piece in pieces]
+    sizes = [piece.shape[dim] for piece in pieces]
+    return [Dense(piece, part) for piece, part in zip(pieces, v.split_with_sizes(sizes, dim), strict=True)]
+
+
+@masked_rule(aten.unbind.int, aten.unbind_copy.int, category=MOVEMENT, takes_op=True)
+def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
+    pieces, v = op(x.data, dim), aligned_validity(x)
+    if v is None:
+        return [Dense(piece) for piece in pieces]
+    if v.shape[dim] == 1:
+        shared = v.select(dim, 0)
+        return [Dense(piece, shared) for piece in pieces]
+    return [Dense(piece, part) for piece, part in zip(pieces, v.unbind(dim), strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------- parts of elements
+
+
+@masked_rule(aten.view_as_real.default, aten.view_as_real_copy.default, category=MOVEMENT, takes_op=True)
+def view_as_real(op: OpOverload, x: Dense) -> Dense:
+    data, v = op(x.data), aligned_validity(x)
+    return Dense(data, None if v is None else v.unsqueeze(-1))
+
+
+@masked_rule(aten.view_as_complex.default, aten.view_as_complex_copy.default, category=MOVEMENT, takes_op=True)
+def view_as_complex(op: OpOverload, x: Dense) -> Dense:
+    data, v = op(x.data), aligned_validity(x)
+    return Dense(data, None if v is None else v.amin(-1))
+
+
+@masked_rule(aten.view.dtype, aten.view_copy.dtype, category=MOVEMENT, takes_op=True)
+def view_dtype(op: OpOverload, x: Dense, dtype: torch.dtype) -> Dense:
+    data, v = op(x.data, dtype), aligned_validity(x)
+    if v is None or data.shape == x.shape or v.shape[-1] == 1:
+        return Dense(data, v)
+    if data.shape[-1] > x.shape[-1]:
+        return Dense(data, v.repeat_interleave(x.dtype.itemsize // dtype.itemsize, -1))
+    return Dense(data, v.unflatten(-1, (data.shape[-1], dtype.itemsize // x.dtype.itemsize)).amin(-1))

@@ -1,0 +1,148 @@
+"""The gradient formulas of the norms, called by hand.
+
+Law: as in backward.py. Statistics are those of the valid elements, found again in the input; of what the forward
+operator saved only the deviation is read, for the `eps` that is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    DERIVATIVE,
+    Dense,
+    DenseSlices,
+    all_valid,
+    bind_by_name,
+    by_rule,
+    derivative,
+    fill_where_invalid,
+    intersect,
+    masked_rule,
+    moments,
+    nonzero_count,
+    opaque,
+    requested_gradients,
+    run_plain,
+    valid_in_all,
+    vjp,
+)
+from op_registry.ops.normalization.norms import affine, grouped, last_dims, standardised, with_validity
+
+aten = torch.ops.aten
+
+
+def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
+    """What was added to the variance of each slice before its root was taken, going by the deviation that was saved."""
+    m = moments(with_validity(x.like(x.data.detach())), DenseSlices(dims))
+    variance = m.square / nonzero_count(m.count)
+    eps: Tensor = rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
+    return eps
+
+
+@masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE)
+def native_layer_norm_backward(
+    grad_out: Dense,
+    input: Dense,
+    normalized_shape: Sequence[int],
+    mean: Dense,
+    rstd: Dense,
+    weight: Dense | None,
+    bias: Dense | None,
+    output_mask: Sequence[bool],
+) -> tuple[Dense | None, ...]:
+    """Where the statistics that were saved are invalid, nothing is known of the slice."""
+    if all_valid(grad_out, input, mean, rstd, weight, bias):
+        arguments = (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+        return run_plain(aten.native_layer_norm_backward.default, arguments, {})
+    dims = last_dims(aten.native_layer_norm.default, input, normalized_shape, weight, bias)
+    x = input.masked_by(valid_in_all(mean, rstd))
+    eps = saved_eps(x, dims, rstd)
+
+    def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
+        values, _, _ = standardised(x, DenseSlices(dims), eps)
+        return Dense(affine(values, weight, bias), valid_in_all(x, weight, bias))
+
+    return requested_gradients(vjp(normalised, (x, weight, bias), grad_out), output_mask)
+
+
+@masked_rule(aten.native_group_norm_backward.default, category=DERIVATIVE)
+def native_group_norm_backward(
+    grad_out: Dense,
+    input: Dense,
+    mean: Dense,
+    rstd: Dense,
+    weight: Dense | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Dense | None, ...]:
+    """As native_layer_norm_backward, by groups of channels. A bias is not given, and all of it is valid."""
+    if all_valid(grad_out, input, mean, rstd, weight):
+        arguments = (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
+        return run_plain(aten.native_group_norm_backward.default, arguments, {})
+    known = valid_in_all(mean, rstd)
+    if known is not None:
+        of_channels = known.expand(N, group).repeat_interleave(C // group, 1)
+        known = of_channels.reshape(N, C, *[1] * (input.ndim - 2))
+    x = input.masked_by(known)
+    groups = x.map(lambda t: t.reshape(N, group, C // group, *input.shape[2:]))
+    eps = saved_eps(groups, tuple(range(2, groups.ndim)), rstd)
+    bias = Dense(x.data.new_zeros(C))
+
+    def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
+        return grouped(x, weight, bias, group, eps, x.dtype)[0]
+
+    return requested_gradients(vjp(normalised, (x, weight, bias), grad_out), output_mask)
+
+
+@masked_rule(
+    aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, category=DERIVATIVE, takes_op=True
+)
+def native_batch_norm_backward(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Dense | None, ...]:
+    """By channel: through the batch's statistics in training, by the running ones otherwise."""
+    if all_valid(*args, *kwargs.values()):
+        return run_plain(op, args, kwargs)
+    given = bind_by_name(op, args, kwargs)
+    x, weight, training = given["input"], given["weight"], given["train" if "train" in given else "update"]
+    if weight is None:
+        weight = Dense(x.data.new_ones(x.shape[1]))
+    bias = Dense(x.data.new_zeros(x.shape[1]))
+    statistics = (None, None) if training else (given["running_mean"], given["running_var"])
+
+    def normalised(x: Dense, weight: Dense, bias: Dense) -> Any:
+        op: OpOverload = aten.native_batch_norm.default
+        return by_rule(op, x, weight, bias, *statistics, training, 0.0, given["eps"])[0]
+
+    return requested_gradients(vjp(normalised, (x, weight, bias), given["grad_out"]), given["output_mask"])
+
+
+_weight_norm_interface_backward = derivative(
+    aten._weight_norm_interface_backward.default,
+    of=aten._weight_norm_interface.default,
+    by=("v", "g"),
+    v=lambda given: given["saved_v"],
+    g=lambda given: given["saved_g"],
+)
+
+
+@masked_rule(
+    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, category=DERIVATIVE, takes_op=True
+)
+def _softmax_backward_data(
+    op: OpOverload, grad_output: Dense, output: Dense, dim: int, input_dtype: torch.dtype
+) -> Dense:
+    """What each valid element of the slice weighs in it, `output` says; one that is invalid weighs nothing."""
+    counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, output.validity), 0)
+    return output.like(op(counted, output.filled(0), dim, input_dtype))
+
+
+# A softmax that is given a padding mask of its own, which torch.nn uses inside its fused layers.
+_masked_softmax = opaque(aten._masked_softmax.default, aten._masked_softmax_backward.default)

@@ -1,0 +1,227 @@
+"""Normalisation: layer_norm, rms_norm, group_norm, renorm, weight_norm. (batch_norm and instance_norm: batch_norms.py.)
+
+Law: statistics over the valid elements; valid where the input is, and the affine parameters are.
+
+Each is written out on `moments`, in the accumulation dtype, and cast once to the dtype that torch would return. What is
+normalised is 0 wherever the input is invalid, so that the gradient of a plain weight, a sum of it over the batch, gets
+nothing from there. A slice of which nothing is valid is divided by 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    NORMALIZATION,
+    Dense,
+    DenseSlices,
+    Moments,
+    accumulation_dtype,
+    aligned_validity,
+    any_masked,
+    as_int8,
+    by_rule,
+    detached_data,
+    masked_rule,
+    masked_slices,
+    moments,
+    nonzero_count,
+    plain_data,
+    reshape_validity,
+    result_dtype,
+    valid_in_all,
+)
+
+aten = torch.ops.aten
+
+# -------------------------------------------------------------------------------------------------- what they share
+
+
+def with_validity(x: Dense) -> Dense:
+    """The record with a stored validity: one broadcast 1 where there is none, for a rule to treat all inputs alike."""
+    return x if x.validity is not None else Dense(x.data, x.data.new_ones((1,) * x.ndim, dtype=torch.int8))
+
+
+def standardised(x: Dense, over: Any, eps: float | Tensor) -> tuple[Tensor, Moments, Tensor]:
+    """Each valid element less its slice's mean by its deviation, 0 where invalid; the moments; one by the deviation."""
+    x = with_validity(x)
+    m = moments(x, over)
+    spread = m.square / nonzero_count(m.count)
+    scale = torch.where(m.count == 0, 1, spread + eps).rsqrt()
+    return Dense((m.deviation - over.spread(m.shift)) * over.spread(scale), x.validity).filled(0), m, scale
+
+
+def shaped(parameter: Dense | None, shape: Sequence[int]) -> Dense | None:
+    """A parameter and its validity in another shape."""
+    return None if parameter is None else parameter.map(lambda t: t.reshape(tuple(shape)))
+
+
+def affine(values: Tensor, weight: Dense | None, bias: Dense | None) -> Tensor:
+    """Scaled and shifted by parameters that broadcast."""
+    if weight is not None:
+        values = values * weight.filled(1)
+    return values if bias is None else values + bias.filled(0)
+
+
+def saved_statistics(
+    x: Dense, parameters: Sequence[Dense | None], m: Moments, scale: Tensor, shape: Sequence[int]
+) -> tuple[Dense, Dense]:
+    """Mean and scale as torch's native operators return them: in the parameters' dtype, without derivatives."""
+    dtype = next((p.dtype for p in parameters if p is not None), x.dtype)
+    sizes = m.mean.shape
+    exists = m.exists.expand(sizes).reshape(tuple(shape))
+    mean, scale = (t.detach().expand(sizes).reshape(tuple(shape)).to(dtype) for t in (m.mean, scale))
+    return Dense(mean, exists), Dense(scale, exists)
+
+
+# ------------------------------------------------------------------------------------------ over the last dimensions
+
+
+def last_dims(op: OpOverload, x: Dense, shape: Sequence[int], *parameters: Dense | None) -> tuple[int, ...]:
+    """The dimensions that a normalized_shape names. Shapes that don't fit raise torch's own error."""
+    first = x.ndim - len(shape)
+    sizes = [tuple(x.shape[max(first, 0) :]), *(tuple(p.shape) for p in parameters if p is not None)]
+    if first < 0 or not shape or any(size != tuple(shape) for size in sizes):
+        arguments = (*(detached_data(p) for p in parameters), 1e-5)
+        op(x.data, shape, *arguments)
+    return tuple(range(first, x.ndim))
+
+
+@masked_slices(aten.layer_norm, aten.native_layer_norm, category=NORMALIZATION)
+def layer_norm(
+    op: OpOverload,
+    x: Dense,
+    normalized_shape: Sequence[int],
+    weight: Dense | None = None,
+    bias: Dense | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Dense | tuple[Dense, Dense, Dense]:
+    """Standardised over the last dimensions, scaled and shifted element by element."""
+    dims = last_dims(op, x, normalized_shape, weight, bias)
+
+    def one_slice() -> Any:
+        row = x.data.new_zeros(tuple(normalized_shape))
+        return aten.layer_norm(row, normalized_shape, detached_data(weight), detached_data(bias), eps)
+
+    dtype = result_dtype(x, (weight, bias), one_slice)
+    values, m, scale = standardised(x, DenseSlices(dims), eps)
+    result = Dense(affine(values, weight, bias).to(dtype), valid_in_all(x, weight, bias))
+    if op is aten.layer_norm.default:
+        return result
+    return (result, *saved_statistics(x, (weight, bias), m, scale, m.mean.shape))
+
+
+@masked_slices(aten.rms_norm, aten._fused_rms_norm, category=NORMALIZATION)
+def rms_norm(
+    op: OpOverload,
+    x: Dense,
+    normalized_shape: Sequence[int],
+    weight: Dense | None = None,
+    eps: float | None = None,
+) -> Dense | tuple[Dense, Dense]:
+    """By the root of the mean square of the valid elements."""
+    dims = last_dims(op, x, normalized_shape, weight)
+
+    def one_slice() -> Any:
+        row = x.data.new_zeros(tuple(normalized_shape))
+        return aten.rms_norm(row, normalized_shape, detached_data(weight), eps)
+
+    dtype = result_dtype(x, (weight,), one_slice)
+    x = with_validity(x)
+    values = x.filled(0).to(accumulation_dtype(x.dtype))
+    count = x.count(dims, keepdim=True)
+    assert isinstance(count, Tensor)
+    exists = as_int8(count > 0)
+    mean_square = values.square().sum(dims, keepdim=True) / nonzero_count(count)
+    least = torch.finfo(values.dtype).eps if eps is None else eps
+    scale = torch.where(count == 0, 1, mean_square + least).rsqrt()
+    normalised = Dense(values * scale, x.validity).filled(0)
+    result = Dense(affine(normalised, weight, None).to(dtype), valid_in_all(x, weight))
+    return result if op is aten.rms_norm.default else (result, Dense(scale, exists))
+
+
+# ----------------------------------------------------------------------------------------------- groups of channels
+
+
+@masked_slices(aten.group_norm, category=NORMALIZATION)
+def group_norm(
+    op: OpOverload,
+    x: Dense,
+    num_groups: int,
+    weight: Dense | None = None,
+    bias: Dense | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Dense:
+    """Standardised over each group of channels, scaled and shifted by channel."""
+    parameters = [p for p in (weight, bias) if p is not None]
+    if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups or any(p.shape != x.shape[1:2] for p in parameters):
+        op(x.data, num_groups, detached_data(weight), detached_data(bias), eps)  # raises torch's error
+
+    def one_slice() -> Any:
+        row = x.data.new_zeros((1, x.shape[1], 1))
+        return aten.group_norm(row, num_groups, detached_data(weight), detached_data(bias), eps)
+
+    dtype = result_dtype(x, (weight, bias), one_slice)
+    return grouped(x, weight, bias, num_groups, eps, dtype)[0]
+
+
+@masked_rule(aten.native_group_norm, category=NORMALIZATION)
+def native_group_norm(
+    x: Dense,
+    weight: Dense | None,
+    bias: Dense | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[Dense, Dense, Dense]:
+    """With the statistics of each group, of which torch promises a derivative and gives none: not promised here."""
+    if x.data.numel() == 0 or not any_masked((x, weight, bias)):
+        result, *saved = aten.native_group_norm(x.data, plain_data(weight), plain_data(bias), N, C, HxW, group, eps)
+        mean, rstd = (Dense(t.detach()) for t in saved)
+        return Dense(result), mean, rstd
+    result, m, scale = grouped(x, weight, bias, group, eps, x.dtype)
+    return (result, *saved_statistics(x, (weight, bias), m, scale, (N, group)))
+
+
+def grouped(
+    x: Dense, weight: Dense | None, bias: Dense | None, groups: int, eps: float | Tensor, dtype: torch.dtype
+) -> tuple[Dense, Moments, Tensor]:
+    """group_norm's result, and the moments and scale of each group, shaped (N, groups, 1, …)."""
+    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    validity = aligned_validity(with_validity(x))
+    assert validity is not None
+    split = Dense(x.data.reshape(shape), reshape_validity(validity, x.shape, shape))
+    values, m, scale = standardised(split, DenseSlices(tuple(range(2, split.ndim))), eps)
+    channels = (-1,) + (1,) * (x.ndim - 2)
+    weight, bias = shaped(weight, channels), shaped(bias, channels)
+    result = affine(values.reshape(x.shape), weight, bias).to(dtype)
+    return Dense(result, valid_in_all(x, weight, bias)), m, scale
+
+
+# --------------------------------------------------------------------------------------------------- norms of slices
+
+
+@masked_slices(aten.renorm, category=NORMALIZATION)
+def renorm(op: OpOverload, x: Dense, p: float, dim: int, maxnorm: float) -> Dense:
+    """Invalid elements add 0 to the norm of their slice."""
+    return x.like(op(x.filled(0), p, dim, maxnorm))
+
+
+@masked_slices(aten._weight_norm_interface, category=NORMALIZATION)
+def _weight_norm_interface(op: OpOverload, v: Dense, g: Dense, dim: int = 0) -> tuple[Dense, Dense]:
+    """v scaled so that the norm of the valid elements of each slice along `dim` is g; and the norms."""
+    v = with_validity(v)
+    others = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    filled = Dense(v.filled(0).to(accumulation_dtype(v.dtype)), v.validity)
+    norm = by_rule(aten.linalg_vector_norm.default, filled, 2, others, True)
+    validity = valid_in_all(v, g)
+    return Dense((filled.data * (g.filled(1) / norm.filled(1))).to(v.dtype), validity), norm

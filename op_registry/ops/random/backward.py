@@ -1,0 +1,14 @@
+"""Gradient formulas of random numbers, called by hand; op_registry/derivatives.py has the law."""
+
+from __future__ import annotations
+
+import torch
+
+from op_registry.authoring import elementwise
+
+aten = torch.ops.aten
+
+_standard_gamma_grad = elementwise(aten._standard_gamma_grad.default)
+
+
+_dirichlet_grad = elementwise(aten._dirichlet_grad.default, neutral=0.5)

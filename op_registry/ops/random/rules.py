@@ -1,0 +1,177 @@
+"""Random operators.
+
+Law: as torch, drawn for every position, so that masks don't change the stream of random numbers; valid where the input
+is. What lies under the mask must not change the stream either, nor whether the call raises, so parameters of a
+distribution are filled with ones that are always allowed.
+
+The in-place generators (`normal_`, `uniform_` …) are assignments: they are written back from their functional forms,
+whose results are valid everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    ASSIGNMENT,
+    RANDOM,
+    Dense,
+    Number,
+    as_bool,
+    elementwise,
+    intersect,
+    masked_rule,
+    on_device_of,
+    packet_name,
+    run_elementwise,
+    run_opaque,
+)
+
+aten = torch.ops.aten
+
+# -------------------------------------------------------------------------------------------------------- dropout
+
+
+@masked_rule(
+    aten.dropout,
+    aten.feature_dropout,
+    aten.alpha_dropout,
+    aten.feature_alpha_dropout,
+    category=RANDOM,
+    takes_op=True,
+)
+def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
+    """Drops valid and invalid elements alike; as in torch, the input itself where there is nothing to drop."""
+    if 0 <= p <= 1 and (p == 0 or not train or input.data.numel() == 0):
+        return input
+    return input.like(op(input.data, p, train))
+
+
+@masked_rule(aten.native_dropout, category=RANDOM)
+def native_dropout(input: Dense, p: float, train: bool | None) -> tuple[Dense, Dense]:
+    """Dropout, with what was kept."""
+    result, kept = aten.native_dropout(input.data, p, train)
+    return input.like(result), input.like(kept)
+
+
+native_dropout_backward = elementwise(aten.native_dropout_backward.default, derivative="bilinear")
+
+# --------------------------------------------------------------------------------- distributions given by tensors
+
+
+def drawn(op: OpOverload, *args: Any, allowed: Number, **kwargs: Any) -> Any:
+    """Elementwise, with parameters that are always `allowed` wherever the result is invalid."""
+    return run_elementwise(op, *args, _traits={"traps": True, "neutral": allowed}, **kwargs)
+
+
+@masked_rule(aten.bernoulli.default, category=RANDOM)
+def bernoulli(self: Dense, *, generator: torch.Generator | None = None) -> Any:
+    """0 or 1 with the input as probability."""
+    return drawn(aten.bernoulli.default, self, generator=generator, allowed=0)
+
+
+@masked_rule(aten.poisson, category=RANDOM)
+def poisson(self: Dense, generator: torch.Generator | None = None) -> Any:
+    """The input is the rate; a rate of 0 draws nothing."""
+    return drawn(aten.poisson.default, self, generator, allowed=0)
+
+
+@masked_rule(aten.binomial, category=RANDOM)
+def binomial(count: Dense, prob: Dense, generator: torch.Generator | None = None) -> Any:
+    """Valid where both parameters are."""
+    return drawn(aten.binomial.default, count, prob, generator, allowed=0)
+
+
+@masked_rule(aten._standard_gamma, category=RANDOM)
+def _standard_gamma(self: Dense, generator: torch.Generator | None = None) -> Any:
+    """The input is the concentration."""
+    return drawn(aten._standard_gamma.default, self, generator, allowed=1)
+
+
+@masked_rule(aten._sample_dirichlet, category=RANDOM)
+def _sample_dirichlet(self: Dense, generator: torch.Generator | None = None) -> Any:
+    """A draw over the whole last dimension: only where all of it is valid."""
+    return run_opaque(aten._sample_dirichlet.default, self, generator)
+
+
+@masked_rule(
+    aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, category=RANDOM, takes_op=True
+)
+def normal(op: OpOverload, *parameters: Any, generator: torch.Generator | None = None) -> Any:
+    """Valid where mean and standard deviation are."""
+    return drawn(op, *parameters, generator=generator, allowed=1)
+
+
+# torch writes positions into out= of int64 alone, and its kernel without values does not say so.
+@masked_rule(aten.multinomial, category=RANDOM, exact_out=True)
+def multinomial(
+    self: Dense, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> Dense:
+    """Draws among the valid categories of each row.
+
+    A row with none draws from all and is invalid, and so is what is drawn without replacement beyond the valid ones.
+    """
+    weights = self.filled(0)
+    if self.validity is not None and self.ndim > 0:
+        some = self.any_valid(-1, keepdim=True)
+        assert some is not None
+        weights = torch.where(as_bool(some), weights, 1)
+    index = aten.multinomial(weights, num_samples, replacement, generator=generator)
+    validity = self.full_validity
+    return Dense(index, None if validity is None else validity.gather(-1, index))
+
+
+# ------------------------------------------------------------------------------------------------ shaped like x
+
+
+@masked_rule(
+    aten.rand_like,
+    aten.randn_like,
+    aten.randint_like.default,
+    aten.randint_like.generator,
+    aten.randint_like.low_dtype,
+    aten.randint_like.low_generator_dtype,
+    category=RANDOM,
+    takes_op=True,
+)
+def rand_like(op: OpOverload, self: Dense, *limits: int, **options: Any) -> Dense:
+    """Drawn for every position; under the mask of the input, moved to where the result is."""
+    data = op(self.data, *limits, **options)
+    return Dense(data, on_device_of(data, self.validity))
+
+
+@masked_rule(aten.randint_like.Tensor, aten.randint_like.Tensor_generator, category=RANDOM, takes_op=True)
+def randint_like(op: OpOverload, self: Dense, high: Dense, **options: Any) -> Dense:
+    """The limit is a tensor of no dimensions: where it is invalid, so is everything."""
+    data = op(self.data, high.filled(1), **options)
+    return Dense(data, on_device_of(data, intersect(self.validity, high.validity)))
+
+
+# ------------------------------------------------------------------------- what serves the in-place generators
+
+
+@masked_rule(
+    aten.cauchy,
+    aten.exponential,
+    aten.geometric,
+    aten.log_normal,
+    aten.normal_functional,
+    aten.random,
+    aten.uniform,
+    aten.bernoulli.p,
+    category=ASSIGNMENT,
+    takes_op=True,
+)
+def uniform(op: OpOverload, self: Dense, *parameters: Number, **options: Any) -> Dense:
+    """New values everywhere, all valid."""
+    in_place = packet_name(op).removesuffix("_functional") + "_"
+    return Dense(getattr(torch.empty_like(self.data), in_place)(*parameters, **options))
+
+
+@masked_rule(aten.bernoulli.Tensor, category=ASSIGNMENT)
+def bernoulli_tensor(self: Dense, p: Dense, *, generator: torch.Generator | None = None) -> Dense:
+    """New values everywhere, valid where their probability is."""
+    return Dense(torch.empty_like(self.data).bernoulli_(p.filled(0), generator=generator), p.validity)

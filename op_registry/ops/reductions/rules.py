@@ -1,0 +1,267 @@
+"""Reductions: sum, mean, var, amax, argmax, any, logsumexp …
+
+Law: what torch gives on the slice with its invalid elements removed; valid where n ≥ 1, n being the number of valid
+elements. Indices point into the original dimension, and never at an invalid element.
+
+Most fill with the operator's identity: the element that changes no result. Three things need more than that.
+
+* A *divisor* counts the valid elements (mean, var).
+* A *tie with the identity*: the greatest of valid elements that are all -inf is what invalid ones were filled with. Its
+  value is right, but an index may fall on a fill, and amax would share its gradient with the fills.
+* A *kink*: std at 0 has derivative 0 in torch, not infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    REDUCTION,
+    Dense,
+    DenseSlices,
+    Dims,
+    Moments,
+    Number,
+    Slices,
+    accumulation_dtype,
+    as_bool,
+    extremum,
+    fill_where_invalid,
+    filled_for_exp_alone,
+    first_valid_index,
+    flattened,
+    highest,
+    identity_of,
+    is_inexact,
+    lowest,
+    masked_rule,
+    masked_slices,
+    moments,
+    nonzero_count,
+    reduced_dims,
+    reduction,
+    safe_sqrt,
+    squeeze_reduced,
+    valid_in_all,
+)
+
+aten = torch.ops.aten
+
+sum = reduction(aten.sum.default, aten.sum.dim_IntList, identity=0)
+nansum = reduction(aten.nansum, identity=0)
+prod = reduction(aten.prod.default, aten.prod.dim_int, identity=1)
+any = reduction(aten.any.default, aten.any.dim, identity=False)
+all = reduction(aten.all.default, aten.all.dim, identity=True)
+
+
+@masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION, slices=Slices(none_for_no_dims=True))
+def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim: bool = False) -> Dense:
+    """Over a list of dimensions; an empty list, unlike elsewhere in torch, reduces nothing."""
+    result = op(x.filled(op is aten.all.dims), dim, keepdim)
+    return x.like(result) if dim is not None and len(dim) == 0 else Dense(result, x.any_valid(dim, keepdim))
+
+
+# ------------------------------------------------------------------------------------------------ mean, var, std
+
+
+@masked_slices(aten.mean.default, aten.mean.dim, category=REDUCTION, slices=Slices())
+def mean(
+    op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Dense:
+    """The sum of the valid elements by their number."""
+    result = dtype or x.dtype
+    if not is_inexact(result):
+        op(x.data, *(() if op is aten.mean.default else (dim, keepdim)), dtype=dtype)  # raises torch's error
+    total = x.filled(0).sum(reduced_dims(x, dim), keepdim, dtype=accumulation_dtype(result))
+    return Dense((total / nonzero_count(x.count(dim, keepdim))).to(result), x.any_valid(dim, keepdim))
+
+
+@masked_slices(aten.var.correction, category=REDUCTION, slices=Slices())
+def var(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> Dense:
+    """The sum of squared deviations by n - correction, which gives NaN or infinity where that is not positive."""
+    return variance_and_mean(op, x, dim, correction, keepdim)[0]
+
+
+@masked_slices(aten.var_mean.correction, category=REDUCTION, slices=Slices())
+def var_mean(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Dense, Dense]:
+    return variance_and_mean(op, x, dim, correction, keepdim)
+
+
+@masked_slices(aten.std.correction, category=REDUCTION, slices=Slices())
+def std(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> Dense:
+    return safe_sqrt(variance_and_mean(op, x, dim, correction, keepdim)[0])
+
+
+@masked_slices(aten.std_mean.correction, category=REDUCTION, slices=Slices())
+def std_mean(
+    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Dense, Dense]:
+    spread, centre = variance_and_mean(op, x, dim, correction, keepdim)
+    return safe_sqrt(spread), centre
+
+
+def variance_and_mean(
+    op: OpOverload, x: Dense, dim: Dims, correction: Number | None, keepdim: bool
+) -> tuple[Dense, Dense]:
+    """Variance and mean over `dim`, in the dtypes in which torch returns them."""
+    if not is_inexact(x.dtype) or isinstance(correction, complex):
+        op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
+    dims = reduced_dims(x, dim)
+    m = moments(x, DenseSlices(dims))
+    exists = squeeze_reduced(dims, m.exists, keepdim)
+    square = squeeze_reduced(dims, variance(m, correction), keepdim)
+    return Dense(square.to(x.dtype.to_real()), exists), Dense(
+        squeeze_reduced(dims, m.mean, keepdim).to(x.dtype), exists
+    )
+
+
+def variance(m: Moments, correction: Number | None) -> Tensor:
+    """Σ|x - mean|² by n - correction, shaped as the moments."""
+    correction = 1 if correction is None else correction
+    assert not isinstance(correction, complex)  # torch has raised
+    # A count less a fraction would be of torch's default dtype.
+    number = m.count if isinstance(correction, int) else m.count.to(m.square.dtype)
+    divisor = torch.where(as_bool(m.exists), (number - correction).to(m.square.dtype), 1)
+    square = m.square / divisor
+    if correction > 1:
+        # Where less than nothing is to divide by, torch's value is that of dividing by 0, its derivative is not.
+        square = square + torch.where(divisor < 0, m.square.detach() / 0, 0)
+    return square
+
+
+# ----------------------------------------------------------------------------------------------- greatest and least
+
+
+@masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION, slices=Slices())
+def amax(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
+    """The greatest (least) valid element; its gradient is shared by the valid elements that equal it."""
+    return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+
+
+@masked_slices(aten.aminmax, category=REDUCTION, slices=Slices())
+def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
+    """Both ends. The two fills differ, so they are two reductions."""
+    if x.dtype.is_complex:
+        op(x.data, dim=dim, keepdim=keepdim)  # raises torch's error
+    dims = reduced_dims(x, dim)
+    least = extremum(x, highest(x.dtype), dim, keepdim, lambda t: aten.amin(t, dims, keepdim))
+    return least, extremum(x, lowest(x.dtype), dim, keepdim, lambda t: aten.amax(t, dims, keepdim))
+
+
+@masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, slices=Slices(positions=(1,)))
+def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
+    """The greatest (least) valid element along a dimension and where it is."""
+    exists, dims = x.any_valid(dim, keepdim), reduced_dims(x, dim)
+    identity = identity_of(op, x.dtype)
+    filled = x.filled(identity)
+    values, index = op(filled, dim, True)
+    index = torch.where(values == identity, first_valid_index(x, dim), index)
+    values = filled.gather(dim, index)
+    return Dense(squeeze_reduced(dims, values, keepdim), exists), Dense(squeeze_reduced(dims, index, keepdim), exists)
+
+
+@masked_slices(aten.argmax, aten.argmin, category=REDUCTION, slices=Slices(positions=(0,)))
+def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = False) -> Dense:
+    """Where the greatest (least) valid element is: the first of them, in the original dimension or the flat input."""
+    exists = x.any_valid(dim, keepdim)
+    along, axis = (flattened(x), 0) if dim is None else (x, dim)
+    identity = identity_of(op, x.dtype)
+    filled = along.filled(identity)
+    index = op(filled, axis, True)
+    index = torch.where(filled.gather(axis, index) == identity, first_valid_index(along, axis), index)
+    if dim is None:
+        return Dense(index.reshape((1,) * x.ndim if keepdim else ()), exists)
+    return Dense(squeeze_reduced(reduced_dims(x, dim), index, keepdim), exists)
+
+
+# ------------------------------------------------------------------------------------------------------ logsumexp
+
+
+@masked_slices(aten.logsumexp, category=REDUCTION, slices=Slices())
+def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
+    """Invalid elements weigh exp(-inf); integers are computed in the default dtype, as torch does."""
+    x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
+    return Dense(op(filled_for_exp_alone(x, dim), dim, keepdim), x.any_valid(dim, keepdim))
+
+
+# ---------------------------------------------------------------------------------------------------------- norms
+
+
+@masked_slices(aten.linalg_vector_norm, category=REDUCTION, slices=Slices())
+def linalg_vector_norm(
+    op: OpOverload,
+    x: Dense,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Dense:
+    """Σ|x|^ord to the power 1/ord, and its limits."""
+    return normed(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=of_kind(x, t, dtype)))
+
+
+@masked_slices(aten.norm, category=REDUCTION, slices=Slices())
+def norm(
+    op: OpOverload,
+    x: Dense,
+    p: float | None = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Dense:
+    """As linalg_vector_norm, in the four overloads of old."""
+    if op is aten.norm.Scalar:
+        return normed(x, p, None, False, lambda t: op(t, p))
+    if op is aten.norm.ScalarOpt_dtype:
+        return normed(x, p, None, False, lambda t: op(t, p, dtype=of_kind(x, t, dtype)))
+    if op is aten.norm.ScalarOpt_dim:
+        return normed(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim))
+    return normed(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim, dtype=of_kind(x, t, dtype)))
+
+
+@masked_rule(aten.dist, category=REDUCTION)
+def dist(x: Dense, y: Dense, p: float = 2) -> Dense:
+    """The norm of the differences of what is valid in both."""
+    validity = valid_in_all(x, y)
+    if validity is None:
+        return Dense(aten.dist(x.data, y.data, p))
+    left, right = torch.broadcast_tensors(x.data, y.data)
+    validity = validity.expand(left.shape)
+    left, right = fill_where_invalid(left, validity, 0), fill_where_invalid(right, validity, 0)
+    if p >= 0:
+        return Dense(aten.dist(left, right, p), Dense(left, validity).any_valid())
+    return normed(Dense(left - right, validity), p, None, False, lambda d: aten.dist(d, torch.zeros_like(d), p))
+
+
+def normed(x: Dense, p: float | None, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
+    """`call` on the data, filled with what adds nothing to a norm of order `p`: 0, or for p < 0 infinity.
+
+    It is 1 in a slice that it would make infinite throughout. The norm of order -inf is the least magnitude.
+    """
+    exists = x.any_valid(dim, keepdim)
+    if p is None or p >= 0:
+        return Dense(call(x.filled(0)), exists)
+    x = x.like(x.filled(1).abs())  # the sign of a complex infinity is NaN
+    if math.isinf(p):
+        return extremum(x, math.inf, dim, keepdim, call)
+    some = x.any_valid(dim, keepdim=True)
+    assert some is not None
+    return Dense(call(x.filled(torch.where(as_bool(some), math.inf, 1.0).to(x.dtype))), exists)
+
+
+def of_kind(x: Dense, computed: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype asked for, for complex data that has become real on the way."""
+    return dtype.to_real() if dtype and x.dtype.is_complex and not computed.is_complex() else dtype

@@ -1,0 +1,218 @@
+"""Statistics of several passes: quantile, cov, corrcoef.
+
+Law of quantile: a reduction, what torch gives on the slice with its invalid elements removed. Law of cov and corrcoef:
+pairwise complete observations; an entry is of the observations at which both variables are valid (means, variances and
+divisor included, as pandas has it), and valid where there is at least one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    REDUCTION,
+    Dense,
+    Slices,
+    accumulation_dtype,
+    as_bool,
+    as_int8,
+    autocast_off,
+    being_traced,
+    detached_data,
+    flattened,
+    is_inexact,
+    masked_slices,
+    result_dtype,
+    sort_valid,
+    valid_in_all,
+)
+
+aten = torch.ops.aten
+
+# -------------------------------------------------------------------------------------------------------- quantile
+
+
+@masked_slices(
+    aten.quantile.default,
+    aten.quantile.scalar,
+    aten.nanquantile.default,
+    aten.nanquantile.scalar,
+    category=REDUCTION,
+    slices=Slices(needs_elements=True),
+)
+def quantile(
+    op: OpOverload,
+    x: Dense,
+    q: Dense | float,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Dense:
+    """At rank q · (n - 1) of the order of the valid elements; with NaN among them NaN, or passing over it."""
+    levels = q if isinstance(q, Dense) else Dense(torch.tensor(q, dtype=x.dtype, device=x.device))
+    if x.validity is None:
+        result = op(x.data, levels.filled(0), dim, keepdim, interpolation=interpolation)
+        of_each_level = levels.validity
+        if of_each_level is not None and levels.ndim:
+            of_each_level = of_each_level.reshape([-1] + [1] * (result.ndim - 1))
+        return Dense(result, of_each_level)
+    dtype = x.dtype
+    if not being_traced(x.data):
+        given = levels.filled(0) if isinstance(q, Dense) else q
+        dtype = op(x.data.new_zeros(1), given, interpolation=interpolation).dtype  # and raises torch's errors
+    x = x.like(x.data.to(dtype))
+    kept = [1] * x.ndim if dim is None else [1 if d == dim % x.ndim else n for d, n in enumerate(x.shape)]
+    lined = flattened(x) if dim is None or x.ndim == 0 else x.map(lambda t: t.movedim(dim, -1))
+    order = sort_valid(lined, -1)
+
+    nans = order.values.detach().isnan().sum(-1, keepdim=True)
+    last = (order.count - (nans if op in (aten.nanquantile.default, aten.nanquantile.scalar) else 0) - 1).clamp(min=0)
+    ranks = levels.filled(0).to(dtype).reshape(-1) * last
+    if op in (aten.quantile.default, aten.quantile.scalar):
+        ranks = torch.where(nans > 0, last.to(dtype), ranks)
+    rounding = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}.get(interpolation)
+    ranks = ranks if rounding is None else rounding(ranks)
+    below = ranks.detach().to(torch.int64)
+    values = order.values.gather(-1, below)
+    if rounding is None:
+        weight = torch.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
+        values = torch.lerp(values, order.values.gather(-1, ranks.detach().ceil().to(torch.int64)), weight)
+
+    valid = as_int8(order.count > 0).expand(values.shape)
+    validity = valid if levels.validity is None else valid & as_int8(levels.validity).reshape(-1)
+    return Dense(*(as_returned(t, kept, keepdim, dim, levels.ndim) for t in (values, validity)))
+
+
+def as_returned(values: Tensor, kept: list[int], keepdim: bool, dim: int | None, q_ndim: int) -> Tensor:
+    """Quantiles of shape (slices …, levels), in the shape that torch returns: levels first, if they are a list."""
+    values = values.movedim(-1, 0)
+    reduced = kept if keepdim else ([] if dim is None else [n for d, n in enumerate(kept) if d != dim % len(kept)])
+    return values.reshape(([values.shape[0]] if q_ndim else []) + reduced)
+
+
+# ------------------------------------------------------------------------------------------------- cov and corrcoef
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Weighted sums over the observations that variables i and j share; each of shape (variables, variables).
+
+    number    how many there are
+    weight    the sum of their weights
+    product   of (i less its mean) · conj(j less its mean), the means being those over the pair
+    square    of |i less its mean|²
+    """
+
+    number: Tensor
+    weight: Tensor
+    product: Tensor
+    square: Tensor
+
+
+def pairs(x: Dense, valid: Tensor, weights: Tensor | None) -> Pairs:
+    """Sums over pairwise complete observations of `x`, (variables, observations), by matrix products.
+
+    As in `moments` they are taken of deviations from a detached pivot, and what it missed of each pair's means removed.
+    """
+    present = valid.to(x.dtype.to_real())
+    weighted = present if weights is None else present * weights
+    number, weight = present @ present.mT, weighted @ present.mT
+    some = torch.where(number > 0, weight, 1)
+    total = (Dense(x.data.detach(), valid).filled(0) * weighted).sum(1, keepdim=True)
+    own = weighted.sum(1, keepdim=True)
+    d = Dense(x.data - total / torch.where(own > 0, own, 1), valid).filled(0)
+    wd = d if weights is None else d * weights
+    missed = wd @ present.mT.to(d.dtype)
+    product = d @ wd.mH - missed * missed.mH / some
+    squares = (wd * d.conj()).real @ present.mT
+    square = squares - (missed * missed.conj()).real / some
+    none = square.detach() <= squares.detach() * (16 * torch.finfo(d.dtype).eps)
+    return Pairs(number, weight, product, square - torch.where(none, square, 0).detach())
+
+
+def variables(op: OpOverload, x: Dense) -> Dense:
+    """The input as (variables, observations), in the dtype in which sums are taken."""
+    if x.ndim > 2 or x.dtype is torch.bool:
+        op(x.data)  # raises torch's error
+    rows = x if x.ndim == 2 else x.map(lambda t: t.reshape(1, -1))
+    return rows.like(rows.data.to(accumulation_dtype(x.dtype) if is_inexact(x.dtype) else torch.get_default_dtype()))
+
+
+def complete(rows: Dense, *weights: Dense) -> Tensor:
+    """Where an observation of a variable, and its weights, are valid."""
+    validity = valid_in_all(rows, *weights)
+    assert validity is not None
+    return as_bool(validity).expand(rows.shape)
+
+
+@masked_slices(aten.cov, category=REDUCTION)
+def cov(
+    op: OpOverload, x: Dense, *, correction: int = 1, fweights: Dense | None = None, aweights: Dense | None = None
+) -> Dense:
+    """Of each pair of variables, over the observations (and weights) valid in both."""
+    rows = variables(op, x)
+    given = [w for w in (fweights, aweights) if w is not None]
+    if any(w.shape != (rows.shape[1],) for w in given):
+        op(
+            x.data, correction=correction, fweights=detached_data(fweights), aweights=detached_data(aweights)
+        )  # raises torch's error
+    even = None if aweights is None else aweights.data.new_ones(3)
+    dtype = result_dtype(x, (aweights,), lambda: op(x.data.new_ones((2, 3)), aweights=even))
+    with autocast_off(x.device):
+        valid = complete(rows, *given)
+        filled = [w.filled(1).to(rows.dtype.to_real()) for w in given]
+        weights = filled[0] * filled[-1] if len(filled) == 2 else filled[0] if filled else None
+        p = pairs(rows, valid, weights)
+        divisor = p.weight - correction
+        if aweights is not None and weights is not None and correction != 0:
+            present = valid.to(weights.dtype)
+            divisor = (present * (weights * filled[-1])) @ present.mT
+            divisor = p.weight - correction * divisor / torch.where(p.number > 0, p.weight, 1)
+        return entries(divided(p.product, divisor.clamp(min=0)), p.number, dtype)
+
+
+@masked_slices(aten.corrcoef, category=REDUCTION)
+def corrcoef(op: OpOverload, x: Dense) -> Dense:
+    """Covariance by the root of both variances, all of the same observations."""
+    rows = variables(op, x)
+    dtype = result_dtype(x, (), lambda: op(x.data.new_ones((2, 3))))
+    with autocast_off(x.device):
+        valid = complete(rows)
+        p = pairs(rows, valid, None)
+        spread = torch.where(p.square > 0, p.square, 1).sqrt()
+        defined = (p.square > 0) & (p.square.mT > 0)
+        ratio = torch.where(defined, p.product / spread / spread.mT, math.nan)  # so without a derivative elsewhere
+        if ratio.is_complex():
+            ratio = torch.complex(ratio.real.clamp(-1, 1), ratio.imag.clamp(-1, 1))
+        else:
+            ratio = ratio.clamp(-1, 1)
+        return entries(ratio, p.number, dtype)
+
+
+@cov.samples
+@corrcoef.samples
+def observations(make: Callable[..., Tensor]) -> Iterator[tuple[Tensor]]:
+    """Enough of them for every pair to have three and more that are complete."""
+    yield (make((3, 16)),)
+
+
+def divided(values: Tensor, divisor: Tensor) -> Tensor:
+    """Values by a divisor that may be 0, as for a pair with one observation: what torch gives, without a derivative.
+
+    An observation belongs to many pairs, and the NaN of one pair's derivative would be in all of theirs.
+    """
+    zero = divisor == 0
+    return torch.where(zero, values.detach() / 0.0, values / torch.where(zero, 1, divisor))
+
+
+def entries(values: Tensor, number: Tensor, dtype: torch.dtype) -> Dense:
+    """The matrix in the dtype that torch returns; of a single variable, its only entry."""
+    validity = as_int8(number > 0)
+    return Dense(values.to(dtype).squeeze(), validity.squeeze())

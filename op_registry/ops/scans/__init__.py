@@ -1,0 +1,11 @@
+"""Scans and sorts: the valid elements of each slice, in order.
+
+Law: a scan runs over the valid elements and is invalid elsewhere; a sort puts valid elements first.
+
+    rules    cumsum, cumprod, cummax …
+    sorting  sort, topk, kthvalue, mode
+"""
+
+from op_registry.ops.scans import rules, sorting
+
+__all__ = ["rules", "sorting"]

@@ -1,0 +1,119 @@
+"""Gradient formulas of windows, called by hand; op_registry/derivatives.py has the law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    DERIVATIVE,
+    Dense,
+    all_valid,
+    by_rule,
+    derivative,
+    fill_where_invalid,
+    intersect,
+    masked_rule,
+    opaque,
+    packet_name,
+    requested_gradients,
+    run_plain,
+    vjp,
+)
+from op_registry.ops.windows.interpolation import EVERY, LINEAR, NEAREST
+
+aten = torch.ops.aten
+
+avg_pool2d_backward = derivative(aten.avg_pool2d_backward.default, of=aten.avg_pool2d.default)
+avg_pool3d_backward = derivative(aten.avg_pool3d_backward.default, of=aten.avg_pool3d.default)
+_adaptive_avg_pool2d_backward = derivative(
+    aten._adaptive_avg_pool2d_backward.default,
+    of=aten._adaptive_avg_pool2d.default,
+    output_size=lambda given: given["grad_output"].shape[-2:],
+)
+_adaptive_avg_pool3d_backward = derivative(
+    aten._adaptive_avg_pool3d_backward.default,
+    of=aten._adaptive_avg_pool3d.default,
+    output_size=lambda given: given["grad_output"].shape[-3:],
+)
+
+
+@masked_rule(
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+    aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d_backward.default,
+    aten.fractional_max_pool2d_backward.default,
+    aten.fractional_max_pool3d_backward.default,
+    category=DERIVATIVE,
+    takes_op=True,
+)
+def max_pool_backward(op: OpOverload, grad_output: Dense, self: Dense, *arguments: Any) -> Dense:
+    """To where the indices, which come last, say that a maximum was found; one that is invalid says nothing."""
+    *geometry, indices = arguments
+    counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, indices.validity), 0)
+    return self.like(op(counted, self.data, *geometry, indices.filled(0)))
+
+
+@masked_rule(aten.convolution_backward.default, category=DERIVATIVE)
+def convolution_backward(
+    grad_output: Dense,
+    input: Dense,
+    weight: Dense,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Dense | None, ...]:
+    """Of input, weight and bias. A bias is known by its size alone, and all of it is valid."""
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    if all_valid(grad_output, input, weight):
+        arguments = (grad_output, input, weight, bias_sizes, *geometry, output_mask)
+        return run_plain(aten.convolution_backward.default, arguments, {})
+    bias = Dense(weight.data.new_zeros((grad_output.shape[1],)))
+
+    def convolve(x: Dense, w: Dense, b: Dense) -> Any:
+        return by_rule(aten.convolution.default, x, w, b, *geometry)
+
+    return requested_gradients(vjp(convolve, (input, weight, bias), grad_output), output_mask)
+
+
+@masked_rule(aten._slow_conv2d_backward.output_mask, category=DERIVATIVE)
+def _slow_conv2d_backward(
+    grad_output: Dense,
+    self: Dense,
+    weight: Dense,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_mask: Sequence[bool],
+) -> Any:
+    """The same, without dilation and groups."""
+    if all_valid(grad_output, self, weight):
+        arguments = (grad_output, self, weight, kernel_size, stride, padding, output_mask)
+        return run_plain(aten._slow_conv2d_backward.output_mask, arguments, {})
+    geometry = (stride, padding, [1, 1], False, [0, 0], 1)
+    return convolution_backward.run(grad_output, self, weight, None, *geometry, output_mask)
+
+
+@masked_rule(
+    *(getattr(aten, f"{packet_name(packet)}_backward").default for packet in (*NEAREST, *LINEAR, *EVERY)),
+    category=DERIVATIVE,
+    takes_op=True,
+)
+def upsample_backward(op: OpOverload, grad_output: Dense, *sizes: Any) -> Dense:
+    return Dense(op(grad_output.filled(0), *sizes))
+
+
+_grid_sampler_backward = opaque(
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.default,
+    aten._grid_sampler_2d_cpu_fallback_backward.default,
+)

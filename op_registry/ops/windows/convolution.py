@@ -1,0 +1,231 @@
+"""Convolutions.
+
+Law: a contraction over channels and taps. An output is the sum over the taps whose input and weight are both valid, and
+is valid where there is at least one such tap, or where torch had none to begin with: in a window of padding alone (the
+convolution's own padding is no element), or in the holes between the strides of a transposed convolution. A bias is
+elementwise and never revives. Masks grow this way; `x.mask_like(other)` takes them back.
+
+The operator runs once, on factors filled with 0. With one masked factor, its mask costs a convolution of one channel
+(for each group): the other factor is all ones, and "any channel" comes first. A mask that has one value for all
+channels, or for all samples, stays that small in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import CONTRACTION, Dense, aligned_validity, as_int8, intersect, masked_rule
+
+aten = torch.ops.aten
+
+# One convolution of given geometry: input, weight, bias and number of groups.
+Convolve = Callable[[Tensor, Tensor, Tensor | None, int], Any]
+Sizes = Sequence[int]
+
+
+def convolved(
+    convolve: Convolve,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None,
+    groups: int,
+    transposed: bool = False,
+    covered: bool = False,
+) -> Dense:
+    """The convolution of records. `covered`: every window is known to lie on at least one element."""
+    data = convolve(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0), groups)
+    validity = convolved_validity(convolve, input, weight, groups, transposed, covered)
+    if bias is not None and bias.validity is not None:
+        per_channel = bias.validity.reshape(-1, *[1] * (weight.ndim - 2))
+        validity = intersect(validity, per_channel)
+    return Dense(data, validity)
+
+
+def convolved_validity(
+    convolve: Convolve, input: Dense, weight: Dense, groups: int, transposed: bool, covered: bool
+) -> Tensor | None:
+    """Where at least one tap has a valid input and a valid weight, or no tap has an input at all."""
+    if (input.validity is None and weight.validity is None) or 0 in (*weight.shape, *input.shape[-weight.ndim + 1 :]):
+        return None
+    here = aligned_validity(input)
+    if here is not None:
+        if input.ndim < weight.ndim:
+            here = here.unsqueeze(0)
+        here = as_int8(here).expand(-1, -1, *input.shape[2 - weight.ndim :])
+    one_position = weight.data.new_ones((1, 1, *input.shape[2 - weight.ndim :]), dtype=torch.float32)
+    one_tap = weight.data.new_ones((1, 1, *weight.shape[2:]), dtype=torch.float32)
+    if weight.validity is None:
+        assert here is not None
+        taps = _of_each_group(convolve, here, one_tap, weight, groups, transposed)
+    elif here is None or here.shape[1] == 1:
+        some_channel = _of_any_input_channel(weight, groups, transposed)
+        taps = convolve(one_position if here is None else here.to(torch.float32), some_channel, None, 1)
+    else:
+        full = weight.full_validity
+        assert full is not None
+        batched = here.expand(-1, input.shape[1 - weight.ndim], *here.shape[2:])
+        taps = convolve(batched.to(torch.float32), full.to(torch.float32), None, groups)
+    valid = taps > 0.5
+    if not covered:
+        valid = valid | (convolve(one_position, one_tap, None, 1) < 0.5)
+    return as_int8(valid if input.ndim == weight.ndim else valid.squeeze(0))
+
+
+def _of_each_group(
+    convolve: Convolve, here: Tensor, one_tap: Tensor, weight: Dense, groups: int, transposed: bool
+) -> Tensor:
+    """Number of valid inputs under a window of each group's channels, for each output channel (or one for all)."""
+    if here.shape[1] == 1 or groups == 1:
+        taps: Tensor = convolve(here.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
+        return taps
+    by_group = here.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
+    taps = convolve(by_group.flatten(0, 1).unsqueeze(1), one_tap, None, 1).unflatten(0, (-1, groups))
+    outputs = weight.shape[1] if transposed else weight.shape[0] // groups
+    return taps.expand(-1, -1, outputs, *taps.shape[3:]).flatten(1, 2)
+
+
+def _of_any_input_channel(weight: Dense, groups: int, transposed: bool) -> Tensor:
+    """A weight for one input channel: 1 where any of the group's input channels has a valid weight."""
+    full = weight.full_validity
+    assert full is not None
+    if transposed:
+        full = full.unflatten(0, (groups, -1)).amax(1).flatten(0, 1).unsqueeze(0)
+    else:
+        full = full.amax(1, keepdim=True)
+    return full.to(torch.float32)
+
+
+def covers(weight: Dense, padding: Sizes | str, dilation: Sizes) -> bool:
+    """Whether every window certainly lies on at least one element: no gaps in it, and padding narrower than it is."""
+    if padding == "valid":
+        return True
+    kernel = weight.shape[2:]
+    dense = all(d == 1 for d in _for_each(dilation, len(kernel)))
+    if isinstance(padding, str):
+        return dense
+    pads = _for_each(padding, len(kernel))
+    return all(p == 0 or (dense and p < k) for p, k in zip(pads, kernel, strict=True))
+
+
+def _for_each(sizes: Sequence[int], ndim: int) -> Sequence[int]:
+    return list(sizes) * ndim if len(sizes) == 1 else sizes
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+
+
+@masked_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, category=CONTRACTION, takes_op=True)
+def conv(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = (1,),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+    groups: int = 1,
+) -> Dense:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
+        return op(x, w, b, stride, padding, dilation, g)
+
+    return convolved(convolve, input, weight, bias, groups, covered=covers(weight, padding, dilation))
+
+
+@masked_rule(
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
+    aten._convolution_mode.default,
+    category=CONTRACTION,
+    takes_op=True,
+)
+def conv_padding(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = (1,),
+    padding: str = "valid",
+    dilation: Sizes = (1,),
+    groups: int = 1,
+) -> Dense:
+    """Padding by name. torch's decomposition may pad the input itself, and those zeros would count as elements."""
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
+        return op(x, w, b, stride, padding, dilation, g)
+
+    return convolved(convolve, input, weight, bias, groups, covered=covers(weight, padding, dilation))
+
+
+@masked_rule(
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+    category=CONTRACTION,
+    takes_op=True,
+)
+def conv_transpose(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = (1,),
+    padding: Sizes = (0,),
+    output_padding: Sizes = (0,),
+    groups: int = 1,
+    dilation: Sizes = (1,),
+) -> Dense:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
+        return op(x, w, b, stride, padding, output_padding, g, dilation)
+
+    return convolved(convolve, input, weight, bias, groups, transposed=True)
+
+
+@masked_rule(
+    aten.convolution.default,
+    aten._convolution.default,
+    aten._convolution.deprecated,
+    category=CONTRACTION,
+    takes_op=True,
+)
+def convolution(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    *flags: bool,
+) -> Dense:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
+        return op(x, w, b, stride, padding, dilation, transposed, output_padding, g, *flags)
+
+    covered = not transposed and covers(weight, padding, dilation)
+    return convolved(convolve, input, weight, bias, groups, transposed, covered)
+
+
+@masked_rule(aten.conv_tbc.default, category=CONTRACTION)
+def conv_tbc(self: Dense, weight: Dense, bias: Dense, pad: int = 0) -> Dense:
+    """Time, batch, channel: conv1d with dimensions in another order (weight: taps, in, out)."""
+    data = aten.conv_tbc(self.filled(0), weight.filled(0), bias.filled(0), pad)
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
+        return aten.conv1d(x, w, b, [1], [pad], [1], g)
+
+    input, filter = _permuted(self, (1, 2, 0)), _permuted(weight, (2, 1, 0))
+    valid = convolved_validity(convolve, input, filter, 1, transposed=False, covered=covers(filter, [pad], [1]))
+    return Dense(data, intersect(None if valid is None else valid.permute(2, 0, 1), bias.validity))
+
+
+def _permuted(x: Dense, dims: tuple[int, ...]) -> Dense:
+    v = aligned_validity(x)
+    return Dense(x.data.permute(dims), None if v is None else v.permute(dims))

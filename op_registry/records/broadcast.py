@@ -1,0 +1,112 @@
+"""Validity of fewer elements than the data: kept small while the data is viewed and moved.
+
+A padded batch holds one validity for each token, (B, T, 1), beside data (B, T, D). Moving the data about must not
+blow that up to the data's size: a dimension in which validity has size 1 keeps size 1 wherever the move allows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_int8
+
+
+def aligned_validity(x: Dense) -> Tensor | None:
+    """The validity with the data's number of dimensions, each of the data's size or 1; None when all is valid."""
+    v = x.validity
+    return v if v is None or v.ndim == x.ndim else v[(None,) * (x.ndim - v.ndim)]
+
+
+def expand_validity(validity: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:
+    """An aligned validity brought to the data's size in `dims` (by stride 0), left alone in the others."""
+    sizes = list(validity.shape)
+    for d in dims:
+        sizes[d] = shape[d]
+    return validity.expand(sizes)
+
+
+def full_mask(x: Dense) -> Tensor:
+    """The validity in the data's full shape, ones where none is stored: for operators that need one to write into."""
+    v = x.full_validity
+    return x.data.new_ones((), dtype=torch.int8).expand(x.shape) if v is None else v
+
+
+def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
+    """An aligned validity of data of shape `old`, for the same data in shape `new`.
+
+    Dimensions of both shapes are matched in groups of equal size, (T, 6) with (T, 2, 3). A group over which the
+    validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one over whose last dimensions it is broadcast stays so in
+    the last dimensions that divide them, (B, 1) of (B, 2 · 4) → (2 · B, 1) of (2 · B, 4); else it is expanded.
+    """
+    if tuple(validity.shape) == tuple(old) or math.prod(old) == 0:
+        return validity.expand(old).reshape(new)
+    sizes: list[int] = []
+    result: list[int] = []
+    for before, after in _groups(old, new):
+        same = _last_run(before, lambda d: validity.shape[d] == 1)
+        repeats = math.prod(old[d] for d in same)
+        kept = after if len(same) == len(before) else _last_dividing(after, new, repeats)
+        inside = math.prod(new[d] for d in kept)
+        sizes += [old[d] for d in before if d not in same]
+        sizes += [repeats // inside if d == same[0] else 1 for d in same]
+        result += [1 if d in kept else new[d] for d in after]
+    return validity.expand(sizes).reshape(result)
+
+
+def _last_run(dims: range, holds: Callable[[int], bool]) -> range:
+    """The longest run of last dimensions of which `holds` is true."""
+    start = dims.stop
+    while start > dims.start and holds(start - 1):
+        start -= 1
+    return range(start, dims.stop)
+
+
+def _last_dividing(dims: range, sizes: Sequence[int], number: int) -> range:
+    """The longest run of last dimensions whose product of sizes divides `number`."""
+    start, product = dims.stop, 1
+    while start > dims.start and number % (product * sizes[start - 1]) == 0:
+        start -= 1
+        product *= sizes[start]
+    return range(start, dims.stop)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """The finest matching runs of dimensions of two shapes of the same, non-zero number of elements."""
+    groups = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = i, j
+        if i < len(old) and (j == len(new) or (old[i] == 1 and new[j] != 1)):
+            i += 1
+        elif j < len(new) and (i == len(old) or (new[j] == 1 and old[i] != 1)):
+            j += 1
+        else:
+            before, after = old[i], new[j]
+            i, j = i + 1, j + 1
+            while before != after:
+                if before < after:
+                    before, i = before * old[i], i + 1
+                else:
+                    after, j = after * new[j], j + 1
+        groups.append((range(a, i), range(b, j)))
+    return groups
+
+
+def joinable_validities(records: Sequence[Dense], along: int | None = None) -> list[Tensor]:
+    """Validities that can be joined: of the data's size `along` a dimension, of one size in each of the others.
+
+    A dimension in which all of them are broadcast stays so.
+    """
+    ndim = records[0].ndim
+    aligned_validities = [aligned_validity(x) for x in records]
+    full = [d == along or any(v is not None and v.shape[d] != 1 for v in aligned_validities) for d in range(ndim)]
+    joinable = []
+    for x, v in zip(records, aligned_validities, strict=True):
+        sizes = [x.shape[d] if full[d] else 1 for d in range(ndim)]
+        joinable.append(as_int8(x.data.new_ones((), dtype=torch.int8) if v is None else v).expand(sizes))
+    return joinable

@@ -1,0 +1,210 @@
+"""What a rule sees of a masked tensor, and the few words to say something about it.
+
+A rule never meets the tensor subclass. Every tensor argument reaches it as a :class:`Dense` record, a plain tensor
+as a record whose every element is valid, and it gives back records (masked results) or plain tensors (plain results).
+
+Validity is stored as int8 (1 = valid), because a bool mask is what makes masked code slow on CPU: compilers load it
+byte by byte. Rules do not see that: they read ``x.valid`` (bool, or None when all is valid), fill with ``x.filled``,
+count with ``x.count``, and hand validity on without looking inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.records.dims import Dims, Number, wrap_dims
+from op_registry.records.fill import can_fill_bits, fill_bits
+from op_registry.records.tracing import being_traced, under_transform
+from op_registry.records.validity import as_bool, as_int8, intersect
+
+
+def valid_in_all(*records: Any) -> Tensor | None:
+    """Where every record among `records` is valid, after broadcasting (None: everywhere). Others are passed over."""
+    validity: Tensor | None = None
+    for record in records:
+        if isinstance(record, Dense):
+            validity = intersect(validity, record.validity)
+    return validity
+
+
+def all_valid(*arguments: Any) -> bool:
+    """Whether no record among `arguments`, through lists, stores a validity: the operator is then exactly torch's."""
+    return all(record.validity is None for record in records_in(arguments))
+
+
+def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
+    """`data` with `value` wherever `validity` says invalid; differentiable, and blind to what was there."""
+    if validity is None:
+        return data
+    if data.dtype is torch.bool and not isinstance(value, Tensor):
+        value = bool(value)  # torch.where(m, bools, 1) would give int64
+    if (
+        type(data) is Tensor
+        and not isinstance(value, Tensor)
+        and validity.dtype is torch.int8
+        and data.device.type == "cpu"
+        and not (data.requires_grad and torch.is_grad_enabled())
+        and can_fill_bits(data, value)
+        and not under_transform()
+    ):
+        return fill_bits(data, validity, value)
+    return torch.where(as_bool(validity), data, value)
+
+
+class Dense:
+    """A strided tensor and where it is valid.
+
+    data      the values, of any shape and dtype; meaningless where invalid
+    validity  int8 (or bool) of data's number of dimensions, each of data's size or 1; None when all is valid
+    """
+
+    __slots__ = ("data", "validity")
+
+    def __init__(self, data: Tensor, validity: Tensor | None = None) -> None:
+        self.data = data
+        self.validity = validity
+
+    def __repr__(self) -> str:
+        mask = "all valid" if self.validity is None else f"valid={as_bool(self.validity)!r}"
+        return f"Dense({self.data!r}, {mask})"
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def valid(self) -> Tensor | None:
+        """bool, broadcastable to the data; None when every element is valid."""
+        return None if self.validity is None else as_bool(self.validity)
+
+    @property
+    def full_validity(self) -> Tensor | None:
+        """The validity expanded to the data's shape (a stride-0 view where it was broadcast)."""
+        v = self.validity
+        return v if v is None or v.shape == self.data.shape else v.expand(self.data.shape)
+
+    def filled(self, value: Number | Tensor) -> Tensor:
+        """The data with `value` wherever it is invalid: the only way a rule may let data meet other data."""
+        return fill_where_invalid(self.data, self.validity, value)
+
+    def like(self, data: Tensor) -> Dense:
+        """New values under the same mask."""
+        return Dense(data, self.validity)
+
+    def masked_by(self, validity: Tensor | None) -> Dense:
+        """The same values, valid where they were and `validity` agrees."""
+        return Dense(self.data, intersect(self.validity, validity))
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Dense:
+        """Data and validity moved alike by `move`."""
+        v = self.full_validity
+        return Dense(move(self.data), None if v is None else move(v))
+
+    def take_rows(self, index: Tensor) -> Dense:
+        """The elements at `index` of the first dimension."""
+        return self.map(lambda t: t[index])
+
+    def count(self, dim: Dims = None, keepdim: bool = False) -> Tensor | int:
+        """Number of valid elements over `dim`: an int64 tensor, or a plain int where all is valid."""
+        dims = wrap_dims(dim, self.ndim)
+        if self.validity is None:
+            return math.prod(self.shape[d] for d in dims)
+        return self._fact("count", dims, keepdim)
+
+    def any_valid(self, dim: Dims = None, keepdim: bool = False) -> Tensor | None:
+        """Validity of a reduction over `dim`: at least one valid element, or none there to begin with."""
+        validity = self.validity
+        if validity is None:
+            return None
+        dims = wrap_dims(dim, self.ndim)
+        if keepdim and all(validity.shape[d] == 1 and self.shape[d] != 0 for d in dims):
+            return validity  # one validity for all of the slice: the same object, so that masks stay shared
+        return self._fact("some", dims, keepdim)
+
+    def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+        """A fact about the mask, computed once per mask object and version.
+
+        Not remembered while tracing, nor what could not be saved for a backward because it is made in inference mode.
+        """
+        validity = self.validity
+        assert validity is not None
+        if being_traced(validity) or torch.is_inference_mode_enabled() or validity.is_inference() or under_transform():
+            return self._compute_fact(kind, dims, keepdim)
+        version, facts = _remembered(validity)
+        if version != validity._version:
+            facts = {}
+            validity._facts = (validity._version, facts)  # type: ignore[attr-defined]
+        key = (kind, dims, keepdim, *(self.shape[d] for d in dims))
+        if key not in facts:
+            facts[key] = self._compute_fact(kind, dims, keepdim)
+        fact: Tensor = facts[key]
+        return fact
+
+    def _compute_fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+        validity = self.validity
+        assert validity is not None
+        # A broadcast dimension is counted by multiplying, without reading its elements again.
+        repeated = math.prod(self.shape[d] for d in dims if validity.shape[d] == 1)
+        if not dims:
+            count = validity.to(torch.int64)
+        else:
+            # Summed as int32, or as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
+            # (An exported program's sizes are not to be asked about: that would bound them.)
+            exact_in_float = (
+                being_traced(validity)
+                and not torch.compiler.is_exporting()
+                and math.prod(validity.shape[d] for d in dims) <= 2**24
+            )
+            narrow = torch.float32 if exact_in_float else torch.int32
+            count = as_int8(validity).sum(dims, keepdim=keepdim, dtype=narrow).to(torch.int64)
+        if kind == "count":
+            return count * repeated
+        if math.prod(self.shape[d] for d in dims) == 0:
+            return torch.ones_like(count, dtype=torch.int8)
+        return as_int8(count > 0)
+
+
+def _remembered(validity: Tensor) -> tuple[int, dict[Any, Tensor]]:
+    """The facts kept on a mask object, and the version of the mask that they were true of."""
+    kept: tuple[int, dict[Any, Tensor]] = getattr(validity, "_facts", (-1, {}))
+    return kept
+
+
+def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:
+    """`value` with `f` applied to every `kind` in it, through lists and tuples."""
+    if isinstance(value, kind):
+        return f(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(f, v, kind) for v in value)
+    return value
+
+
+def records_in(values: Iterable[Any]) -> Iterator[Dense]:
+    """Every record among `values`, through lists and tuples."""
+    for value in values:
+        if isinstance(value, Dense):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from records_in(value)
+
+
+def detached_data(record: Dense | None) -> Tensor | None:
+    """The data of a record that may be missing, without its derivative."""
+    return None if record is None else record.data.detach()

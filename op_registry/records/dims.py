@@ -1,0 +1,25 @@
+"""Dimensions as rules and torch write them: numbers, possibly negative, or several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Number = bool | int | float | complex
+Dims = int | Sequence[int] | None
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    """A dimension as non-negative number, or torch's own error."""
+    if not -ndim <= dim < ndim:
+        torch.empty([1] * ndim, device="meta").squeeze(dim)
+    return dim % ndim
+
+
+def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
+    """A `dim` argument as torch means it (None and () are all dimensions), as non-negative numbers."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(ndim))
+    dims = (dim,) if isinstance(dim, int) else dim
+    return tuple(d % ndim if ndim else 0 for d in dims) if ndim else ()

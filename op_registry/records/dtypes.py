@@ -1,0 +1,28 @@
+"""What depends on a dtype alone: identities of max and min, and the dtype in which sums are accumulated."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from op_registry.records.dims import Number
+
+
+def lowest(dtype: torch.dtype) -> Number:
+    """The identity of max: -inf, the least integer, or False."""
+    if dtype.is_floating_point:
+        return -math.inf
+    return False if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> Number:
+    """The identity of min: inf, the greatest integer, or True."""
+    if dtype.is_floating_point:
+        return math.inf
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which torch's CPU and GPU kernels accumulate sums of `dtype`."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

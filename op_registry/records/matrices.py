@@ -1,0 +1,35 @@
+"""Dense records as matrices: transposes, and where a product is valid."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from op_registry.records.broadcast import aligned_validity
+from op_registry.records.dense import Dense, all_valid
+from op_registry.records.validity import intersect
+
+
+def product_validity(a: Dense, b: Dense) -> Tensor | None:
+    """Validity of ``a @ b`` for matrices a (…, n, k) and b (…, k, m): (…, n or 1, m or 1), None where all is valid."""
+    if a.shape[-1] == 0 or all_valid(a, b):
+        return None
+    if b.validity is None:
+        return a.any_valid(-1, keepdim=True)
+    if a.validity is None:
+        return b.any_valid(-2, keepdim=True)
+    rows, columns = aligned_validity(a), aligned_validity(b)
+    assert rows is not None
+    assert columns is not None
+    if rows.shape[-1] == 1:
+        return intersect(rows, b.any_valid(-2, keepdim=True))
+    if columns.shape[-2] == 1:
+        return intersect(a.any_valid(-1, keepdim=True), columns)
+    # Counts are sums of non-negative terms: one term keeps them ≥ 1, whatever the precision.
+    return torch.matmul(rows.to(torch.float32), columns.to(torch.float32)) > 0.5
+
+
+def transposed(x: Dense) -> Dense:
+    """A record with its last two dimensions exchanged, its validity as small as before."""
+    v = aligned_validity(x)
+    return Dense(x.data.mT, None if v is None else v.mT)

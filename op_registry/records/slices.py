@@ -1,0 +1,249 @@
+"""Words for rules that work slice by slice: reductions, scans, norms, softmax, sorts.
+
+What all of them share: with nothing masked they are the plain operator; a slice of which nothing is left must stay
+finite inside, so that no NaN arises where anomaly detection looks; counts divide in the accumulation dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.records.dense import Dense
+from op_registry.records.dims import Dims, Number, wrap_dims
+from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.validity import as_bool, as_int8
+
+
+def any_masked(arguments: tuple[Any, ...]) -> bool:
+    """Whether a record among the arguments has a stored validity."""
+    return any(isinstance(argument, Dense) and argument.validity is not None for argument in arguments)
+
+
+def plain_data(argument: Any) -> Any:
+    """An argument as plain torch takes it."""
+    return argument.data if isinstance(argument, Dense) else argument
+
+
+def nonzero_count(count: Tensor | int) -> Tensor | int:
+    """A count to divide by: 1 where a slice has nothing, whose result nobody sees."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def squeeze_reduced(dims: tuple[int, ...], reduced: Tensor, keepdim: bool) -> Tensor:
+    """A result that was computed with its reduced dimensions kept, in the shape that `keepdim` asks for."""
+    return reduced if keepdim or not dims else reduced.squeeze(dims)
+
+
+def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
+    """The data with -inf where invalid, whose exponential is 0; a slice of which nothing is valid is 0 throughout.
+
+    Of a slice of -inf alone, softmax and the derivative of logsumexp would make NaN.
+    """
+    some = x.any_valid(dims, keepdim=True)
+    assert some is not None
+    floor = torch.where(as_bool(some), -math.inf, 0.0).to(x.dtype)
+    if gradients_may_flow(x.data) or x.dtype.is_complex:
+        return x.filled(floor)
+    return x.filled(-math.inf).clamp_min(floor)  # a fill with a number needs no branches
+
+
+def filled_for_exp_alone(x: Dense, dims: Dims) -> Tensor:
+    """The same for a rule in which nothing else meets the exponentials before the result is closed.
+
+    NaN in a slice of which nothing is valid harms nobody there: this fill, and the one that closes the result, let no
+    gradient pass in either direction. But anomaly detection would object. So only a graph, which is not asked, saves
+    itself another pass over the mask.
+    """
+    return x.filled(-math.inf) if being_traced(x.data) else filled_for_exp(x, dims)
+
+
+def first_valid_index(x: Dense, dim: int) -> Tensor:
+    """Position along `dim` of the first valid element, the dimension kept."""
+    assert x.validity is not None
+    return as_int8(x.validity).argmax(dim, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and spread of the valid elements of each slice, the reduced dimensions kept, in accumulation dtype.
+
+    count      number of valid elements
+    deviation  each valid element less a pivot near the mean, 0 where invalid
+    shift      what is left from the pivot to the mean: element less mean is ``deviation - shift``
+    mean       the mean of the valid elements
+    square     the sum of |element less mean|² over the valid elements, real and ≥ 0
+    """
+
+    count: Tensor
+    deviation: Tensor
+    shift: Tensor
+    mean: Tensor
+    square: Tensor
+
+    @property
+    def exists(self) -> Tensor:
+        """Validity of a statistic of the slice."""
+        return as_int8(self.count > 0)
+
+
+# A spread so much smaller than the error of the mean is no spread: the slice is constant.
+_NO_SPREAD = 1e-3
+
+
+class DenseSlices:
+    """The slices of a dense record along `dims`: what each has as a sum, and for each of its elements.
+
+    Slices that are stored otherwise have the same words (segments.py).
+    """
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        self.dims = dims
+
+    def sum(self, t: Tensor) -> Tensor:
+        """Σ over each slice, its dimensions kept."""
+        return t.sum(self.dims, keepdim=True) if self.dims else t
+
+    def spread(self, each: Tensor) -> Tensor:
+        """For every element the number of its slice."""
+        return each
+
+    def count(self, x: Dense) -> Tensor:
+        """How many elements of `x` are valid in each slice."""
+        count = x.count(self.dims, keepdim=True)
+        assert isinstance(count, Tensor), "where all is valid, use torch's own operator"
+        return count
+
+
+def moments(x: Dense, over: Any) -> Moments:
+    """Moments of the slices that `over` speaks of (see :class:`Over`), by the corrected two-pass formula.
+
+    The first pass finds a pivot, the mean up to rounding. The second sums deviations from it and their squares, and
+    removes what the pivot missed. The sum of squares about the mean does not depend on the pivot, so its derivatives
+    don't either: the pivot is detached, and backward needs no pass of its own for it.
+    """
+    count = over.count(x)
+    some = nonzero_count(count)
+    dtype = accumulation_dtype(x.dtype)
+    seen = Dense(x.data.detach(), x.validity).filled(0).to(dtype)
+    pivot = over.sum(seen) / some
+    deviation = Dense(x.data.to(dtype) - over.spread(pivot), x.validity).filled(0)
+    deviations, square = over.sum(deviation), over.sum(abs_squared(deviation))
+    shift = deviations / some
+    spread = square - abs_squared(deviations) / some
+    none = spread.detach() <= square.detach() * _NO_SPREAD
+    # Exactly 0 for a constant slice, as torch's own; the derivatives, which are right, stay.
+    spread = spread - torch.where(none, spread, 0).detach()
+    return Moments(count, deviation, shift, pivot + shift, spread)
+
+
+def abs_squared(values: Tensor) -> Tensor:
+    """|values|², real."""
+    return (values * values.conj()).real if values.is_complex() else values * values
+
+
+def flattened(x: Dense) -> Dense:
+    """The record as one dimension."""
+    return x.map(lambda t: t.reshape(-1))
+
+
+def keepdim_shape(x: Dense, dims: tuple[int, ...]) -> list[int]:
+    """The shape of a reduction of `x` over `dims` that keeps them."""
+    return [1 if d in dims else size for d, size in enumerate(x.shape)]
+
+
+def arange_along(size: int, dim: int, like: Tensor) -> Tensor:
+    """The positions 0, 1, … of a dimension of `like`, shaped to broadcast with it."""
+    return torch.arange(size, device=like.device).reshape((-1,) + (1,) * (like.ndim - 1 - dim % like.ndim))
+
+
+def valid_first_positions(validity: Tensor, dim: int) -> Tensor:
+    """For each element the place that it takes when valid ones move to the front of `dim`, all in their old order.
+
+    ``new.scatter(dim, places, old)`` moves there, ``new.gather(dim, places)`` back.
+    """
+    size = validity.shape[dim]
+    valid_so_far = as_int8(validity).cumsum(dim, dtype=torch.int64)
+    count = valid_so_far.narrow(dim, size - 1, 1)
+    return torch.where(as_bool(validity), valid_so_far - 1, count + arange_along(size, dim, validity) - valid_so_far)
+
+
+def safe_sqrt(spread: Dense) -> Dense:
+    """Standard deviation; its derivative at 0 is 0, as torch has it."""
+    none = spread.data == 0
+    return spread.like(torch.where(none, 0, torch.where(none, 1, spread.data).sqrt()))
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Whether torch takes a mean in this dtype."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def identity_of(op: OpOverload, dtype: torch.dtype) -> Number:
+    """The identity of a max-like or min-like operator; anything for complex dtypes, which the operator refuses."""
+    if dtype.is_complex:
+        return 0
+    return lowest(dtype) if "max" in op._schema.name else highest(dtype)
+
+
+def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
+    """`call` on data filled with the identity, as the mean of the valid elements that equal its result.
+
+    That mean is where the gradient comes from. The operator's own would go to fills as well where they equal the
+    result, and compilers sum its ties slowly. It is taken of what is left above the result, exactly 0, except where
+    the result is infinite.
+    """
+    exists = x.any_valid(dim, keepdim)
+    if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
+        return Dense(call(x.filled(identity)), exists)
+    seen = Dense(x.data.detach(), x.validity).filled(identity)
+    dims = reduced_dims(x, dim)
+    result = call(seen)
+    peak = result.reshape(keepdim_shape(x, dims))
+    ties = as_int8(Dense((seen == peak) | (seen != seen), x.validity).filled(False))
+    base = torch.where(peak.isinf(), 0, peak)
+    rest = Dense(x.data - base, ties).filled(0).sum(dims, keepdim=True)
+    shares = nonzero_count(Dense(x.data, ties).count(dims, keepdim=True))
+    return Dense((base + rest / shares).reshape(result.shape), exists)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The valid elements of each slice in order, then the others.
+
+    index   where each comes from
+    values  the elements themselves; 0 where invalid
+    count   number of valid elements in the slice, the dimension kept
+    """
+
+    index: Tensor
+    values: Tensor
+    count: Tensor
+
+
+def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
+    """Sort the valid elements of each slice along `dim`; NaN counts as greatest, as in torch."""
+    filled, validity = x.filled(0), x.full_validity
+    assert validity is not None
+    index = filled.detach().sort(stable=True, dim=dim, descending=descending).indices
+    places = valid_first_positions(validity.gather(dim, index), dim)
+    index = torch.empty_like(index).scatter(dim, places, index)
+    count = x.count(dim, keepdim=True)
+    assert isinstance(count, Tensor)
+    return Order(index, filled.gather(dim, index), count.expand(keepdim_shape(x, reduced_dims(x, dim))))
+
+
+def reduced_dims(x: Dense, dim: Dims) -> tuple[int, ...]:
+    """The dimensions that `dim` names, as non-negative numbers; one that does not exist raises torch's own error."""
+    bound = max(x.ndim, 1)
+    for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
+        if not -bound <= d < bound:
+            x.data.squeeze(d)
+    return wrap_dims(dim, x.ndim)

@@ -1,0 +1,49 @@
+"""Questions about the moment of a call: is a graph being traced, may a gradient flow, may a result be remembered?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Set by the layer that intercepts calls: is a transform of torch.func, or forward mode, running? What is computed
+# there must not be remembered, and functorch runs no autograd function whose forward takes a context.
+_transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False]
+
+
+def set_transform_probes(transform: Callable[[], bool], functorch: Callable[[], bool]) -> None:
+    """Let the layer that knows say whether either of the two, or functorch alone, is running."""
+    _transform_probes[:] = [transform, functorch]
+
+
+def under_transform() -> bool:
+    """Whether a transform of torch.func, or forward mode, is running."""
+    return _transform_probes[0]()
+
+
+def being_traced(tensor: Tensor) -> bool:
+    """Whether `tensor` stands for a value of a graph under construction (fake, functional, proxy …)."""
+    return type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter)
+
+
+def computed_at_once(*tensors: Tensor) -> bool:
+    """Whether what is computed of them is neither a graph's nor a transform's: an autograd function of ours may run."""
+    return not _transform_probes[1]() and not any(being_traced(t) for t in tensors)
+
+
+def gradients_may_flow(*tensors: Tensor) -> bool:
+    """Whether a derivative may be asked of something computed now from `tensors`.
+
+    True while tracing and inside functorch transforms, where nobody can know; there the extra fill fuses away.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad or being_traced(t) for t in tensors) or under_transform()
+
+
+def savable(tensor: Tensor) -> Tensor:
+    """Something that may be saved for a backward: outside of inference mode, a copy of what was made in it."""
+    if being_traced(tensor) or not tensor.is_inference() or torch.is_inference_mode_enabled():
+        return tensor
+    return tensor.clone()

@@ -1,0 +1,50 @@
+"""Validity tensors: int8 or bool, 1 = valid; None stands for "all valid"."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from op_registry.records.tracing import being_traced
+
+
+def as_bool(validity: Tensor) -> Tensor:
+    """int8 or bool validity as bool: free in eager; widened before the comparison where a compiler will see it."""
+    if validity.dtype is torch.bool:
+        return validity
+    if being_traced(validity):
+        return validity.to(torch.int32) != 0
+    return validity.view(torch.bool)
+
+
+def as_int8(valid: Tensor) -> Tensor:
+    """bool or int8 validity as int8, the form in which it is stored."""
+    if valid.dtype is torch.int8:
+        return valid
+    if being_traced(valid):
+        # By way of int32: compilers narrow a comparison straight to bytes one element at a time.
+        return valid.to(torch.int32).to(torch.int8)
+    if not valid.is_contiguous():
+        return valid.to(torch.int8)
+    return valid.view(torch.int8)
+
+
+def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The validity of what needs both; None is all valid. One mask object on both sides costs nothing."""
+    if a is None or a is b:
+        return b
+    if b is None:
+        return a
+    return as_int8(a) & as_int8(b)
+
+
+def unite(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The validity of what needs one of the two; None is all valid."""
+    if a is None or b is None:
+        return None
+    return a if a is b else as_int8(a) | as_int8(b)
+
+
+def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
+    """The validity beside data that may have been made on another device."""
+    return validity if validity is None or validity.device == data.device else validity.to(data.device)

@@ -1,0 +1,1 @@
+"""Reports for people: coverage, `explain`, and what each storage runs."""

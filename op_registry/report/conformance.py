@@ -1,0 +1,144 @@
+"""What a run came to, as text: counts by law, failures with the line that repeats them, and tables by family."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from op_registry.conformance.report import Outcome, Report
+from op_registry.conformance.samples import database, overloads_called
+from op_registry.conformance.verdict import answer_of
+from op_registry.report.coverage import DTYPES, family_of
+
+
+def by_operator(reports: Sequence[Report]) -> list[Report]:
+    """One report for each operator, from those on its dtypes."""
+    found: dict[str, Report] = {}
+    for report in reports:
+        name = report.operator.partition("@")[0]
+        found.setdefault(name, Report(name)).add(report)
+    return list(found.values())
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """Counts by law, and by operator; what no oracle speaks for; every failure with the line that repeats it."""
+    totals: dict[str, Counter[str]] = {}
+    for report in reports:
+        for law, counts in report.counts.items():
+            totals.setdefault(law, Counter()).update(counts)
+    lines = ["law   passed   failed  refused     gaps  not asked"]
+    for law in sorted(totals):
+        c = totals[law]
+        passed, failed = c["pass"] + c["refused rightly"], c["broken"] + c["error"]
+        lines.append(f"{law}  {passed:8d} {failed:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}")
+    failing = [r for r in reports if r.failures]
+    refusing = [r for r in reports if not r.failures and r.count("refused")]
+    right = [
+        r for r in reports if not r.failures and not r.count("refused") and (r.count("pass") or r.count("densified"))
+    ]
+    lines.append(
+        f"{len(reports)} operators: {len(right)} right in every trial, {len(refusing)} refuse some, "
+        f"{len(failing)} fail some, {len(reports) - len(right) - len(refusing) - len(failing)} had nothing to try"
+    )
+    reasons: Counter[str] = Counter()
+    for report in reports:
+        reasons.update(report.reasons)
+    silent = Counter({reason: count for reason, count in reasons.items() if reason.startswith("no oracle")})
+    if silent:
+        lines.append(f"P2 had no oracle in {sum(silent.values())} trials, for {len(silent)} reasons:")
+        lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in silent.most_common()]
+    lines += storage_lines(reports)
+    undecided = Counter(law for r in reports for law in r.counts if answer_of(r, law).decision == "undecided")
+    if undecided:
+        lines.append("undecided: " + ", ".join(f"{law} of {n} operators" for law, n in sorted(undecided.items())))
+    for report in failing:
+        shown: dict[str, Outcome] = {}
+        for outcome in report.failures:
+            shown.setdefault(outcome.law, outcome)
+        for law, outcome in shown.items():
+            number = sum(o.law == law for o in report.failures)
+            more = f" (and {number - 1} more)" if number > 1 else ""
+            lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
+    return "\n".join(lines)
+
+
+def storage_lines(reports: Sequence[Report]) -> list[str]:
+    """For each storage of P4, how many operators never, sometimes and always had to be stored densely."""
+    counted: dict[str, Counter[str]] = {}
+    for report in reports:
+        for storage, statuses in report.storages.items():
+            sparse, dense = statuses.get("pass", 0), statuses.get("densified", 0)
+            if sparse or dense:
+                how = "never" if not dense else "sometimes" if sparse else "always"
+                counted.setdefault(storage, Counter())[how] += 1
+    return [
+        f"stored as {storage}: {c['never']} operators never had to be stored densely, {c['sometimes']} sometimes, "
+        f"{c['always']} always"
+        for storage, c in counted.items()
+    ]
+
+
+def storage_shares(reports: Sequence[Report]) -> dict[str, dict[str, tuple[int, int, int]]]:
+    """For each operator and layout: trials of P4 that stayed sparse, that ran, that were refused."""
+
+    def share(c: Mapping[str, int]) -> tuple[int, int, int]:
+        stayed = c.get("pass", 0)
+        return stayed, stayed + c.get("densified", 0), c.get("refused", 0)
+
+    return {r.operator: {layout: share(counts) for layout, counts in r.storages.items()} for r in reports}
+
+
+def by_family(reports: Sequence[Report]) -> str:
+    """Failures and refusals as Markdown: a section for each file of the rule book, a line for each operator and law."""
+    sections: dict[str, list[str]] = {}
+    for report in reports:
+        shown: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in report.outcomes:
+            if outcome.status != "gap":
+                shown.setdefault((outcome.law, "refused" if outcome.status == "refused" else "FAILS"), []).append(
+                    outcome
+                )
+        family = family_of_entry(report.operator)
+        for (law, status), outcomes in shown.items():
+            first = outcomes[0]
+            kinds = sorted({o.description.rpartition(" ")[2] for o in outcomes})
+            sections.setdefault(family, []).append(
+                f"- **{report.operator}** {law} {status} in {len(outcomes)} ({', '.join(kinds)}): "
+                f"{first.message[:240]}  `{first.repro.removeprefix('python -m op_registry check ')}`"
+            )
+    lines = []
+    for family in sorted(sections):
+        failing = [line for line in sections[family] if " FAILS in " in line]
+        refused = [line for line in sections[family] if " FAILS in " not in line]
+        lines += [f"\n## {family}: {len(failing)} fail, {len(refused)} refused\n", *failing, *refused]
+    return "\n".join(lines)
+
+
+def family_of_entry(name: str) -> str:
+    """The file of the rule book that most of what an entry calls stands in."""
+    entry = name.partition("@")[0].partition("+")[0]
+    overloads = overloads_called(entry) if entry in database() else ()
+    families = Counter(f for op in overloads if (f := family_of(op)))
+    return families.most_common(1)[0][0] if families else "no rule"
+
+
+def table(reports: Sequence[Report]) -> str:
+    """Markdown: for each family and dtype, how many entries are right in every trial, of how many that were tried."""
+    right: dict[str, Counter[str]] = {}
+    tried: dict[str, Counter[str]] = {}
+    for report in reports:
+        family = family_of_entry(report.operator)
+        for dtype in DTYPES:
+            counts = report.dtypes.get(dtype, {})
+            wrong = counts.get("broken", 0) + counts.get("error", 0) + counts.get("refused", 0) + counts.get("gap", 0)
+            if wrong or counts.get("pass"):
+                tried.setdefault(family, Counter())[dtype] += 1
+                right.setdefault(family, Counter())[dtype] += not wrong
+
+    def row(name: str, of: Counter[str], right: Counter[str]) -> str:
+        return f"| {name} | " + " | ".join(f"{right[d]} of {of[d]}" if of[d] else "" for d in DTYPES) + " |"
+
+    lines = ["| family | " + " | ".join(DTYPES) + " |", "|---" * (len(DTYPES) + 1) + "|"]
+    lines += [row(family, tried[family], right[family]) for family in sorted(tried)]
+    total = (sum(counters.values(), Counter()) for counters in (tried, right))
+    return "\n".join([*lines, row("**all**", *total)])

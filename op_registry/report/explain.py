@@ -1,0 +1,235 @@
+"""``python -m op_registry explain NAME``: what an operator means on masked tensors, and where that is written.
+
+NAME is an operator (``aten.cumsum``, ``aten.add_.Tensor``, ``mylib.gelu_fast``) or anything of torch's that calls some:
+``torch.cumsum``, ``F.softmax``, ``torch.Tensor.add_``, ``torch.linalg.norm``, ``torch.nn.LSTM``; or an entry of torch's
+operator database, as `coverage` lists them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from torch._ops import OpOverload, OpOverloadPacket
+
+from op_registry.conformance.gaps import TABLE
+from op_registry.conformance.oracles import oracle_for
+from op_registry.registry import registry
+from op_registry.report import database_calls
+from op_registry.report import sparse_coverage as stored_coverage
+from op_registry.report.explain_storage import (
+    LAYOUTS,
+    Tried,
+    alternatives,
+    entries_that_call,
+    first_sentence,
+    name_of,
+    notes_of,
+    tried,
+    where_written,
+    without_lowering,
+)
+from op_registry.report.names import Named, Operator, UnknownName, named, said
+from op_registry.report.python_source import operators_called
+from op_registry.resolve import Meaning, resolve
+from op_registry.rule import Rule, in_dispatcher, packet_name, takes_tensor
+from op_registry.schema import single_form
+
+__all__ = ["UnknownName", "explain"]
+
+WIDTH = 120
+HOW = {"each of a list": "the operator on each element of a list"}
+
+
+def explain(name: str, *, samples: bool = True) -> str:
+    """What `name` means: a paragraph for each rule among its overloads.
+
+    With `samples`, the operator's sample calls are run in every sparse layout, which takes some seconds for torch's
+    own. Raises :class:`UnknownName` (one line, with the nearest names) where nothing is called so.
+    """
+    entry = name.replace(".", "_")
+    try:
+        found = named(name)
+    except UnknownName:
+        if entry not in database_calls.known():
+            raise
+        return _of_entry(entry)
+    if found.function is not None:
+        return _of_function(found, samples)
+    if found.operator is None:
+        return (
+            f"{found.name} is written in C++ and no operator has its name: it asks a tensor for what it is, or makes "
+            "Python objects of it. What it dispatches on the way follows the rules of those operators."
+        )
+    head = f"{found.name} is {said(found.operator)}.\n" if found.name != said(found.operator) else ""
+    return head + of_operator(found.operator, samples)
+
+
+def of_operator(op: Operator, samples: bool = True) -> str:
+    """What an overload means, or all overloads of a packet."""
+    overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
+    by_rule: dict[int, tuple[Rule, list[Meaning]]] = {}
+    others: dict[str, list[str]] = {}
+    for overload in overloads:
+        meaning = resolve(overload) if takes_tensor(overload) and in_dispatcher(overload) else None
+        if meaning is not None and meaning.rule is not None:
+            by_rule.setdefault(id(meaning.rule), (meaning.rule, []))[1].append(meaning)
+        else:
+            others.setdefault(_without_rule(overload, meaning), []).append(str(overload))
+    texts = [_of_rule(rule, meanings, samples) for rule, meanings in by_rule.values()]
+    texts += ["\n".join([*_wrapped(", ".join(names), ""), *_row("", text)]) for text, names in others.items()]
+    return "\n".join(texts)
+
+
+def _without_rule(op: OpOverload, meaning: Meaning | None) -> str:
+    """How an overload is served that has no rule."""
+    if not in_dispatcher(op):
+        return "TorchScript only: Python cannot call it"
+    if meaning is None:
+        return "takes no tensor, so that no mask can reach it: plain torch"
+    if meaning.kind == "each of a list":
+        single = single_form(op)
+        return f"{said(single)} on each element of its lists" if single is not None else HOW["each of a list"]
+    if meaning.kind == "decomposes":
+        calls = database_calls.known()
+        pieces = next((c.ops for e in entries_that_call(op) if (c := calls[e]).ops[:1] == (op,)), ())
+        seen = ", ".join(str(p) for p in pieces if p is not op)
+        return "decomposes: torch defines it by other operators, each of which follows its own rule" + (
+            f". With torch's samples: {seen}" if seen else ""
+        )
+    return (
+        "missing: it has no rule and torch has no decomposition of it, so that it is refused on masked tensors. "
+        f"op_registry.authoring.elementwise(torch.ops.{op}), another category or @masked_rule gives it a meaning"
+    )
+
+
+def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
+    """A rule, and how it serves overloads."""
+    base = meanings[0].base
+    assert base is not None
+    same = {id(f): f for f in (m.base for m in meanings) if f is not None}
+    name = packet_name(base) if base.namespace != "aten" else f"aten.{packet_name(base)}"
+    lines = [f"{name.replace('::', '.')} ({', '.join(f._overloadname for f in same.values())}): {rule.category.name}"]
+    lines += _row("law", rule.category.law)
+    lines += _row("rule", f"{rule.where}, run by {name_of(rule.run)} ({where_written(rule.run)})")
+    lines += [f"{'':12s}{line}".rstrip() for line in _notes(rule)]
+    traits = ", ".join(f"{k}={name_of(v) if callable(v) else repr(v)}" for k, v in rule.traits.items())
+    lines += _row("traits", traits)
+    lines += _row("serves", ", ".join(f"{m.op}{_how(m)}" for m in meanings))
+    lines += _storage(base, rule, tried(base, rule) if samples else {})
+    lines += _row("oracle", _oracle(base))
+    lines += _row("samples", _samples(base, rule))
+    lines += _row("gaps", "; ".join(map(str, _gaps(base, rule))) or "none")
+    return "\n".join(lines)
+
+
+def _notes(rule: Rule) -> list[str]:
+    """What the rule's function says of itself; of one that serves a whole category, the first paragraph."""
+    notes = notes_of(rule.run)
+    return (notes.partition("\n\n")[0] if rule.run is rule.category.run else notes).splitlines()
+
+
+def _how(meaning: Meaning) -> str:
+    if meaning.base is meaning.op:
+        return ""
+    return f" ({HOW[meaning.kind]})" if meaning.kind in HOW else f" ({meaning.kind})"
+
+
+def _storage(op: OpOverload, rule: Rule, found: Mapping[str, Tried]) -> list[str]:
+    """How an overload runs in each layout. Layouts of which the same is to be said share a line."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for name, layout in LAYOUTS.items():
+        runs = alternatives(rule, layout)
+        text = "; else ".join(runs) or without_lowering(rule)
+        told.setdefault((text, str(found[name]) if runs and name in found else ""), []).append(name)
+    lines: list[str] = []
+    by_text: dict[str, list[tuple[list[str], str]]] = {}
+    for (text, result), names in told.items():
+        by_text.setdefault(text, []).append((names, result))
+    for text, groups in by_text.items():
+        names = [name for group, _ in groups for name in group]
+        lines += _row("lowering" if not lines else "", f"{', '.join(names)}: {text}")
+        for group, result in groups:
+            if result:
+                lines += [f"{'':14s}{line}" for line in _wrapped(f"tried as {', '.join(group)}: {result}", "  ")]
+    return lines
+
+
+def _oracle(op: OpOverload) -> str:
+    """What independent implementation conformance compares with."""
+    rule = registry.get(op)
+    found = rule.oracles[0] if rule is not None and rule.oracles else oracle_for(op)
+    if found is None:
+        return "none: conformance takes the operator apart, or has nothing to compare its partly valid results with"
+    says = first_sentence(found)
+    return f"{name_of(found)} ({where_written(found)})" + (f": {says}" if says else "")
+
+
+def _samples(op: OpOverload, rule: Rule) -> str:
+    """Which calls conformance tries."""
+    if rule.sample_makers:
+        return ", ".join(f"{name_of(maker)} ({where_written(maker)})" for maker in rule.sample_makers)
+    entries = entries_that_call(op)
+    if entries:
+        more = f" and {len(entries) - 6} more" if len(entries) > 6 else ""
+        return f"torch's operator database: {', '.join(entries[:6])}{more}"
+    if op.namespace == "aten":
+        return "none: no entry of torch's operator database calls it"
+    return "made from its schema, if numbers and tensors of one shape are a call of it; else give some: @rule.samples"
+
+
+def _gaps(op: OpOverload, rule: Rule) -> Iterable[object]:
+    """The named exceptions of the rule, and of the entry of its name in torch's database."""
+    return [*rule.gaps, *TABLE.get(op._schema.name.removeprefix("aten::"), ())]
+
+
+def _of_function(found: Named, samples: bool) -> str:
+    """A function written in Python: which operators it calls, as far as that is known, and what they mean."""
+    assert found.function is not None
+    read = operators_called(found.function)
+    entry = found.name.removeprefix("torch.").replace(".", "_")
+    known = database_calls.known().get(entry)
+    lines = [f"{found.name} is written in Python ({where_written(found.function)}): it means what its operators mean."]
+    if known is not None and known.ops:
+        lines += _row("seen", f"with torch's samples (entry {entry}): {', '.join(map(str, known.ops))}")
+    if read:
+        lines += _row("read", f"in its source, arithmetic and branches not followed: {', '.join(map(said, read))}")
+    if not read and known is None:
+        lines += _row("read", "no call of an operator is to be seen in its source")
+    seen = [op for op in known.ops if resolve(op).rule is not None] if known is not None else []
+    operators: list[Operator] = [*seen] or [op for op in read if isinstance(op, OpOverloadPacket)]
+    if len(operators) == 1:
+        return "\n".join([*lines, of_operator(operators[0], samples)])
+    return "\n".join([*lines, *(f"  {text}" for op in operators for text in _in_short(op))])
+
+
+def _of_entry(name: str) -> str:
+    """An entry of torch's operator database: what its samples call, and how many of its trials stayed sparse."""
+    calls = database_calls.known()[name]
+    lines = [f"{name} is an entry of torch's operator database."]
+    lines += _row("calls", ", ".join(map(str, calls.ops)) or calls.note)
+    shares = stored_coverage.measured().get(name, {})
+    said = [f"{layout} {stayed} of {ran}" for layout, (stayed, ran, _) in shares.items() if ran]
+    lines += _row("sparse", f"trials that stayed so: {', '.join(said)}" if said else "")
+    return "\n".join([*lines, *(f"  {text}" for op in calls.ops for text in _in_short(op))])
+
+
+def _in_short(op: Operator) -> list[str]:
+    """A line for each meaning of an operator."""
+    overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
+    found: dict[str, None] = {}
+    for overload in overloads:
+        if takes_tensor(overload) and in_dispatcher(overload):
+            meaning = resolve(overload)
+            rule = meaning.rule
+            found[f"{said(op)}: {f'{rule.category.name} [{rule.where}]' if rule is not None else meaning.kind}"] = None
+    return list(found)
+
+
+def _row(title: str, text: str) -> list[str]:
+    """A titled paragraph; nothing where there is no text."""
+    return [f"  {title if n == 0 else '':10s}{line}" for n, line in enumerate(_wrapped(text, ""))] if text else []
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH - 12, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

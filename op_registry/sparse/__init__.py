@@ -1,0 +1,1 @@
+"""Sparse records: stored values, the sparsity pattern, and how operators run on them."""
