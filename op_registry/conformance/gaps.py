@@ -50,6 +50,11 @@ _NORM_AT_ZERO = "torch's formula gives a norm at 0 a second derivative of NaN; b
 
 _COMPLEX_RENORM = "torch's derivative of renorm by the greatest complex magnitude is NaN; by segments it is a number"
 
+_ALIGNED = (
+    "a sum over fifty steps in float32: torch's own gradient is 7e-5 off the one in float64, and a softmax that rounds "
+    "otherwise in its last digit moves it by 5e-5"
+)
+
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
 _STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
 
@@ -84,6 +89,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         for name in ("masked_var", "masked_std")
     },
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),
+    "nn_functional_ctc_loss": (Gap("P4", _ALIGNED, "float32"),),
     "renorm": tuple(Gap(law, _COMPLEX_RENORM, "complex64 sample 3") for law in ("P3", "P4")),
     "to_sparse": (Gap("P2", _STORED, ""),),
     "repeat_interleave": (Gap("P8", _POSITIONS, "sample 3 half_others"),),
