@@ -1,14 +1,18 @@
-"""What the README says runs: its examples print what it says they print, its commands are there."""
+"""README and docs are true: their examples print what they say, and what they name by path or by name is there."""
 
 from __future__ import annotations
 
 import doctest
+import functools
+import importlib
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import masked_dispatch
 import op_registry
 from benchmarks.__main__ import NAMES as BENCHMARKS
 from op_registry.__main__ import main
@@ -16,43 +20,158 @@ from op_registry.report import coverage
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-# Every fenced block: its language, "" where it has none, and its text.
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-COMMANDS = [
-    line.partition("#")[0].strip()
-    for language, text in BLOCKS
-    if language == ""
-    for line in text.splitlines()
-    if line.strip()
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/third_party/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
 
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OUR_FOLDERS = "op_registry|masked_dispatch|tests|docs|benchmarks|examples"
+PATH = re.compile(rf"(?<![\w/.-])(?:{OUR_FOLDERS})/[\w./-]*[\w/]")
+DOTTED_NAME = re.compile(r"`((?:op_registry|masked_dispatch|md)(?:\.\w+)+)")
+FILE_NAME = re.compile(r"`([\w/]+\.(?:py|tsv|txt|toml))`")
+LINK = re.compile(r"\]\(([^)#:]+)\)")
 
-def test_every_block_is_of_a_kind_that_is_tested() -> None:
-    assert {language for language, _ in BLOCKS} == {"python", ""}
-    assert len(BLOCKS) >= 9
-    for language, text in BLOCKS:
+COMMANDS_OF = ("make ", "pip install ", "python -m op_registry ", "python -m benchmarks ", "TORCH_SOURCE=", "pytest")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def prose_of(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return FENCED.sub("", text_of(page))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of blocks without a language, without their comments."""
+    blocks = [text for language, text in FENCED.findall(text_of(page)) if language == ""]
+    lines = [line.partition("#")[0].strip() for text in blocks for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def examples_of(page: Path) -> str:
+    return "\n".join(text for language, text in FENCED.findall(text_of(page)) if language == "python")
+
+
+COMMANDS = commands_of(README)
+# Those of the third-party page need that package: `make third-party` installs it.
+CLI_COMMANDS = [
+    command
+    for page in PAGES
+    if page.parent.name != "third_party"
+    for command in commands_of(page)
+    if command.startswith("python -m op_registry ")
+]
+PAGES_WITH_EXAMPLES = [page for page in PAGES if examples_of(page)]
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+# ----------------------------------------------------------------------------------------------------------- examples
+
+
+@every_page
+def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
+    for language, text in FENCED.findall(text_of(page)):
+        assert language in ("python", "", "text"), f"a block of an unknown kind: {language}"
         if language == "python":
             assert text.startswith(">>> "), f"not an example that is run:\n{text}"
-    assert COMMANDS
-    for command in COMMANDS:
-        assert command.startswith(("make ", "python -m op_registry ", "python -m benchmarks ")), command
+    for command in commands_of(page):
+        assert command.startswith(COMMANDS_OF), f"not a command that is known: {command}"
 
 
-def test_the_examples_print_what_the_readme_says() -> None:
-    examples = "\n".join(text for language, text in BLOCKS if language == "python")
-    example = doctest.DocTestParser().get_doctest(examples, {}, "README.md", str(README), 0)
-    assert len(example.examples) > 40
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+def test_the_pages_with_examples_are_found() -> None:
+    assert {name_of(page) for page in PAGES_WITH_EXAMPLES} >= {"README.md", "docs/write-a-rule.md"}
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
+def test_examples_print_what_the_page_says(page: Path) -> None:
+    example = doctest.DocTestParser().get_doctest(examples_of(page), {}, page.name, str(page), 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     report: list[str] = []
     with op_registry.registry.overlay():
         runner.run(example, out=report.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python -m op_registry ")])
-def test_the_commands_of_op_registry_work(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+# ------------------------------------------------------------------------------------------------ paths, names, links
+
+
+@functools.cache
+def files() -> tuple[str, ...]:
+    """Every file of ours, as a path from the root with a slash in front."""
+    folders = [ROOT / folder for folder in OUR_FOLDERS.split("|")]
+    return tuple(
+        f"/{path.relative_to(ROOT)}" for path in [*ROOT.iterdir(), *(p for f in folders for p in f.rglob("*"))]
+    )
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name leads to a module or to an attribute of one."""
+    first, *rest = dotted.split(".")
+    package = {"md": "masked_dispatch"}.get(first, first)
+    value = importlib.import_module(package)
+    for n, part in enumerate(rest):
+        if not hasattr(value, part):
+            try:
+                importlib.import_module(".".join([package, *rest[: n + 1]]))
+            except ImportError:
+                return False
+        value = getattr(value, part)
+    return True
+
+
+@every_page
+def test_paths_that_a_page_names_exist(page: Path) -> None:
+    base = page.parent if page.parent.name == "third_party" else ROOT
+    paths = PATH.findall(text_of(page))
+    assert [path for path in paths if not (base / path).exists() and not (ROOT / path).exists()] == []
+    names = FILE_NAME.findall(prose_of(page))
+    assert [name for name in names if not any(file.endswith(f"/{name}") for file in files())] == []
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [link for link in LINK.findall(prose_of(page)) if not (page.parent / link).exists()] == []
+
+
+@every_page
+def test_names_that_a_page_names_can_be_imported(page: Path) -> None:
+    assert [name for name in DOTTED_NAME.findall(prose_of(page)) if not resolves(name)] == []
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    assert resolves("op_registry.sparse.record.Sparse")
+    assert resolves("md.storage.choose")
+    assert not resolves("op_registry.sparse.turned")
+    assert not resolves("masked_dispatch.tensor.masked_tensor.Nothing")
+
+
+@pytest.mark.parametrize("package", [op_registry, masked_dispatch], ids=lambda package: package.__name__)
+def test_the_diagram_has_every_room(package: ModuleType) -> None:
+    """Rooms: the modules and folders at a package's top, as tests of imports know them."""
+    (diagram,) = [
+        text for language, text in FENCED.findall(text_of(ROOT / "docs/architecture.md")) if language == "text"
+    ]
+    folder = ROOT / package.__name__
+    lines = diagram[diagram.index(f"{folder.name}/") :].partition("\n\n")[0].splitlines()[1:]
+    drawn = {room.rstrip("/") for line in lines for room in line[:33].split()}
+    rooms = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert drawn == rooms - {"__init__"}
+
+
+# ------------------------------------------------------------------------------------------- commands, what is needed
+
+
+@pytest.mark.parametrize("command", CLI_COMMANDS)
+def test_the_commands_of_op_registry_work(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = shlex.split(command)[3:]
     if arguments[0] == "check":
         arguments += ["--law", "P2", "--sample", "1", "--subject", "masked_dispatch.conformance_subject:eager"]
@@ -71,17 +190,26 @@ def test_the_options_that_the_readme_names_are_there(capsys: pytest.CaptureFixtu
         main(["coverage", "--help"])
     assert left.value.code == 0
     assert "--measure" in capsys.readouterr().out
-    assert f"{len(list(coverage.entries()))} OpInfos" in README.read_text(encoding="utf-8")
+    assert f"{len(list(coverage.entries()))} OpInfos" in text_of(README)
 
 
 def test_the_targets_of_make_are_there() -> None:
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = {word for c in COMMANDS if c.startswith("make ") for word in c.split()[1:2]}
+    targets = re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
+    named = {word for page in PAGES for c in commands_of(page) if c.startswith("make ") for word in c.split()[1:2]}
     assert named
     assert named <= set(targets)
 
 
 def test_the_benchmarks_are_there() -> None:
-    (line,) = [text for _, block in BLOCKS for text in block.splitlines() if text.startswith("python -m benchmarks ")]
+    (line,) = [line for line in text_of(README).splitlines() if line.startswith("python -m benchmarks ")]
     named = [shlex.split(line, comments=True)[3], *re.split(r",\s*", line.partition("also: ")[2])]
     assert sorted(named) == sorted(BENCHMARKS)
+
+
+def test_the_readme_names_the_versions_that_are_supported() -> None:
+    project, readme = text_of(ROOT / "pyproject.toml"), text_of(README)
+    for pattern in (r'requires-python = ">=(.*)"', r'dependencies = \["torch>=(.*)"\]', r'version = "(.*)"'):
+        (version,) = re.findall(f"^{pattern}$", project, re.MULTILINE)
+        assert re.search(rf"(Python ≥ |torch ≥ |\*\*Status:\*\* ){re.escape(version)}\b", readme), version
+    (pinned,) = re.findall(r"^torch==(\d+\.\d+)", text_of(ROOT / "constraints.txt"), re.MULTILINE)
+    assert f"developed on {pinned})" in readme
