@@ -23,6 +23,7 @@ README = ROOT / "README.md"
 PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     ROOT / "examples/third_party/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]

@@ -31,8 +31,8 @@ CONTRADICTS = {
     "test_mean_grad_case_1a": "a warning that the data requires grad",
     "test_mean_grad_case_1c": "a warning that the data requires grad",
     "test_invalid_tensor_inputs": "only tensors are taken as data and mask",
-    "test_diff_dim": "the text of an error, of a mask that has to have the data's very shape",
-    "test_diff_sizes": "the text of an error, of a mask that has to have the data's very shape",
+    "test_diff_dim": "the text of an error: the mask must have exactly the data's shape",
+    "test_diff_sizes": "the text of an error: the mask must have exactly the data's shape",
 }
 SPARSE = "sparse layouts"
 SPARSE_ERROR = re.compile(r"layout torch\.sparse|to_sparse|test_to_sparse")
