@@ -1,4 +1,4 @@
-"""``python -m examples.demo``: everything, in order; each number that is printed is computed now."""
+"""``python -m examples.demo``: the whole demonstration; every number that is printed is computed as it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""3. The three cases that people asked for before there was such a library."""
+"""3. Three cases that people asked for before this library existed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.demo.training import Compilation, reset_compiler
 
 
 def masked_mean() -> None:
-    """A mean over what is valid: gradient exactly zero elsewhere, one graph however the mask changes."""
+    """A mean over the valid elements: a gradient of exactly zero elsewhere, one graph for every mask."""
     reset_compiler()
 
     @torch.compile(fullgraph=True)
@@ -46,14 +46,14 @@ def masked_mean() -> None:
 
 
 def adagrad(p: Tensor, g: Tensor, state: Tensor, lr: float) -> None:
-    """Adagrad, written once. With a masked gradient, rows that it does not reach keep weight and state."""
+    """Adagrad, written once. With a masked gradient, rows without one keep their weight and state."""
     state.addcmul_(g, g)
     std = state.sqrt().add_(1e-10)
     p.addcdiv_(g, std, value=-lr)
 
 
 def adagrad_by_hand(p: Tensor, g: Tensor, state: Tensor, lr: float) -> None:
-    """The same for torch's sparse gradients, as torch.optim had to write it (pytorch issue 1369)."""
+    """The same for torch's sparse gradients, as torch.optim had to write it (PyTorch issue 1369)."""
     g = g.coalesce()
     rows, values = g.indices(), g.values()
 
@@ -66,7 +66,7 @@ def adagrad_by_hand(p: Tensor, g: Tensor, state: Tensor, lr: float) -> None:
 
 
 def masked_rows(g: Tensor) -> Tensor:
-    """torch's sparse gradient of an embedding as a masked tensor: rows that were looked up are valid."""
+    """torch's sparse gradient of an embedding as a masked tensor: the rows that were looked up are valid."""
     g = g.coalesce()
     touched = torch.zeros(g.shape[0], 1, dtype=torch.bool)
     touched[g.indices()[0]] = True
@@ -77,13 +77,13 @@ def masked_rows(g: Tensor) -> Tensor:
 
 @torch.sparse.check_sparse_tensor_invariants()
 def adagrad_once() -> None:
-    """20 steps on an embedding of which each step looks up a few rows: written once, by hand, and torch's own."""
+    """20 steps on an embedding, a few rows looked up in each: written once, by hand, and torch's own."""
     generator = torch.Generator().manual_seed(0)
     rows, width, lr, steps = 1000, 16, 0.1, 20
     start = torch.randn(rows, width, generator=generator)
 
     def gradients() -> list[Tensor]:
-        """Sparse, with rows that occur several times."""
+        """Sparse gradients in which rows occur several times."""
         found = []
         for _ in range(steps):
             looked_up = torch.randint(rows, (1, 100), generator=generator)
@@ -107,21 +107,21 @@ def adagrad_once() -> None:
     for g in sparse_gradients:
         untouched[g.coalesce().indices()[0]] = False
     table(
-        ("Adagrad, one source text, masked gradients with NaN where absent", ""),
+        ("Adagrad, written once, masked gradients with NaN where absent", ""),
         [
             ["steps", steps],
             ["rows that no step looked up", int(untouched.sum())],
             ["of these, changed", int((once != start)[untouched].any(1).sum())],
-            ["largest difference from the hand-written sparse one", float((once - by_hand).abs().max())],
+            ["largest difference from the sparse one, by hand", float((once - by_hand).abs().max())],
             ["largest difference of the states", float((state - state_by_hand).abs().max())],
             ["largest difference from torch.optim.Adagrad", float((once - torchs.detach()).abs().max())],
-            ["a plain gradient through the same text: weights changed", int((dense != start).any(1).sum())],
+            ["a plain gradient through the same code: rows changed", int((dense != start).any(1).sum())],
         ],
     )
 
 
 def own_operator() -> None:
-    """An operator that torch has never heard of becomes masked in one line, and is checked law by law."""
+    """An operator that torch does not know gets a masked meaning in one line, and is checked law by law."""
 
     @torch.library.custom_op("demo::squashed", mutates_args=())
     def squashed(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The same model, trained in the same way on the same batches, by competitors that differ in how they treat holes."""
+"""One model, trained the same way on the same batches by competitors that treat holes differently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import masked_dispatch as md
 from examples.demo.console import progress_bar, say, table
 from examples.demo.training import Batch, Run, train
 
-# What a competitor does with a tensor whose holes are NaN, before anything else sees it.
+# What a competitor does to a tensor with NaN in its holes, before the model sees it.
 Prepare = Callable[[Tensor], Tensor]
 
 
@@ -35,7 +35,7 @@ def compete(
     held_out_error: Callable[[nn.Module, Prepare], float],
     unit: str,
 ) -> dict[str, Run]:
-    """Train them all on `raw_batches`, whose holes are NaN, and print how each of them did."""
+    """Train each competitor on `raw_batches`, whose holes are NaN, and print its results."""
     runs, rows = {}, []
     with progress_bar(len(raw_batches) * len(competitors)) as bar:
         for competitor in competitors:
@@ -48,17 +48,17 @@ def compete(
             rows.append([competitor.name, run.last_loss, error, f"{run.first_step:.2f} s", run.per_step, *counts])
             if md.is_masked_tensor(batches[0][0]):
                 hidden = [t.get_data()[~t.get_mask()] for batch in batches for t in batch]
-                assert all(h.isnan().all() for h in hidden), "what lies under a mask has to be NaN to the end"
+                assert all(h.isnan().all() for h in hidden), "the data under the masks must still be NaN"
     table(
         ("", "loss", f"held-out error, {unit}", "first step", "ms a step", "graphs", "breaks", "recompiles"),
         rows,
-        caption=f"loss: mean of the last 10 of {len(raw_batches)} steps, by each competitor's own targets",
+        caption=f"loss: mean of the last 10 of {len(raw_batches)} steps, on each competitor's own targets",
     )
     eager, compiled = (torch.tensor(runs[c.name].losses) for c in (MASKED, MASKED_COMPILED))
     apart = ((eager - compiled) / eager).abs().tolist()
     say(
-        f"eager and compiled losses differ by {apart[0]:.1e} of themselves at the first step, and by at most "
-        f"{max(apart):.1e} later: rounding, which training amplifies"
+        f"relative difference of eager and compiled losses: {apart[0]:.1e} at the first step, at most "
+        f"{max(apart):.1e} later (rounding, amplified by training)"
     )
     return runs
 

@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
-    """The first column to the left, the others to the right."""
+    """A table, its first column aligned left and the others right."""
     made = Table(caption=caption or None, caption_justify="left")
     for i, column in enumerate(columns):
         made.add_column(column, justify="right" if i else "left")
@@ -32,7 +32,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 
 def number(value: object) -> str:
-    """Numbers with five significant digits; None, where there is no such number, as a dash."""
+    """A number with five significant digits; None as a dash."""
     if value is None:
         return "–"
     return f"{value:.5g}" if isinstance(value, float) else str(value)

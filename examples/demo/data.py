@@ -1,8 +1,8 @@
-"""Real data with holes: nothing is downloaded, both sets are shipped inside PyPI packages.
+"""Real data with holes, both sets shipped inside PyPI packages: nothing is downloaded.
 
-The weekly record has holes of its own, 59 weeks in which nobody measured. They lie mostly in its first years, so the
-experiments add *outages*: stretches of weeks (or pixels) that are hidden from every competitor alike, and whose true
-values are kept apart to judge by.
+The weekly record has holes of its own: 59 weeks in which nobody measured. They lie mostly in its first years, so the
+experiments add *outages*: stretches of weeks (or pixels) that are hidden from every competitor, and whose true values
+are used only to measure errors.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def outages(weeks: int, share: float, longest: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Windows:
-    """Stretches of a record, each with what followed it.
+    """Stretches of a record, each with the stretch that follows it.
 
     past      [n, length], standardised; NaN where missing or hidden
     future    [n, horizon], standardised; NaN where missing or hidden
-    truth     [n, horizon], standardised; NaN only where nobody measured: to judge by, never to train on
+    truth     [n, horizon], standardised; NaN only where nobody measured; for measuring errors, never for training
     starts    the row of the record at which each window begins
     """
 
@@ -55,7 +55,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Forecasting:
-    """Windows to learn from, later windows to be judged by, and the scale of both (ppm = z · std + mean)."""
+    """Training windows, later held-out windows, and the scale of both (ppm = z · std + mean)."""
 
     train: Windows
     held_out: Windows
@@ -95,7 +95,7 @@ class Digits:
     """Handwritten digits, [n, 1, 8, 8], grey levels from 0 to 1.
 
     train, held_out                what is seen: NaN at missing pixels
-    train_truth, held_out_truth    the whole digits: to judge by, never to train on
+    train_truth, held_out_truth    the complete digits; for measuring errors, never for training
     """
 
     train: Tensor

@@ -1,7 +1,7 @@
-"""2b. An unmodified convolutional autoencoder restores digits: masked, and with the holes filled in two usual ways.
+"""2b. An unmodified convolutional autoencoder restores digits: masked, and with holes filled in the two usual ways.
 
-Each step hides a quarter of the pixels that are left from what goes in, the same ones for every competitor, and asks
-for all that is left: so the model learns to restore, and the masks change with every step.
+Each step hides a quarter of the remaining pixels from the input, the same ones for every competitor, and compares the
+output with all remaining pixels. So the model learns to restore, and the masks change with every step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def competitors(data: Digits) -> tuple[Competitor, ...]:
 
 
 def training_batches(data: Digits, epochs: int, size: int = 128, hidden: float = 0.25) -> list[Batch]:
-    """(digits with more pixels hidden, digits), holes as NaN."""
+    """(digits with more pixels hidden, digits), with NaN in the holes."""
     generator = torch.Generator().manual_seed(0)
     batches = []
     for rows in rows_of_batches(len(data.train), size, epochs):
@@ -47,7 +47,7 @@ def error_where_missing(restored: Tensor, data: Digits) -> float:
 
 @dataclass(frozen=True)
 class Restored:
-    """What the plots show: the digits and what the masked model made of the held-out ones."""
+    """What the plots show: the digits, and the held-out ones as the masked model restores them."""
 
     data: Digits
     restored: Tensor

@@ -1,4 +1,4 @@
-"""2a. An unmodified Transformer forecasts the CO₂ record: masked, and with the holes filled in two usual ways."""
+"""2a. An unmodified Transformer forecasts the CO₂ record: masked, and with holes filled in the two usual ways."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from examples.demo.training import predict, rows_of_batches
 
 
 def zeros_in_holes(x: Tensor) -> Tensor:
-    """0 for every hole; the record is standardised, so that is the mean of all years."""
+    """Fill every hole with 0, which is the mean of all years, because the record is standardised."""
     return x.nan_to_num(0.0)
 
 
 def means_in_holes(x: Tensor) -> Tensor:
-    """For every hole the mean of what is there in its own window; 0 where nothing is there."""
+    """Fill every hole with the mean of its window, or with 0 where the window is empty."""
     return torch.where(x.isnan(), x.nanmean(-1, keepdim=True).nan_to_num(0.0), x)
 
 
@@ -33,7 +33,7 @@ COMPETITORS = (
 
 
 def forecast(model: nn.Module, data: Forecasting, prepare: Prepare) -> Tensor:
-    """What the model expects of every held-out window, [n, horizon], plain."""
+    """The forecast for every held-out window, [n, horizon], as a plain tensor."""
     return filled(predict(model, prepare(data.held_out.past)))
 
 
@@ -58,8 +58,8 @@ def show(epochs: int = 12) -> Forecasts:
     batches = [(windows.past[rows], windows.future[rows]) for rows in rows_of_batches(len(windows), 64, epochs)]
     say(
         f"Transformer: 52 weeks → the next 13; {len(windows)} windows before 1990 to train on, "
-        f"{len(data.held_out)} later ones held out.\n{data.hidden} measured weeks are hidden besides the missing ones: "
-        f"{float(windows.past.isnan().float().mean()):.0%} of what the windows hold is NaN."
+        f"{len(data.held_out)} later ones held out.\n{data.hidden} measured weeks are hidden in addition to the "
+        f"missing ones: {float(windows.past.isnan().float().mean()):.0%} of the values in the windows are NaN."
     )
     runs = compete(
         "Transformer",

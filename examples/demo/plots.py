@@ -21,7 +21,7 @@ BLUE, ORANGE, GREY, PALE = "#1f5fa8", "#d9661f", "#9a9a9a", "#e9e4da"
 
 
 def draw(forecasts: Forecasts, restored: Restored, folder: Path) -> list[Path]:
-    """Every picture, written into `folder`."""
+    """Write every picture into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "co2_series": co2_series(forecasts),
@@ -65,7 +65,7 @@ def co2_series(forecasts: Forecasts) -> Figure:
         if rows.stop <= shown.stop and (start - first) % (horizon - horizon % 4) == 0:
             part.plot(series.index[rows], predicted * data.std + data.mean, color=ORANGE, lw=2, label=label)
             label = "_another"
-    part.set(title="Held-out years: what the masked Transformer saw, and what it expected", ylabel="ppm")
+    part.set(title="Held-out years: what the masked Transformer saw, and what it forecast", ylabel="ppm")
     part.legend(loc="upper left", frameon=False)
     for axes in (whole, part):
         axes.spines[["top", "right"]].set_visible(False)
@@ -73,7 +73,7 @@ def co2_series(forecasts: Forecasts) -> Figure:
 
 
 def digits(restored: Restored, count: int = 12) -> Figure:
-    """Held-out digits: as they are, as they were seen, as they were restored."""
+    """Held-out digits: true, as the model saw them, and restored."""
     data = restored.data
     rows = (
         ("true", data.held_out_truth),
@@ -97,7 +97,7 @@ def masks(forecasts: Forecasts, restored: Restored) -> Figure:
     colours = ListedColormap([ORANGE, PALE])
     past = ~forecasts.data.train.past.isnan().numpy()
     left.imshow(past, cmap=colours, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
-    left.set(title="Mask of the training windows", xlabel="week of the window", ylabel="window, in order of time")
+    left.set(title="Mask of the training windows", xlabel="week of the window", ylabel="window, by date")
     seen = ~restored.data.held_out[:100, 0].isnan().numpy()
     tiled = seen.reshape(10, 10, 8, 8).transpose(0, 2, 1, 3).reshape(80, 80)
     right.imshow(tiled, cmap=colours, interpolation="nearest", vmin=0, vmax=1)

@@ -14,7 +14,7 @@ YEAR = 52
 
 
 def by_year(series: pd.Series) -> pd.DataFrame:
-    """One row a year, one column a week of the year; NaN where the record has no such week, or nothing measured."""
+    """One row for each year, one column for each of its weeks; NaN where a week is absent or was not measured."""
     calendar = pd.DataFrame({"year": series.index.year, "ppm": series.to_numpy()})
     calendar["week"] = calendar.groupby("year").cumcount()
     return calendar.pivot(index="year", columns="week", values="ppm")
@@ -44,7 +44,7 @@ def comparisons(series: pd.Series) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:
-    """A result as NumPy has it, NaN where it is invalid."""
+    """A result as a NumPy array, NaN where it is invalid."""
     return (x.to_tensor(float("nan")) if md.is_masked_tensor(x) else x).double().numpy()
 
 

@@ -19,7 +19,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Compilation:
-    """What torch.compile counted: graphs, graph breaks, and compilations that a changed input caused."""
+    """What torch.compile counted: graphs, graph breaks, and recompiles caused by a changed input."""
 
     graphs: int
     breaks: int
@@ -41,7 +41,7 @@ def reset_compiler() -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run did.
+    """The results of one training run.
 
     model         as it was when training ended
     losses        the loss of every step
