@@ -1,21 +1,17 @@
-"""Movement: operators that put elements elsewhere and compute nothing.
+"""Movement: operators that move, copy or drop elements and compute nothing from them.
 
-Law: an element moves together with its validity. Elements that the operator makes up itself, as padding, are valid.
+Law: an element moves together with its validity. Elements that the operator itself writes, such as padding, are valid.
 
-    views           views of a tensor's own memory
-    rules           flip, roll, repeat, triangles, padding
+    views           views of a tensor's memory, and their copying variants
+    rules           flip, roll, repeat, tril and triu, padding, diag_embed, im2col, one_hot
     joins           cat, stack, where
-    sparse          the same on sparse storage
+    sparse          views, flips, rolls, repeats and joins on sparse storage
     sparse_choice   where, on sparse storage
     sparse_windows  padding and unfold, on sparse storage
-    permuted        the same where dense dimensions stand before sparse ones
-    backward        torch's gradient formulas, called by hand
+    permuted        views and cat of sparse storage with dense dimensions in front of sparse ones
+    backward        backward operators of padding
 """
 
-from op_registry.authoring import Sparse, first_of, without_op
 from op_registry.ops.movement import backward, joins, permuted, rules, sparse, sparse_choice, sparse_windows, views
 
 __all__ = ["backward", "joins", "permuted", "rules", "sparse", "sparse_choice", "sparse_windows", "views"]
-
-# A quarter turn is a permutation and a flip.
-rules.flip.lowering(Sparse)(first_of(sparse.rot90, without_op(sparse.flip)))

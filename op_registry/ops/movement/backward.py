@@ -1,4 +1,4 @@
-"""Gradient formulas of padding, called by hand; op_registry/derivatives.py has the law."""
+"""Backward operators of padding, called directly; op_registry/derivatives.py states the law."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ aten = torch.ops.aten
     takes_op=True,
 )
 def pad_backward(op: OpOverload, grad_output: Dense, self: Dense, padding: Sequence[int]) -> Dense:
-    """Each element gets what came to its copies."""
+    """Each element gets the sum of the gradients of its copies."""
     return self.like(op(grad_output.filled(0), self.data, padding))

@@ -1,8 +1,8 @@
 """Joins and choices.
 
-Law of joins: each element arrives with its validity. Law of `where`: the chosen branch; valid where the condition and
-the chosen branch are, so that ``where(mask, x, 0)`` imputes. The branch that is not chosen has no say, not even in
-backward: torch's own derivative of `where` selects and never multiplies.
+Law of joins: each element keeps its validity. Law of `where`: the chosen branch; valid where the condition and the
+chosen branch are, so ``where(mask, x, 0)`` imputes. The branch that is not chosen has no influence, not even in
+backward, because torch's derivative of `where` selects and never multiplies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 @masked_rule(aten.cat.default, category=JOIN)
 def cat(tensors: Sequence[Dense], dim: int = 0) -> Dense:
     data = aten.cat([x.data for x in tensors], dim)
-    # torch passes over 1-d tensors without elements, whatever the others' shape.
+    # torch skips empty 1-d tensors, whatever the others' shape.
     joined = [x for x in tensors if x.ndim == data.ndim and (x.ndim != 1 or x.shape[0] != 0)]
     if all(x.validity is None for x in joined):
         return Dense(data)
@@ -52,7 +52,7 @@ def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
 
 @masked_rule(aten._chunk_cat.default, category=JOIN, takes_op=True)
 def _chunk_cat(op: OpOverload, tensors: Sequence[Dense], dim: int, num_chunks: int) -> Dense:
-    """Chunks side by side, each tensor padded with (valid) zeros to a whole number of them."""
+    """Chunks side by side, each tensor padded with (valid) zeros to a multiple of the chunk size."""
     result: Dense = run_movement(op, tensors, dim, num_chunks, _traits={"writes": True})
     return result
 

@@ -1,9 +1,9 @@
-"""Operators that move elements about, and are no views.
+"""Operators that move elements and are not views.
 
 Law: an element moves with its validity; padding values, and zeros that the operator itself writes, are valid. The
-operator is applied to the validity as to the data, or to the *in*validity where it writes zeros (`writes=True`). None
-of them computes with two elements, so that garbage stays under the mask, in backward too; those that add what lands
-on one place are accumulations.
+operator is applied to the validity just as to the data, or to the *in*validity where it writes zeros (`writes=True`).
+None of them combines two elements, so garbage stays under the mask, in backward too. Those that sum elements landing
+at the same position are accumulations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# ----------------------------------------------------------------------- each element arrives, once or repeatedly
+# ---------------------------------------------------------------- each element is moved, once or to several positions
 
 pixel_shuffle = movement(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
 channel_shuffle = movement(aten.channel_shuffle.default)
@@ -40,13 +40,13 @@ reflection_pad = movement(aten.reflection_pad1d.default, aten.reflection_pad2d.d
 replication_pad = movement(
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
 )
-# torch's own decomposition copies into a new tensor, which would come out plain.
+# torch's decomposition copies into a newly allocated tensor, and would return a plain one.
 _pad_circular = movement(aten._pad_circular.default)
 
 
 @masked_rule(aten.flip.default, aten.rot90.default, category=MOVEMENT, takes_op=True)
 def flip(op: OpOverload, x: Dense, *args: Any) -> Dense:
-    # A dimension in which validity is broadcast looks the same from both ends.
+    # Flipping a dimension in which the validity is broadcast is a no-op.
     data, v = op(x.data, *args), aligned_validity(x)
     return Dense(data, None if v is None else op(v, *args))
 
@@ -54,7 +54,7 @@ def flip(op: OpOverload, x: Dense, *args: Any) -> Dense:
 @masked_rule(aten.roll.default, category=MOVEMENT)
 def roll(x: Dense, shifts: Sequence[int], dims: Sequence[int] = ()) -> Dense:
     data = aten.roll(x.data, shifts, dims)
-    # Without dims the elements roll through all of them, and only a full validity can follow.
+    # Without dims the flattened tensor is rolled, which a broadcast validity cannot follow.
     v = aligned_validity(x) if len(dims) else x.full_validity
     return Dense(data, None if v is None else aten.roll(v, shifts, dims))
 
@@ -70,21 +70,21 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
 
 @masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,))
 def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tensor:
-    """Which element stands at each place of the result; an element whose number of repeats is invalid is left out."""
+    """The index of the element at each position of the result; an element with an invalid repeat count is left out."""
     if output_size is not None and not known_all_valid(repeats):
         raise MaskedSemanticsError(
-            f"repeat_interleave was promised a result of size {output_size}, but some repeats of {repeats.shape[0]} "
-            "are invalid and count as none. Leave output_size out, or fill repeats first."
+            f"repeat_interleave was given output_size={output_size}, but some of the {repeats.shape[0]} repeats are "
+            "invalid and count as 0. Leave output_size out, or fill repeats first."
         )
     positions: Tensor = aten.repeat_interleave.Tensor(repeats.filled(0), output_size=output_size)
     return positions
 
 
-# ----------------------------------------------------------------------------------------- what is written is valid
+# --------------------------------------------------------------------------- zeros that the operator writes are valid
 
 diag_embed = movement(aten.diag_embed.default, writes=True)
 block_diag = movement(aten.block_diag.default, writes=True)
-# What these see is a gradient on its way through a view: zero outside the part that was viewed.
+# Backward operators of views: the gradient is zero outside the part that was viewed.
 select_backward = movement(aten.select_backward.default, writes=True)
 slice_backward = movement(aten.slice_backward.default, writes=True)
 diagonal_backward = movement(aten.diagonal_backward.default, writes=True)
@@ -114,18 +114,18 @@ def im2col(
     data, v = aten.im2col(x.data, kernel_size, dilation, padding, stride), x.full_validity
     if v is None:
         return Dense(data)
-    # The kernel knows no int8; zero padding must come out as "not invalid".
+    # The kernel does not support int8; zero padding must come out as "not invalid".
     invalid = aten.im2col((as_int8(v) ^ 1).to(torch.float32), kernel_size, dilation, padding, stride)
     return Dense(data, as_int8(invalid < 0.5))
 
 
 @masked_rule(aten.one_hot.default, category=MOVEMENT)
 def one_hot(x: Dense, num_classes: int = -1) -> Dense:
-    """A row of zeros and a one for each index, as valid as the index; the classes are counted over valid indices."""
+    """Each row is as valid as its index; the number of classes is inferred from the valid indices."""
     data, v = aten.one_hot(x.filled(0), num_classes), aligned_validity(x)
     return Dense(data, None if v is None else v.unsqueeze(-1))
 
 
-# ------------------------------------------------------------------------------- several elements land on one place
+# --------------------------------------------------------------------------- elements at the same position are summed
 
 col2im = masked_rule(aten.col2im.default, aten.unfold_backward.default, category=ACCUMULATION, takes_op=True)(contract)

@@ -1,9 +1,8 @@
-"""Choices on sparse storage: stored where the condition is, or where the chosen one of two branches is."""
+"""`where` on sparse storage: the result is stored where the condition is, or where the chosen branch is."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -22,49 +21,50 @@ from op_registry.authoring import (
     dense_or_none,
     intersect,
     layout_with_room,
-    refuse_permuted,
     to_layout,
 )
 from op_registry.ops.movement import joins
 
 
 @joins.where.lowering(Sparse)
-def where(op: OpOverload, condition: Any, self: Any, other: Any) -> Any:
-    refuse_permuted(condition, self, other)
+def where(op: OpOverload, condition: Dense | Sparse, self: Dense | Sparse, other: Dense | Sparse) -> Dense | Sparse:
     shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
     if isinstance(condition, Sparse):
-        lead = broadcast_to(condition, shape)
+        lead: Sparse = broadcast_to(condition, shape)
         return lead.like(joins.where.run(lead.values, align_to(self, lead), align_to(other, lead)))
     if isinstance(self, Sparse) and isinstance(other, Sparse):
-        return _of_two(condition, broadcast_to(self, shape), broadcast_to(other, shape))
+        return _where_of_sparse(condition, broadcast_to(self, shape), broadcast_to(other, shape))
     if not any(isinstance(r, Dense) and r.data.numel() == math.prod(shape) for r in (condition, self, other)):
         raise NotLowered(f"a dense branch makes a dense result of shape {tuple(shape)}, larger than any dense operand")
-    return joins.where.run(condition, dense_or_none(self), dense_or_none(other))
+    result: Dense = joins.where.run(condition, dense_or_none(self), dense_or_none(other))
+    return result
 
 
-def _of_two(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
-    """What is stored of each branch, where it is chosen."""
+def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
+    """The stored elements of each branch, where the condition chooses it."""
     if self.pattern.ndim != other.pattern.ndim:
         raise NotLowered("its branches are sparse in different dimensions")
     meta = [torch.empty((1,) * r.ndim, dtype=r.dtype, device="meta") for r in (self, other)]
     dtype = torch.result_type(*meta)
     sizes = self.pattern.sizes
     parts = []
-    for branch, chosen in ((self, True), (other, False)):
-        plain = to_layout(branch, layout_with_room(branch, branch.pattern.ndim))
-        asked = _with_ones_behind(align_to(condition, plain), plain.values.ndim)
-        here = as_int8(asked.data if chosen else ~asked.data)
-        validity = intersect(plain.values.full_validity, intersect(asked.validity, here))
+    for branch, chosen_by in ((self, True), (other, False)):
+        stored = to_layout(branch, layout_with_room(branch, branch.pattern.ndim))
+        values = stored.values
+        aligned = _with_trailing_dims(align_to(condition, stored), values.ndim)
+        chosen = as_int8(aligned.data if chosen_by else ~aligned.data)
+        validity = intersect(values.full_validity, intersect(aligned.validity, chosen))
         assert validity is not None
-        parts.append((Dense(plain.values.data.to(dtype), validity.expand(plain.values.shape)), plain.pattern.places()))
+        parts.append((Dense(values.data.to(dtype), validity.expand(values.shape)), stored.pattern.places()))
     flat = concat_values([flat for flat, _ in parts])
-    places = tuple(torch.cat(p) for p in zip(*(p for _, p in parts), strict=True))
+    coordinates = tuple(torch.cat(c) for c in zip(*(c for _, c in parts), strict=True))
     if not being_traced(flat.data):
         valid = as_bool(as_int8(flat.full_validity))  # type: ignore[arg-type]
         kept = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
-        flat, places = flat.map(lambda t: t.index_select(0, kept)), tuple(p[kept] for p in places)
-    return coalesce(layout_with_room(self, self.pattern.ndim), places, flat, sizes)
+        flat, coordinates = flat.map(lambda t: t.index_select(0, kept)), tuple(c[kept] for c in coordinates)
+    return coalesce(layout_with_room(self, self.pattern.ndim), coordinates, flat, sizes)
 
 
-def _with_ones_behind(x: Dense, ndim: int) -> Dense:
+def _with_trailing_dims(x: Dense, ndim: int) -> Dense:
+    """`x` with trailing dimensions of size 1, up to `ndim` dimensions."""
     return x.map(lambda t: t.reshape(t.shape + (1,) * (ndim - t.ndim)))

@@ -1,11 +1,11 @@
-"""Views, and their copying twins.
+"""Views, and their copying variants (`*_copy`).
 
-Law: an element moves with its validity. The operator is applied to the data and to the validity alike; what is
-broadcast in the validity stays broadcast (see broadcast.py). Where one element becomes several parts (`view_as_real`,
-`view(dtype)`) a part is valid iff the element was; where parts become one element it is valid iff all of them are.
-That mask is a copy.
+Law: an element moves with its validity. The operator is applied to data and validity alike; broadcast dimensions of the
+validity stay broadcast (see op_registry/records/broadcast.py). Where an element is split into parts (`view_as_real`,
+`view(dtype)`), a part is valid iff the element was; where parts are merged into an element, it is valid iff all of them
+are, and its mask is a copy.
 
-Aliasing is none of a rule's business: whoever holds the tensors knows whose memory a view shows.
+Rules do not deal with aliasing: the tensor subclass tracks which memory a view shares.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 
-# ------------------------------------------------------------------------------------------------ nothing moves
+# ------------------------------------------------------------------------------------------ same elements, same shape
 
 
 @masked_rule(
@@ -70,7 +70,7 @@ alias.lowering(Sparse)(ON_VALUES)
 alias.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
-# -------------------------------------------------------------------------------------------------- whole shapes
+# ------------------------------------------------------------------------------------------------------- whole shapes
 
 
 @masked_rule(
@@ -83,7 +83,7 @@ alias.lowering(Permuted)(ON_PERMUTED_VALUES)
 )
 def view(op: OpOverload, x: Dense, size: Sequence[int]) -> Dense:
     data, v = op(x.data, size), aligned_validity(x)
-    # A validity of other strides than the data's may be no view in this shape: reshape copies it then.
+    # A validity with other strides than the data may not be viewable in this shape: reshape then copies it.
     return Dense(data, None if v is None else reshape_validity(v, x.shape, data.shape))
 
 
@@ -95,7 +95,7 @@ def _reshape_alias(op: OpOverload, x: Dense, size: Sequence[int], stride: Sequen
 
 @masked_rule(aten.expand.default, aten.expand_copy.default, category=MOVEMENT, takes_op=True)
 def expand(op: OpOverload, x: Dense, size: Sequence[int], *, implicit: bool = False) -> Dense:
-    # Broadcasting is what validity does by itself.
+    # The validity broadcasts by itself: only missing dimensions are added.
     data, v = op(x.data, size, implicit=implicit), aligned_validity(x)
     return Dense(data, None if v is None else v[(None,) * (data.ndim - v.ndim)])
 
@@ -110,7 +110,7 @@ def as_strided(
     return Dense(data, op(validity_in_strides_of_data(x), size, stride, offset_within_data(x, storage_offset)))
 
 
-# ---------------------------------------------------------------------------------------- one dimension or two
+# ----------------------------------------------------------------------------------------------- one dimension or two
 
 
 @masked_rule(aten.permute.default, aten.permute_copy.default, category=MOVEMENT, takes_op=True)
@@ -151,9 +151,9 @@ def squeeze(op: OpOverload, x: Dense, dim: int | Sequence[int] | None = None) ->
     data, v = op(x.data) if dim is None else op(x.data, dim), aligned_validity(x)
     if v is None:
         return Dense(data)
-    asked = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    # Only dimensions of size 1 in the data go; the validity may have others of size 1.
-    return Dense(data, v.squeeze([d for d in asked if x.ndim and x.shape[d] == 1]))
+    candidates = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    # Only dimensions in which the data has size 1 are removed; a broadcast validity has more of size 1.
+    return Dense(data, v.squeeze([d for d in candidates if x.ndim and x.shape[d] == 1]))
 
 
 @masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True)
@@ -170,7 +170,7 @@ def slice(
     if v is None or v.shape[dim] == 1:
         return Dense(data, v)
     moved = aten.slice.Tensor(v, dim, start, end, step)
-    # While tracing with a start that only the data will tell, the two sizes would be two unknowns.
+    # While tracing with a data-dependent start, the two sizes would be two unrelated symbols.
     torch._check(moved.shape[dim] == data.shape[dim])
     return Dense(data, moved)
 
@@ -203,7 +203,7 @@ def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> De
     return Dense(data, v.unsqueeze(-1))
 
 
-# -------------------------------------------------------------------------------------------------------- pieces
+# ------------------------------------------------------------------------------------------------------------- pieces
 
 
 @masked_rule(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor, category=MOVEMENT, takes_op=True)
@@ -241,7 +241,7 @@ def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
     return [Dense(piece, part) for piece, part in zip(pieces, v.unbind(dim), strict=True)]
 
 
-# ----------------------------------------------------------------------------------------------- parts of elements
+# -------------------------------------------------------------------------------------------------- parts of elements
 
 
 @masked_rule(aten.view_as_real.default, aten.view_as_real_copy.default, category=MOVEMENT, takes_op=True)
