@@ -1,15 +1,15 @@
 """Elementwise operators.
 
-Law: an element of the result is valid where that element of every operand is.
+Law: an element of the result is valid where the corresponding element of every operand is, after broadcasting.
 
-    pointwise    functions of one, two and more operands
-    activations  those of torch.nn.functional
-    differences  neighbouring elements: cross product, trapezoids, trace
-    foreach      operators on lists of tensors
+    pointwise    arithmetic, comparisons, logic, elementary and special functions, casts, masked_fill
+    activations  activation functions, and their backward operators that are elementwise themselves
+    differences  operators that combine a few elements of one tensor: cross product, trapezoids, trace
+    foreach      operators on lists of tensors that need a rule of their own
     optimizers   fused optimizer steps
-    sparse       differences and gates on sparse storage
-    packed       gates along a dense dimension of hybrid storage
-    backward     torch's gradient formulas, called by hand
+    sparse       cross product, trapezoids, trace and glu on sparse storage
+    packed       glu along a dense dimension of hybrid storage
+    backward     the other backward operators (aten.*_backward)
 """
 
 from op_registry.authoring import Sparse, first_of
@@ -26,5 +26,5 @@ from op_registry.ops.elementwise import (
 
 __all__ = ["activations", "backward", "differences", "foreach", "optimizers", "packed", "pointwise", "sparse"]
 
-# Halves of a sparse dimension; then halves of a dense one.
+# Along a sparse dimension first, then along a dense one.
 activations.glu.lowering(Sparse)(first_of(sparse.glu, packed.glu))

@@ -1,8 +1,8 @@
 """Activation functions.
 
-Law: elementwise, as in pointwise.py. `glu` is elementwise too, on the two halves of its input: an output is valid where
-both halves are. The gradient formulas that are operators of their own follow the same law; autograd needs none of
-them here, because rules run above it, but a person may call them.
+Law: elementwise, as in pointwise.py. `glu` is elementwise on the two halves of its input: an output is valid where both
+halves are. The backward operators follow the same law; autograd does not use their rules, because rules run above
+autograd, but they can be called directly.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ silu = elementwise(aten.silu)
 softplus = elementwise(aten.softplus)
 softshrink = elementwise(aten.softshrink)
 threshold = elementwise(aten.threshold)
-# Either 1 or the weight times the input: each operand's derivative is the other one.
+# The input times 1 or times the weight: the derivative in one operand has the other as its factor.
 _prelu_kernel = elementwise(aten._prelu_kernel, derivative="bilinear")
-# In training a slope is drawn wherever the input is not positive: garbage must not decide how many are drawn.
+# In training a slope is drawn wherever the input is not positive: garbage must not change how many are drawn.
 rrelu = elementwise(aten.rrelu, traps=True, neutral=0)
 
 
@@ -47,20 +47,20 @@ def rrelu_with_noise_functional(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Dense, Dense]:
-    """rrelu, with the slopes that were drawn."""
+    """rrelu, and the slopes that were drawn."""
     result, drawn = aten.rrelu_with_noise_functional(self.filled(0), noise.data, lower, upper, training, generator)
     return self.like(result), self.like(drawn)
 
 
 @masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)
 def log_sigmoid_forward(self: Dense) -> tuple[Dense, Any]:
-    """log_sigmoid, with a buffer for backward that on some devices is empty."""
+    """log_sigmoid, and a buffer for backward, which is empty on some devices."""
     result, buffer = aten.log_sigmoid_forward(self.data)
     return self.like(result), self.like(buffer) if buffer.shape == self.shape else buffer
 
 
-log_sigmoid_forward.lowering(Sparse)(never("its second result is a buffer of torch's own"))
-log_sigmoid_forward.lowering(Permuted)(never("its second result is a buffer of torch's own"))
+log_sigmoid_forward.lowering(Sparse)(never("its second result is an internal buffer of torch"))
+log_sigmoid_forward.lowering(Permuted)(never("its second result is an internal buffer of torch"))
 
 
 @masked_rule(aten.glu, category=ELEMENTWISE)
@@ -73,7 +73,7 @@ def glu(self: Dense, dim: int = -1) -> Dense:
     return Dense(data, first & second)
 
 
-# ------------------------------------------------------------------------------- gradient formulas, as operators
+# ------------------------------------------------------------------------------------------------- backward operators
 
 elu_backward = elementwise(aten.elu_backward.default)
 gelu_backward = elementwise(aten.gelu_backward.default)

@@ -1,4 +1,4 @@
-"""Gradient formulas of elementwise operators, called by hand; op_registry/derivatives.py has the law."""
+"""Backward operators of elementwise operators, called directly; op_registry/derivatives.py states the law."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ aten = torch.ops.aten
 glu_backward = derivative(aten.glu_backward.default, of=aten.glu.default)
 
 
-# The engine's own, in forward mode: on masked tensors it differentiates what the rule of glu does instead.
+# Forward-mode autograd's formulas for glu; on masked tensors it differentiates through glu's rule instead.
 glu_jvp = opaque(aten.glu_jvp.default, aten.glu_backward_jvp.default)
 
 
 @masked_rule(aten._prelu_kernel_backward.default, category=DERIVATIVE)
 def _prelu_kernel_backward(grad_output: Dense, self: Dense, weight: Dense) -> tuple[Dense, ...]:
-    """Element by element, for the weight too, which here is as large as the input."""
+    """Elementwise, for the weight too, which is expanded to the input's shape here."""
     if all_valid(grad_output, self, weight):
         return run_plain(aten._prelu_kernel_backward.default, (grad_output, self, weight), {})
     slopes = weight.map(lambda t: t.expand(self.shape))
@@ -42,8 +42,8 @@ rrelu_with_noise_backward = elementwise(aten.rrelu_with_noise_backward.default)
 
 @masked_rule(aten.log_sigmoid_backward.default, category=DERIVATIVE)
 def log_sigmoid_backward(grad_output: Dense, self: Dense, buffer: Dense) -> Dense:
-    """Elementwise in gradient and input; the buffer, on some devices empty, follows from the input."""
-    both = intersect(grad_output.validity, self.validity)
-    grad, x = (fill_where_invalid(t, both, 0) for t in (grad_output.data, self.data))
-    saved = buffer.data if both is None else aten.log_sigmoid_forward(x)[1]
-    return Dense(aten.log_sigmoid_backward(grad, x, saved), both)
+    """Elementwise in gradient and input; the buffer (empty on some devices) is recomputed from the input."""
+    validity = intersect(grad_output.validity, self.validity)
+    grad, x = (fill_where_invalid(t, validity, 0) for t in (grad_output.data, self.data))
+    saved = buffer.data if validity is None else aten.log_sigmoid_forward(x)[1]
+    return Dense(aten.log_sigmoid_backward(grad, x, saved), validity)

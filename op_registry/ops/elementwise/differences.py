@@ -1,8 +1,8 @@
-"""Differences of neighbours: cross, trapezoid, trace; diff, gradient and cumulative_trapezoid decompose rightly.
+"""Cross product, trapezoids and trace. (diff, gradient and cumulative_trapezoid are served by their decompositions.)
 
-Law: elementwise on what is read. A component of a cross product is valid where the four that it reads are; a trapezoid
-is the sum of the intervals whose ends are both valid, and valid as a reduction is: with at least one such interval, or
-none to begin with. A trace is a sum over the diagonal.
+Law: elementwise on the elements that an output reads. A component of a cross product is valid where the four components
+that it reads are. A trapezoid sums the intervals whose end points are both valid, and is valid as a reduction is: with
+at least one such interval, or if there is no interval at all. A trace is a sum over the diagonal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ aten = torch.ops.aten
 
 @masked_slices(aten.linalg_cross, category=ELEMENTWISE)
 def linalg_cross(op: OpOverload, x: Dense, y: Dense, *, dim: int = -1) -> Dense:
-    """Written out, so that what a component does not read reaches neither it nor its derivatives."""
-    shape = op(x.data.detach(), y.data.detach(), dim=dim).shape  # and raises torch's errors
+    """Written out, so that a component and its derivatives depend on nothing but the four components that it reads."""
+    shape = op(x.data.detach(), y.data.detach(), dim=dim).shape  # raises torch's errors too
 
-    def shifted(record: Dense, places: int) -> Dense:
-        return record.map(lambda t: t.expand(shape).roll(-places, dim))
+    def shifted(record: Dense, shift: int) -> Dense:
+        return record.map(lambda t: t.expand(shape).roll(-shift, dim))
 
     a, b, c, d = shifted(x, 1), shifted(y, 2), shifted(x, 2), shifted(y, 1)
     validity = intersect(intersect(a.validity, b.validity), intersect(c.validity, d.validity))
@@ -43,11 +43,11 @@ def linalg_cross(op: OpOverload, x: Dense, y: Dense, *, dim: int = -1) -> Dense:
 
 @masked_slices(aten.trace, category=REDUCTION)
 def trace(op: OpOverload, x: Dense) -> Dense:
-    """The sum over what is valid of the diagonal."""
+    """The sum over the valid elements of the diagonal."""
     return Dense(op(x.filled(0)), x.map(lambda t: t.diagonal()).any_valid())
 
 
-# ------------------------------------------------------------------------------------------------------- trapezoids
+# --------------------------------------------------------------------------------------------------------- trapezoids
 
 
 @masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION)
@@ -69,8 +69,8 @@ def trapezoid_dx(y: Dense, *, dx: Number = 1, dim: int = -1) -> Dense:
 
 
 def intervals(y: Dense, x: Dense | None, dim: int) -> tuple[Dense, Tensor | Number]:
-    """Sums of neighbouring heights, valid where the interval's ends are, and the widths; 0 in invalid ones."""
-    left, right = ends(y, dim)
+    """For each interval the sum of the heights at its ends, and its width; 0 where an end is invalid."""
+    left, right = end_points(y, dim)
     validity = intersect(left.validity, right.validity)
     width: Tensor | Number = 1
     if x is not None:
@@ -81,17 +81,17 @@ def intervals(y: Dense, x: Dense | None, dim: int) -> tuple[Dense, Tensor | Numb
         elif x.ndim < y.ndim:
             shape = [1] * (y.ndim - x.ndim) + list(x.shape)
             x = x.map(lambda t: t.reshape(shape))
-        start, end = ends(x, dim)
+        start, end = end_points(x, dim)
         shape = list(torch.broadcast_shapes(left.shape, start.shape))
-        both = intersect(start.validity, end.validity)
-        validity = intersect(expanded(validity, shape), expanded(both, shape))
+        width_validity = intersect(start.validity, end.validity)
+        validity = intersect(expanded(validity, shape), expanded(width_validity, shape))
         width = fill_where_invalid(end.data, validity, 0) - fill_where_invalid(start.data, validity, 0)
     heights = fill_where_invalid(left.data, validity, 0) + fill_where_invalid(right.data, validity, 0)
     return Dense(heights, validity), width
 
 
-def ends(x: Dense, dim: int) -> tuple[Dense, Dense]:
-    """The first and the last points of all intervals."""
+def end_points(x: Dense, dim: int) -> tuple[Dense, Dense]:
+    """The first point of every interval, and the last."""
     count = x.shape[dim] - 1
     return x.map(lambda t: t.narrow(dim, 0, count)), x.map(lambda t: t.narrow(dim, 1, count))
 

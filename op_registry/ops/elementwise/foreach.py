@@ -1,7 +1,7 @@
-"""List operators that are not one operator for each element, or that write to more than the list.
+"""`_foreach_*` operators that need a rule: those that have no single-tensor form, or write to more than the list.
 
-Law: as on each tensor by itself. All other `_foreach_*` operators are their single-tensor form, element by element, and
-need no rule.
+Law: the same as on each tensor alone. All other `_foreach_*` operators run their single-tensor form on each tensor of
+the list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _foreach_norm(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None 
 
 @masked_rule(aten._foreach_powsum.Scalar, category=REDUCTION)
 def _foreach_powsum(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
-    """The sum of each tensor's valid elements, each the absolute value to the power of `ord`."""
+    """For each tensor the sum of ``abs(x) ** ord`` over its valid elements."""
 
     def powsum(x: Dense) -> Dense:
         if x.validity is None:
@@ -34,10 +34,10 @@ def _foreach_powsum(self: list[Dense], ord: Number = 2, dtype: torch.dtype | Non
 
 @masked_rule(aten._amp_foreach_non_finite_check_and_unscale_.default, category=ASSIGNMENT)
 def _amp_foreach_non_finite_check_and_unscale_(self: list[Dense], found_inf: Dense, inv_scale: Dense) -> None:
-    """Unscales gradients in place and says whether one of their valid elements was not finite.
+    """Unscale gradients in place, and set `found_inf` if a valid element of one is not finite.
 
-    Nothing under a mask is a gradient, so it is set to 0 before the check. The operator has no functional form that
-    could be written back: this rule itself writes to the data of its records.
+    Invalid elements are set to 0 before the check. The operator has no functional form that could be written back, so
+    this rule itself writes to the data of its records.
     """
     for x in self:
         if x.validity is not None:

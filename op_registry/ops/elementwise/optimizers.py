@@ -1,11 +1,11 @@
-"""Optimizer steps that are one operator: Adam, AdamW, SGD and Adagrad with fused=True.
+"""Fused optimizer steps: Adam, AdamW, SGD and Adagrad with fused=True.
 
-Law: the optimizer's own formula, line by line, as it is with foreach=False. Every line is an in-place operator on some
-tensor: an update where that is plain, so that positions without a gradient keep their value, and written back where it
-is masked. Hence these rules are composite: they are given the tensors themselves.
+Law: torch's single-tensor formula (foreach=False), whose statements are in-place operators. Each of them updates a
+plain tensor, in which positions without a gradient keep their value, or is written back to a masked one. So these rules
+are composite: they get the tensors themselves, not records.
 
-What the fused operators do beside the formula: gradients are divided by `grad_scale` in place, nothing happens where
-`found_inf` says 1, and the steps are those after this one, which the formula counts itself.
+Fused operators differ from that formula in three ways: they divide gradients by `grad_scale` in place, skip the step
+where `found_inf` is 1, and get `state_steps` that already count this step, which the formula counts itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from op_registry.authoring import COMPOSITE, masked_rule, packet_name
 
 aten = torch.ops.aten
 Tensors = Sequence[Tensor]
-FORMULA: dict[str, Any] = {"foreach": False, "fused": False}
+SINGLE_TENSOR: dict[str, Any] = {"foreach": False, "fused": False}
 
 
 def unscaled(grads: Tensors, grad_scale: Tensor | None, found_inf: Tensor | None) -> list[Tensor] | None:
-    """The gradients, without the factor that kept them from vanishing; None for a step that is not taken."""
+    """The gradients, divided by `grad_scale` in place; None where the step is skipped."""
     if found_inf is not None and bool(found_inf == 1):
         return None
     if grad_scale is not None:
@@ -35,7 +35,7 @@ def unscaled(grads: Tensors, grad_scale: Tensor | None, found_inf: Tensor | None
     return list(grads)
 
 
-def before(state_steps: Tensors) -> list[Tensor]:
+def steps_before(state_steps: Tensors) -> list[Tensor]:
     """The number of steps before this one."""
     return [step - 1 for step in state_steps]
 
@@ -61,17 +61,17 @@ def _fused_adam_(
     found_inf: Tensor | None = None,
     **options: Any,
 ) -> None:
-    given = unscaled(grads, grad_scale, found_inf)
-    if given is not None:
+    unscaled_grads = unscaled(grads, grad_scale, found_inf)
+    if unscaled_grads is not None:
         adam.adam(
             list(self),
-            given,
+            unscaled_grads,
             list(exp_avgs),
             list(exp_avg_sqs),
             list(max_exp_avg_sqs),
-            before(state_steps),
+            steps_before(state_steps),
             decoupled_weight_decay=packet_name(op) == "_fused_adamw_",
-            **FORMULA,
+            **SINGLE_TENSOR,
             **options,
         )
 
@@ -87,9 +87,11 @@ def _fused_adagrad_(
     found_inf: Tensor | None = None,
     **options: Any,
 ) -> None:
-    given = unscaled(grads, grad_scale, found_inf)
-    if given is not None:
-        adagrad.adagrad(list(self), given, list(state_sums), before(state_steps), **FORMULA, **options)
+    unscaled_grads = unscaled(grads, grad_scale, found_inf)
+    if unscaled_grads is not None:
+        adagrad.adagrad(
+            list(self), unscaled_grads, list(state_sums), steps_before(state_steps), **SINGLE_TENSOR, **options
+        )
 
 
 @masked_rule(aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr, category=COMPOSITE)
@@ -103,15 +105,15 @@ def _fused_sgd_(
     found_inf: Tensor | None = None,
     **options: Any,
 ) -> None:
-    """With the first step buffers come as mere memory; the formula makes its own, which go there."""
-    given = unscaled(grads, grad_scale, found_inf)
-    if given is None:
+    """On the first step the buffers are uninitialized memory; the formula allocates its own, which are copied there."""
+    unscaled_grads = unscaled(grads, grad_scale, found_inf)
+    if unscaled_grads is None:
         return
     buffers: list[Any] = [None] * len(self) if is_first_step else list(momentum_buffer_list)
-    sgd.sgd(list(self), given, buffers, **FORMULA, **options)
+    sgd.sgd(list(self), unscaled_grads, buffers, **SINGLE_TENSOR, **options)
     if is_first_step and options["momentum"] != 0:
         for memory, buffer in zip(momentum_buffer_list, buffers, strict=True):
-            # Where the buffer is invalid, plain memory keeps what it has, which so far is nothing anybody wrote.
+            # copy_ leaves plain memory as it is where the new buffer is invalid; make that 0, not uninitialized.
             memory.zero_()
             memory.copy_(buffer)
 
@@ -129,7 +131,7 @@ def _fused_sgd_(
     takes_op=True,
 )
 def _fused(op: OpOverload, *lists: Tensors, **options: Any) -> tuple[list[Tensor], ...]:
-    """The same on copies of all lists, which come back."""
+    """The in-place step on copies of all lists; returns the copies."""
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists]
     getattr(aten, f"{packet_name(op)}_")(*copies, **options)
     return tuple(copies[: len(op._schema.returns)])

@@ -3,16 +3,17 @@
 Law: the operator on the operands, element by element; valid where every tensor operand (after broadcast) is. An
 elementwise operator never revives an invalid element.
 
-With one operand there is nothing to protect: a value stays in its place, and so does its gradient. With several, the
-derivative for a valid operand may compute with another's garbage, so the traits say how it does:
+With one operand there is nothing to protect: value and gradient stay at their position. With several, the derivative
+with respect to a valid operand may be computed from the garbage of an invalid one. The ``derivative`` trait says how
+other operands enter it:
 
-* ``linear``: not at all. Sums, and selections (maximum, clamp), whose derivative takes or leaves the gradient without
-  computing with a value; and whatever has no derivative at all (comparisons, logic, bits).
-* ``bilinear``: multiplied by the others. Each operand is filled where it is itself invalid.
-* ``general`` (not written out): every operand is filled wherever the result is invalid, with a ``neutral`` value at
+* ``linear``: not at all. Sums; selections (maximum, clamp), whose derivative passes the gradient on or drops it; and
+  operators without a derivative (comparisons, logic, bits).
+* ``bilinear``: as a factor. Each operand is filled where it is itself invalid.
+* ``general`` (the default): every operand is filled wherever the result is invalid, with a ``neutral`` value at
   which the function and its first two derivatives are finite. 1 is such a value for most: 1/1, 1**1, atan2(1, 1) …
 
-``traps`` names kernels that must not see garbage even when no derivative is asked for.
+``traps`` marks kernels that must not see garbage even when no derivative is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# ---------------------------------------------------------------------------------------------------- arithmetic
+# --------------------------------------------------------------------------------------------------------- arithmetic
 
 add = elementwise(aten.add, derivative="linear")
 sub = elementwise(aten.sub, derivative="linear")
@@ -58,12 +59,12 @@ hypot = elementwise(aten.hypot)
 ldexp = elementwise(aten.ldexp.Tensor)
 addcmul = elementwise(aten.addcmul)
 addcdiv = elementwise(aten.addcdiv)
-# The weight of lerp.Scalar is a number, so that its derivative reads neither end.
+# The weight of lerp.Scalar is a number, so its derivative reads neither end point.
 lerp_scalar = elementwise(aten.lerp.Scalar, derivative="linear")
-# The complex kernel chooses its formula for several elements at once, by the weights of all of them.
+# The complex kernel picks one formula for a whole vector of elements, from all their weights.
 lerp = elementwise(aten.lerp.Tensor, traps="complex")
 
-# An integer divided by a zero under the mask raises, and INT_MIN by -1 may kill the process.
+# Integer division by a zero under the mask raises, and INT_MIN / -1 may kill the process.
 div_mode = elementwise(aten.div.Tensor_mode, aten.div.Scalar_mode, traps="integers")
 floor_divide = elementwise(aten.floor_divide, traps="integers")
 fmod = elementwise(aten.fmod, traps="integers")
@@ -71,7 +72,7 @@ remainder = elementwise(aten.remainder, traps="integers")
 gcd = elementwise(aten.gcd, derivative="linear", traps="integers")
 lcm = elementwise(aten.lcm, derivative="linear", traps="integers")
 
-# --------------------------------------------------------------------------------------- rounding and selection
+# --------------------------------------------------------------------------------------------- rounding and selection
 
 ceil = elementwise(aten.ceil)
 floor = elementwise(aten.floor)
@@ -89,7 +90,7 @@ heaviside = elementwise(aten.heaviside, derivative="linear")
 nextafter = elementwise(aten.nextafter, derivative="linear")
 nan_to_num = elementwise(aten.nan_to_num)
 
-# ---------------------------------------------------------------------------------------------------- comparisons
+# -------------------------------------------------------------------------------------------------------- comparisons
 
 eq = elementwise(aten.eq, derivative="linear")
 ne = elementwise(aten.ne, derivative="linear")
@@ -104,7 +105,7 @@ isnan = elementwise(aten.isnan)
 isneginf = elementwise(aten.isneginf)
 isposinf = elementwise(aten.isposinf)
 
-# ------------------------------------------------------------------------------------------------- logic and bits
+# ----------------------------------------------------------------------------------------------------- logic and bits
 
 logical_and = elementwise(aten.logical_and, derivative="linear")
 logical_not = elementwise(aten.logical_not)
@@ -119,7 +120,7 @@ bitwise_right_shift = elementwise(aten.bitwise_right_shift, derivative="linear")
 __lshift__ = elementwise(aten.__lshift__, derivative="linear")
 __rshift__ = elementwise(aten.__rshift__, derivative="linear")
 
-# -------------------------------------------------------------------------------------------- exponentials and logs
+# ---------------------------------------------------------------------------------------------- exponentials and logs
 
 exp = elementwise(aten.exp)
 exp2 = elementwise(aten.exp2)
@@ -134,7 +135,7 @@ logit = elementwise(aten.logit)
 sigmoid = elementwise(aten.sigmoid)
 xlogy = elementwise(aten.xlogy)
 
-# --------------------------------------------------------------------------------------------------- trigonometry
+# ------------------------------------------------------------------------------------------------------- trigonometry
 
 acos = elementwise(aten.acos)
 acosh = elementwise(aten.acosh)
@@ -153,14 +154,14 @@ sinh = elementwise(aten.sinh)
 tan = elementwise(aten.tan)
 tanh = elementwise(aten.tanh)
 
-# --------------------------------------------------------------------------------------------------------- complex
+# ------------------------------------------------------------------------------------------------------------ complex
 
 angle = elementwise(aten.angle)
 complex = elementwise(aten.complex, derivative="linear")
 _conj_physical = elementwise(aten._conj_physical)
 polar = elementwise(aten.polar)
 
-# ----------------------------------------------------------------------------------------------- special functions
+# -------------------------------------------------------------------------------------------------- special functions
 
 digamma = elementwise(aten.digamma)
 erf = elementwise(aten.erf)
@@ -192,10 +193,10 @@ special_scaled_modified_bessel_k0 = elementwise(aten.special_scaled_modified_bes
 special_scaled_modified_bessel_k1 = elementwise(aten.special_scaled_modified_bessel_k1)
 special_spherical_bessel_j0 = elementwise(aten.special_spherical_bessel_j0)
 special_xlog1py = elementwise(aten.special_xlog1py)
-# zeta has its pole at 1, and its derivative for the second operand is zeta again, one higher in the first.
+# zeta has a pole at 1; its derivative in the second operand is zeta again, with the first operand one higher.
 special_zeta = elementwise(aten.special_zeta, neutral=2)
 
-# Their kernels take the degree as the number of steps to run: garbage would run for hours.
+# These kernels loop `degree` times: a garbage degree could run for hours.
 special_chebyshev_polynomial_t = elementwise(aten.special_chebyshev_polynomial_t, traps=True)
 special_chebyshev_polynomial_u = elementwise(aten.special_chebyshev_polynomial_u, traps=True)
 special_chebyshev_polynomial_v = elementwise(aten.special_chebyshev_polynomial_v, traps=True)
@@ -209,21 +210,21 @@ special_shifted_chebyshev_polynomial_u = elementwise(aten.special_shifted_chebys
 special_shifted_chebyshev_polynomial_v = elementwise(aten.special_shifted_chebyshev_polynomial_v, traps=True)
 special_shifted_chebyshev_polynomial_w = elementwise(aten.special_shifted_chebyshev_polynomial_w, traps=True)
 
-# --------------------------------------------------------------------------------- copies, casts, and the irregular
+# ----------------------------------------------------------------------------------------- copies, casts, masked_fill
 
 clone = elementwise(aten.clone)
 
 
 @masked_rule(aten._to_copy, category=ELEMENTWISE)
 def _to_copy(self: Dense, **options: Any) -> Dense:
-    """Another dtype, device or memory format; the mask moves to the same device."""
+    """Change dtype, device or memory format; the mask moves to the same device."""
     data = aten._to_copy(self.data, **options)
     return Dense(data, on_device_of(data, self.validity))
 
 
 @masked_rule(aten.conj_physical, category=ELEMENTWISE)
 def conj_physical(self: Dense) -> Dense:
-    """The conjugate in memory of its own; of real numbers the input itself, as in torch."""
+    """The conjugate in new memory; for real dtypes the input itself, as in torch."""
     return self.like(aten._conj_physical(self.data)) if self.dtype.is_complex else self
 
 
@@ -236,11 +237,11 @@ def frexp(self: Dense) -> tuple[Dense, Dense]:
 
 @masked_rule(aten.masked_fill, category=ELEMENTWISE)
 def masked_fill(self: Dense, mask: Dense, value: Number | Dense) -> Dense:
-    """An invalid entry of `mask` leaves open what is there; an invalid `value` counts only where it is written."""
+    """Invalid where `mask` is invalid; an invalid `value` invalidates only the elements that it fills."""
     validity = valid_in_all(self, mask)
     if not isinstance(value, Dense):
         return Dense(aten.masked_fill(self.data, mask.data, value), validity)
-    # The gradient of `value` sums what the mask selects, in an order that must not depend on entries that are invalid.
+    # The gradient of `value` is a sum over what the mask selects; invalid entries must not change its summation order.
     data = aten.masked_fill(self.data, mask.filled(False), value.data)
     if value.validity is not None:
         validity = intersect(validity, unite(value.validity, as_int8(~mask.data)))
