@@ -613,11 +613,11 @@ def test_bags_of_which_nothing_is_known_are_refused():
     grad = masked_tensor(torch.randn(2, 3), torch.tensor([[True], [False]]))
     options = (6, False, 0)
     with pytest.raises(
-        MaskedSemanticsError, match=r"indices \(of shape \(5,\)\) is partly invalid: nothing says which"
+        MaskedSemanticsError, match=r"indices \(of shape \(5,\)\) is partly invalid: it is unknown which"
     ):
         aten._embedding_bag_backward(grad, hidden(indices, indices != 4), *kept, *options, False, None)
     with pytest.raises(
-        MaskedSemanticsError, match=r"sparse=True: its gradient is not stored sparsely yet\. Use sparse=False"
+        MaskedSemanticsError, match=r"sparse=True: its gradient cannot be stored sparsely yet\. Use sparse=False"
     ):
         aten._embedding_bag_backward(grad, indices, *kept, *options, True, None)
 

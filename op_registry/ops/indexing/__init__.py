@@ -1,16 +1,16 @@
-"""Indexing: reading, writing and accumulating elements by position.
+"""Indexing: reading, writing and accumulating elements by index.
 
-Law: what is read is valid where the index and the element are. What is written is as valid as its source; positions
-that nobody writes to keep what they have.
+Law: an element that is read is valid where the index and the element are. An element that is written takes the validity
+of its source; elements that are not written keep theirs.
 
-    rules           index, gather, take, masked_select
-    assignment      index_put, masked_fill, slice_scatter, copy
-    scatter         scatter, index_add and their reductions
-    embedding       look-ups of rows, and bags of them
+    rules           reading: index, index_select, gather, take, masked_select
+    assignment      writing: index_put, put, index_copy, index_fill, slice_scatter, copy
+    scatter         accumulating: scatter, scatter_add, scatter_reduce, index_add, max_unpool, segment_reduce
+    embedding       embedding and embedding_bag
     sparse          reading by index on sparse storage
-    sparse_writing  writing by index on sparse storage
-    packed          embeddings of sparsely stored indices
-    backward        torch's gradient formulas, called by hand
+    sparse_writing  writing and accumulating by index on sparse storage
+    packed          embedding of sparsely stored indices
+    backward        backward operators of embeddings
 """
 
 from op_registry.authoring import Sparse, first_of, without_op
@@ -18,6 +18,6 @@ from op_registry.ops.indexing import assignment, backward, embedding, packed, ru
 
 __all__ = ["assignment", "backward", "embedding", "packed", "rules", "scatter", "sparse", "sparse_writing"]
 
-# A sparse index of a dense table; then a sparse table.
+# A dense table first, whose index may be sparse, then a sparse one; for embeddings the other way round.
 rules.index_select.lowering(Sparse)(first_of(sparse.index_select_of_dense, without_op(sparse.index_select)))
 embedding.embedding.lowering(Sparse)(first_of(sparse.embedding_of_sparse, packed.embedding_of_rows))

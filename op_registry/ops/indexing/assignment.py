@@ -1,11 +1,11 @@
 """Writing by index.
 
-Law: the written element takes the value **and the validity** of what is written; an invalid index writes nothing. So
-the validity is written as the data is, by the same operator. (`index_fill` is elementwise instead: it never revives,
-and an invalid fill value counts only where it is written.) What must be written nowhere is sent to a spare place past
-the end, which is cut off afterwards.
+Law: the written element takes the value **and the validity** of the source; an invalid index writes nothing. So the
+validity is written just like the data, by the same operator. (`index_fill` is elementwise instead: it never revives an
+element, and an invalid fill value invalidates only what it fills.) Writes with an invalid index go to a spare slot past
+the end, which is dropped afterwards.
 
-Values that are written and invalid are filled first: with an index that repeats, torch does not say which write wins.
+Invalid source values are filled before they are written: for repeated indices torch does not specify which write wins.
 """
 
 from __future__ import annotations
@@ -35,58 +35,65 @@ from op_registry.authoring import (
     valid_in_all,
     validity_in_strides_of_data,
 )
-from op_registry.ops.indexing.rules import Indices, along, dims_of_each, is_boolean, safe_indices, validity_of_indices
+from op_registry.ops.indexing.rules import (
+    Indices,
+    dims_of_each,
+    is_boolean,
+    reshape_along,
+    safe_indices,
+    validity_of_indices,
+)
 
 aten = torch.ops.aten
 
-# ------------------------------------------------------------------------------------------------- a spare place
+# ------------------------------------------------------------------------------------------------------- a spare slot
 
 
-def with_spare_place(target: Tensor, dim: int) -> Tensor:
-    """`target` with one more place at the end of `dim`."""
-    room: Tensor = aten.constant_pad_nd(target, [0, 0] * (target.ndim - 1 - dim % target.ndim) + [0, 1])
-    return room
+def with_spare_slot(target: Tensor, dim: int) -> Tensor:
+    """`target` with one more slot at the end of `dim`."""
+    padded: Tensor = aten.constant_pad_nd(target, [0, 0] * (target.ndim - 1 - dim % target.ndim) + [0, 1])
+    return padded
 
 
-def without_spare_place(result: Tensor, dim: int, size: int) -> Tensor:
-    """The first `size` places of `result`, contiguous as torch's own result is."""
+def without_spare_slot(result: Tensor, dim: int, size: int) -> Tensor:
+    """The first `size` slots of `dim`, contiguous like torch's result."""
     return result.narrow(dim, 0, size).contiguous()
 
 
-def put_where_kept(
-    target: Tensor, dim: int, index: Tensor, kept: Tensor | None, put: Callable[[Tensor, Tensor], Tensor]
+def put_where_valid(
+    target: Tensor, dim: int, index: Tensor, valid: Tensor | None, put: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """``put(target, index)``, where what is not `kept` lands in a spare place past the end of `dim`.
+    """``put(target, index)``, in which writes that are not `valid` go to a spare slot past the end of `dim`.
 
-    The index has to be in range already: the spare place would take in one that is too large by one.
+    The index must be in range already: the spare slot would accept one that is too large by one.
     """
-    if kept is None:
+    if valid is None:
         return put(target, index)
     if target.ndim == 0:
-        return put_where_kept(target.reshape(1), 0, index, kept, put).reshape(())
+        return put_where_valid(target.reshape(1), 0, index, valid, put).reshape(())
     size = target.shape[dim]
-    index = torch.where(as_bool(kept), index, size)
-    return without_spare_place(put(with_spare_place(target, dim), index), dim, size)
+    index = torch.where(as_bool(valid), index, size)
+    return without_spare_slot(put(with_spare_slot(target, dim), index), dim, size)
 
 
-# ---------------------------------------------------------------------------------------------- index_put and put
+# -------------------------------------------------------------------------------------------------- index_put and put
 
 
-def with_places(
+def redirect_invalid(
     x: Dense, indices: Indices
 ) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Indices to write at, and what to do to the target before and after: make room for the writes that are none."""
-    where = safe_indices(indices)
+    """Indices, the invalid ones redirected to a spare slot, and the functions that add that to a target and drop it."""
+    safe = safe_indices(indices)
     integer = [i for i, index in enumerate(indices) if index is not None and not is_boolean(index)]
-    kept = valid_in_all(*(indices[i] for i in integer))
-    if kept is None:
-        return where, unchanged, unchanged
-    aten.index(x.data.detach(), where)  # raises where a valid index is out of range
+    valid = valid_in_all(*(indices[i] for i in integer))
+    if valid is None:
+        return safe, unchanged, unchanged
+    aten.index(x.data.detach(), safe)  # raises where a valid index is out of range
     (dim,) = dims_of_each(indices)[integer[0]]
-    size, first = x.shape[dim], where[integer[0]]
+    size, first = x.shape[dim], safe[integer[0]]
     assert first is not None
-    where[integer[0]] = torch.where(as_bool(kept), torch.where(first < 0, first + size, first), size)
-    return where, lambda target: with_spare_place(target, dim), lambda target: without_spare_place(target, dim, size)
+    safe[integer[0]] = torch.where(as_bool(valid), torch.where(first < 0, first + size, first), size)
+    return safe, lambda target: with_spare_slot(target, dim), lambda target: without_spare_slot(target, dim, size)
 
 
 def unchanged(target: Tensor) -> Tensor:
@@ -94,11 +101,11 @@ def unchanged(target: Tensor) -> Tensor:
 
 
 def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool, *options: bool) -> Dense:
-    """index_put in any of its forms: assignment, or the sum of the valid contributions and of self where valid."""
-    where, before, after = with_places(x, indices)
+    """Every form of index_put: assignment, or the sum of valid contributions and self where it is valid."""
+    safe, add_slot, drop_slot = redirect_invalid(x, indices)
 
     def put(target: Tensor, source: Tensor) -> Tensor:
-        return after(op(before(target), where, source, accumulate, *options))
+        return drop_slot(op(add_slot(target), safe, source, accumulate, *options))
 
     if accumulate:
         data = put(x.filled(0), values.filled(0))
@@ -113,7 +120,7 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
 
 
 def ones_or(validity: Tensor | None, data: Tensor) -> Tensor:
-    """A validity, or a single one that broadcasts, beside `data`."""
+    """The validity, or a 1 that broadcasts, on the device of `data`."""
     return data.new_ones((), dtype=torch.int8) if validity is None else validity
 
 
@@ -131,15 +138,15 @@ def _index_put_impl(
 
 @masked_rule(aten._unsafe_masked_index_put_accumulate.default, category=ACCUMULATION)
 def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices, values: Dense) -> Dense:
-    """Adds `values` at the indices where `mask` is True (an invalid entry of it adds nothing)."""
-    op, where = aten._unsafe_masked_index_put_accumulate, safe_indices(indices)
-    chosen, read = mask.filled(False), validity_of_indices(indices, values.ndim)
-    if read is not None:
-        chosen = chosen & as_bool(read)
-    data = op(x.filled(0), chosen, where, values.filled(0))
+    """Add `values` at the indices where `mask` is True (an invalid entry of it adds nothing)."""
+    op, safe = aten._unsafe_masked_index_put_accumulate, safe_indices(indices)
+    selected, index_validity = mask.filled(False), validity_of_indices(indices, values.ndim)
+    if index_validity is not None:
+        selected = selected & as_bool(index_validity)
+    data = op(x.filled(0), selected, safe, values.filled(0))
     if x.validity is None:
         return Dense(data)
-    contributions = op(full_mask(x).to(torch.int32), chosen, where, full_mask(values).to(torch.int32))
+    contributions = op(full_mask(x).to(torch.int32), selected, safe, full_mask(values).to(torch.int32))
     return Dense(data, as_int8(contributions > 0))
 
 
@@ -155,15 +162,15 @@ def _flattened(t: Tensor) -> Tensor:
     return t.reshape(-1)
 
 
-# ------------------------------------------------------------------------------------------------- along a dimension
+# -------------------------------------------------------------------------------------------------- along a dimension
 
 
 @masked_rule(aten.index_copy.default, category=ASSIGNMENT)
 def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
-    where = checked_index(x, dim, index)
+    safe = checked_index(x, dim, index)
 
     def put(target: Tensor, values: Tensor) -> Tensor:
-        return put_where_kept(target, dim, where, index.full_validity, lambda t, i: aten.index_copy(t, dim, i, values))
+        return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.index_copy(t, dim, i, values))
 
     data = put(x.data, source.filled(0))
     if x.validity is None and source.validity is None:
@@ -172,34 +179,36 @@ def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
 
 
 def checked_index(x: Dense, dim: int, index: Dense) -> Tensor:
-    """A 1-d index as torch may read it; raises as torch does where a valid entry is out of range."""
-    where = index.filled(0)
+    """A 1-d index with 0 where it is invalid; raises torch's error where a valid entry is out of range."""
+    safe = index.filled(0)
     if index.validity is not None:
-        aten.index_select(x.data.detach(), dim, where)
-    return where
+        aten.index_select(x.data.detach(), dim, safe)
+    return safe
 
 
 @masked_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, category=ELEMENTWISE, takes_op=True)
 def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number | Dense) -> Dense:
-    where, kept = index.filled(0), index.full_validity
-    if kept is None and (not isinstance(value, Dense) or value.validity is None):
-        return x.like(op(x.data, dim, where, value.data if isinstance(value, Dense) else value))
-    line = x.data.new_ones(x.shape[dim] if x.ndim else 1, dtype=torch.int8)
-    if kept is not None:
-        aten.index_fill(line, 0, where.reshape(-1), 0)  # raises where a valid index is out of range
-        where = torch.where(where < 0, where + line.shape[0], where)
+    safe, index_validity = index.filled(0), index.full_validity
+    if index_validity is None and (not isinstance(value, Dense) or value.validity is None):
+        return x.like(op(x.data, dim, safe, value.data if isinstance(value, Dense) else value))
+    not_filled = x.data.new_ones(x.shape[dim] if x.ndim else 1, dtype=torch.int8)
+    if index_validity is not None:
+        aten.index_fill(not_filled, 0, safe.reshape(-1), 0)  # raises where a valid index is out of range
+        safe = torch.where(safe < 0, safe + not_filled.shape[0], safe)
     number = value.data if isinstance(value, Dense) else value
-    data = put_where_kept(x.data, dim, where, kept, lambda t, i: op(t, dim, i, number))
+    data = put_where_valid(x.data, dim, safe, index_validity, lambda t, i: op(t, dim, i, number))
     if not isinstance(value, Dense) or value.validity is None:
         return x.like(data)
-    # An invalid value takes away validity where it is written, and gives none.
-    line = put_where_kept(line, 0, where.reshape(-1), kept, lambda t, i: aten.index_fill(t, 0, i, 0))
-    unharmed = along(line, dim, x.ndim)
-    assert unharmed is not None
-    return Dense(data, intersect(x.validity, unharmed | as_int8(value.validity)))
+    # An invalid value invalidates what it fills; a valid one never revives.
+    not_filled = put_where_valid(
+        not_filled, 0, safe.reshape(-1), index_validity, lambda t, i: aten.index_fill(t, 0, i, 0)
+    )
+    unaffected = reshape_along(not_filled, dim, x.ndim)
+    assert unaffected is not None
+    return Dense(data, intersect(x.validity, unaffected | as_int8(value.validity)))
 
 
-# --------------------------------------------------------------------------------------------- into a view, or whole
+# ----------------------------------------------------------------------------------------- a view of it, or all of it
 
 
 @masked_rule(
@@ -210,7 +219,7 @@ def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number |
     takes_op=True,
 )
 def select_scatter(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: Any) -> Dense:
-    """The copy of `x` in which a view of it has been written over by `source`."""
+    """A copy of `x` in which the view that the operator names is overwritten by `source`."""
     result: Dense = run_movement(op, x, source, *args, **kwargs)
     return result
 
@@ -230,7 +239,7 @@ def as_strided_scatter(
 @masked_rule(aten.copy.default, category=ASSIGNMENT)
 def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
     data = source.data.to(x.device, x.dtype, non_blocking=non_blocking).expand(x.shape)
-    # A copy, and never the source itself.
+    # torch.copy never returns an alias of the source.
     return Dense(data.clone(memory_format=torch.contiguous_format), on_device_of(data, source.validity))
 
 

@@ -1,4 +1,4 @@
-"""Gradient formulas of look-ups, called by hand; op_registry/derivatives.py has the law."""
+"""Backward operators of embeddings, called directly; op_registry/derivatives.py states the law."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ aten = torch.ops.aten
 def embedding_dense_backward(
     grad_output: Dense, indices: Dense, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Dense:
-    """Each row gets what came to its copies; invalid indices ask for one row more, which is cut off again."""
+    """Each row gets the sum of its copies' gradients; invalid indices point to an extra row, which is dropped."""
     rows = num_weights if indices.validity is None else num_weights + 1
-    asked = indices.filled(num_weights)
-    table = aten.embedding_dense_backward(grad_output.filled(0), asked, rows, padding_idx, scale_grad_by_freq)
+    safe = indices.filled(num_weights)
+    table = aten.embedding_dense_backward(grad_output.filled(0), safe, rows, padding_idx, scale_grad_by_freq)
     return Dense(table if rows == num_weights else table[:num_weights])
 
 
@@ -40,20 +40,22 @@ def embedding_dense_backward(
     takes_op=True,
 )
 def _embedding_bag_backward(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
-    """Each row (or its weight in the bag) gets what came to the bags that it is in."""
-    given = bind_by_name(op, args, kwargs)
-    if given.get("sparse"):
+    """Each row (or per-sample weight) gets the gradients of the bags that contain it."""
+    arguments = bind_by_name(op, args, kwargs)
+    if arguments.get("sparse"):
         raise MaskedSemanticsError(
-            f"{packet_name(op)} with sparse=True: its gradient is not stored sparsely yet. Use sparse=False."
+            f"{packet_name(op)} with sparse=True: its gradient cannot be stored sparsely yet. Use sparse=False."
         )
     for name in ("indices", "offsets", "offset2bag", "bag_size", "maximum_indices"):
-        if name in given and not known_all_valid(given[name]):
+        if name in arguments and not known_all_valid(arguments[name]):
             raise MaskedSemanticsError(
-                f"{packet_name(op)} has no meaning where {name} (of shape {tuple(given[name].shape)}) is partly "
-                "invalid: nothing says which rows are in which bag. Let autograd differentiate embedding_bag, or fill "
+                f"{packet_name(op)} has no meaning where {name} (of shape {tuple(arguments[name].shape)}) is partly "
+                "invalid: it is unknown which rows are in which bag. Let autograd differentiate embedding_bag, or fill "
                 "it first with x.to_tensor(value)."
             )
-    return Dense(op(**{name: value.filled(0) if isinstance(value, Dense) else value for name, value in given.items()}))
+    return Dense(
+        op(**{name: value.filled(0) if isinstance(value, Dense) else value for name, value in arguments.items()})
+    )
 
 
 masked_scatter_backward = opaque(aten.masked_scatter_backward.default)

@@ -1,8 +1,7 @@
-"""Looking up rows of a weight.
+"""embedding and embedding_bag.
 
-Law: an output is the weight's row, valid where the index is and the row's elements are. An invalid index is never
-looked up, and its row of the weight gets no gradient from it. Bags are reductions: over the looked-up elements that
-are valid.
+Law: an output is a row of the weight, valid where the index is and the row's elements are. An invalid index is never
+looked up, and contributes no gradient. A bag is a reduction over the valid elements of its rows.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ aten = torch.ops.aten
 def embedding(
     weight: Dense, indices: Dense, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Dense:
-    return _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+    return _rows(weight, indices, padding_idx, scale_grad_by_freq, sparse)
 
 
-def _looked_up(
+def _rows(
     weight: Dense,
     indices: Dense,
     padding_idx: int,
     scale_grad_by_freq: bool,
     sparse: bool,
-    factors: Tensor | None = None,
+    factor_validity: Tensor | None = None,
 ) -> Dense:
-    """The rows asked for; `factors` says for which of them what comes back counts."""
-    # The gradient of a masked weight is stored as the weight is.
+    """The rows at `indices`; where `factor_validity` is 0, a row contributes nothing to a sparse gradient."""
+    # The gradient of a masked weight has the weight's storage.
     sparse = sparse and weight.validity is None
     safe = _safe(indices, padding_idx, sparse)
     by_frequency = scale_grad_by_freq and indices.validity is not None
     if sparse and gradient_can_be_sparse(weight.data, safe) and by_frequency == scale_grad_by_freq:
-        counted = _counted(safe, intersect(indices.full_validity, factors), padding_idx)
+        counted = _counted(safe, intersect(indices.full_validity, factor_validity), padding_idx)
         data = Lookup.apply(weight.data, safe.reshape(-1), counted).reshape(*safe.shape, weight.shape[1])
     else:
         data = aten.embedding(weight.data, safe, padding_idx, scale_grad_by_freq and not by_frequency, sparse)
@@ -64,10 +63,10 @@ def _looked_up(
 
 
 def _safe(indices: Dense, padding_idx: int, sparse: bool = False) -> Tensor:
-    """Indices that may be looked up. An invalid one becomes the padding, which torch leaves out of every gradient …
+    """Indices that can be looked up: an invalid one becomes `padding_idx`, which torch leaves out of every gradient.
 
-    … or, where there is none, any row: what arrives there is zero. A sparse gradient lists the rows that were looked
-    up; there it is one that a valid index asks for as well.
+    Without padding it becomes some other row, to which it adds a gradient of 0. A sparse gradient lists the rows that
+    were looked up, so there it becomes a row that a valid index looks up too.
     """
     if padding_idx >= 0:
         return indices.filled(padding_idx)
@@ -78,12 +77,12 @@ def _safe(indices: Dense, padding_idx: int, sparse: bool = False) -> Tensor:
 
 
 def _counted(safe: Tensor, validity: Tensor | None, padding_idx: int) -> Tensor | None:
-    """Which look-ups contribute to a gradient: not the invalid ones, nor those of the padding."""
+    """Which lookups contribute to a gradient: neither the invalid ones nor those of the padding (None: all)."""
     counted = None if validity is None else as_bool(validity).reshape(-1)
     if padding_idx < 0:
         return counted
-    asked = safe.reshape(-1) != padding_idx
-    return asked if counted is None else asked & counted
+    not_padding = safe.reshape(-1) != padding_idx
+    return not_padding if counted is None else not_padding & counted
 
 
 def _rows_validity(weight: Dense, safe: Tensor) -> Tensor | None:
@@ -97,23 +96,23 @@ def _rows_validity(weight: Dense, safe: Tensor) -> Tensor | None:
 
 
 def _scaled_by_frequency(data: Tensor, safe: Tensor, indices: Dense, rows: int) -> Tensor:
-    """The same rows, whose gradient is divided by the number of valid indices that ask for the row."""
-    asked = full_mask(indices).reshape(-1).to(torch.int64)
-    counts = asked.new_zeros(rows).index_add(0, safe.reshape(-1), asked)
-    askers = counts.clamp(min=1).index_select(0, safe.reshape(-1)).reshape(safe.shape).unsqueeze(-1)
+    """The same rows, whose gradient is divided by the number of valid indices that look up the row."""
+    lookups = full_mask(indices).reshape(-1).to(torch.int64)
+    counts = lookups.new_zeros(rows).index_add(0, safe.reshape(-1), lookups)
+    frequency = counts.clamp(min=1).index_select(0, safe.reshape(-1)).reshape(safe.shape).unsqueeze(-1)
     value = data.detach()
-    return value + (data - value) / askers
+    return value + (data - value) / frequency
 
 
 @masked_rule(aten.embedding_renorm.default, category=INDEXING)
 def embedding_renorm(self: Dense, indices: Dense, max_norm: float, norm_type: float) -> Dense:
-    """Rows that a valid index asks for, scaled down to `max_norm`; the norm is that of their valid elements."""
+    """Rows that a valid index looks up, scaled down to `max_norm`; the norm is that of their valid elements."""
     if all_valid(self, indices):
         return Dense(aten.embedding_renorm(self.data, indices.data, max_norm, norm_type))
     with torch.no_grad():
         scaled = aten.embedding_renorm(self.filled(0), _safe(indices, -1, sparse=True), max_norm, norm_type)
-        some = indices.any_valid()
-        return self.like(scaled if some is None else torch.where(as_bool(some), scaled, self.data))
+        any_lookup = indices.any_valid()
+        return self.like(scaled if any_lookup is None else torch.where(as_bool(any_lookup), scaled, self.data))
 
 
 # --------------------------------------------------------------------------------------------------------------- bags
@@ -140,14 +139,13 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Dense, ...]:
-    given = (weight, indices, offsets, per_sample_weights)
-    if all_valid(*given) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
-        table, asked, starts, factors = (None if x is None else x.data for x in given)
+    records = (weight, indices, offsets, per_sample_weights)
+    if all_valid(*records) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
+        weight_data, index_data, starts, factors = (None if x is None else x.data for x in records)
         padding = () if op is aten.embedding_bag.default else (padding_idx,)
-        return _plain(
-            op(table, asked, starts, scale_grad_by_freq, mode, sparse, factors, include_last_offset, *padding)
-        )
-    return _bags(*given, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse)
+        options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, *padding)
+        return _as_records(op(weight_data, index_data, starts, *options))
+    return _bags(*records, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse)
 
 
 @masked_rule(aten.embedding_bag.padding_idx, category=ACCUMULATION)
@@ -163,16 +161,16 @@ def embedding_bag_with_padding(
     padding_idx: int | None,
 ) -> tuple[Dense, ...]:
     """As embedding_bag; here a negative `padding_idx` counts from the end."""
-    given = (weight, indices, offsets, per_sample_weights)
-    if all_valid(*given) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
-        table, asked, starts, factors = (None if x is None else x.data for x in given)
+    records = (weight, indices, offsets, per_sample_weights)
+    if all_valid(*records) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
+        weight_data, index_data, starts, factors = (None if x is None else x.data for x in records)
         options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
-        return _plain(aten.embedding_bag.padding_idx(table, asked, starts, *options))
+        return _as_records(aten.embedding_bag.padding_idx(weight_data, index_data, starts, *options))
     row = -1 if padding_idx is None else padding_idx % weight.shape[0]
-    return _bags(*given, mode, include_last_offset, row, scale_grad_by_freq, sparse)
+    return _bags(*records, mode, include_last_offset, row, scale_grad_by_freq, sparse)
 
 
-def _plain(results: tuple[Tensor, ...]) -> tuple[Dense, ...]:
+def _as_records(results: tuple[Tensor, ...]) -> tuple[Dense, ...]:
     return tuple(Dense(t) for t in results)
 
 
@@ -187,45 +185,45 @@ def _bags(
     scale_grad_by_freq: bool,
     sparse: bool,
 ) -> tuple[Dense, ...]:
-    """Sum, mean or maximum of each bag's valid elements; a bag of nothing, or of padding alone, is torch's zeros."""
+    """Sum, mean or maximum of each bag's valid elements; a bag that is empty or all padding is 0, as in torch."""
     if not known_all_valid(offsets):
         raise MaskedSemanticsError(
-            f"embedding_bag has no meaning with invalid offsets (shape {tuple(offsets.shape)}): nothing says where a "
+            f"embedding_bag has no meaning with invalid offsets (shape {tuple(offsets.shape)}): it is unknown where a "
             "bag begins. Fill them first with x.to_tensor(value)."
         )
     starts = offsets.data[:-1] if include_last_offset else offsets.data
     positions = torch.arange(indices.shape[0], device=indices.device)
     bag = torch.bucketize(positions, starts.to(torch.int64), right=True) - 1
-    factors = None if per_sample_weights is None else per_sample_weights.full_validity
-    rows = _looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse, factors)
+    factor_validity = None if per_sample_weights is None else per_sample_weights.full_validity
+    rows = _rows(weight, indices, padding_idx, scale_grad_by_freq, sparse, factor_validity)
     dtype = rows.dtype
     elements, validity = rows.data.to(accumulation_dtype(dtype)), rows.validity
     if per_sample_weights is not None:
         elements = rows.filled(0) * per_sample_weights.filled(0).unsqueeze(-1)
-        validity = intersect(validity, None if factors is None else factors.unsqueeze(-1))
-    # What torch would have taken in, and what of it is valid.
-    there = indices.data != padding_idx
+        validity = intersect(validity, None if factor_validity is None else factor_validity.unsqueeze(-1))
+    # The lookups that torch would reduce over, and the elements of those that are valid.
+    in_bag = indices.data != padding_idx
     if indices.valid is not None:
-        there = there | ~indices.valid
-    there = there.unsqueeze(1)
-    taken = there if validity is None else there & as_bool(validity)
+        in_bag = in_bag | ~indices.valid
+    in_bag = in_bag.unsqueeze(1)
+    valid_in_bag = in_bag if validity is None else in_bag & as_bool(validity)
 
-    def per_bag(flags: Tensor) -> Tensor:
+    def count_per_bag(flags: Tensor) -> Tensor:
         return torch.zeros((len(starts), flags.shape[1]), dtype=torch.int64, device=flags.device).index_add(
             0, bag, flags.to(torch.int64)
         )
 
-    n = per_bag(taken)
-    valid = (n > 0) | (per_bag(there) == 0)
+    n = count_per_bag(valid_in_bag)
+    valid = (n > 0) | (count_per_bag(in_bag) == 0)
     if mode == MAX:
-        candidates = torch.where(taken, elements, -torch.inf)
+        candidates = torch.where(valid_in_bag, elements, -torch.inf)
         start = candidates.new_full((len(starts), elements.shape[1]), -torch.inf)
         greatest = start.scatter_reduce(0, bag.unsqueeze(1).expand_as(candidates), candidates, "amax")
         output = torch.where(n > 0, greatest, 0)
     else:
         start = elements.new_zeros((len(starts), elements.shape[1]))
-        output = start.index_add(0, bag, torch.where(taken, elements, 0))
+        output = start.index_add(0, bag, torch.where(valid_in_bag, elements, 0))
         if mode == MEAN:
             output = output / n.clamp(min=1)
-    size = per_bag(there).squeeze(1)
+    size = count_per_bag(in_bag).squeeze(1)
     return Dense(output.to(dtype), as_int8(valid)), Dense(bag), Dense(size), Dense(torch.zeros_like(size))

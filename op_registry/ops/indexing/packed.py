@@ -1,4 +1,4 @@
-"""Embeddings of sparsely stored indices."""
+"""Embedding of sparsely stored indices."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from op_registry.authoring import Dense, NotLowered
+from op_registry.authoring import Dense, NotLowered, Sparse
 from op_registry.ops.indexing import embedding
 
 
-def embedding_of_rows(op: OpOverload, weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+def embedding_of_rows(
+    op: OpOverload, weight: Dense | Sparse, indices: Dense | Sparse, *args: Any, **kwargs: Any
+) -> Sparse:
     """A row of the weight for each stored index."""
-    if not isinstance(weight, Dense):
+    if not isinstance(weight, Dense) or not isinstance(indices, Sparse):
         raise NotLowered("the weight is sparse")
     return indices.like(embedding.embedding.run(weight, indices.values, *args, **kwargs))

@@ -1,11 +1,11 @@
 """Accumulating by index.
 
 Law: a reduction over the valid contributions, and over self where it is included and valid; valid with at least one
-valid contribution or a valid self. A contribution is valid where the source and the index are. `include_self=False`
-where nothing valid is contributed keeps self, as torch does where nothing is contributed.
+valid contribution or a valid self. A contribution is valid where the source and the index are. With
+`include_self=False`, an element without a valid contribution keeps self, like one without any contribution in torch.
 
-Sums fill with 0. The other reductions send what is invalid to a spare place past the end, so that it is neither
-counted by a mean nor takes part in a tie.
+Sums fill with 0. The other reductions send invalid contributions to a spare slot past the end, so that a mean does not
+count them and they take no part in a tie.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from op_registry.authoring import (
     lowest,
     masked_rule,
 )
-from op_registry.ops.indexing.assignment import checked_index, put_where_kept
-from op_registry.ops.indexing.rules import along
+from op_registry.ops.indexing.assignment import checked_index, put_where_valid
+from op_registry.ops.indexing.rules import reshape_along
 
 aten = torch.ops.aten
 
 
 def corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """The part of a source that an index of `shape` makes use of."""
+    """The part of a scatter's source that an index of `shape` uses."""
     if tensor.ndim != len(shape):
         return tensor
     for d, size in enumerate(shape):
@@ -50,26 +50,26 @@ def corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return tensor
 
 
-def kept_by(index: Dense, source: Dense) -> Tensor | None:
-    """Where a scatter has something valid to write, in the shape of its index; None is everywhere."""
+def contribution_validity(index: Dense, source: Dense) -> Tensor | None:
+    """Where the contributions of a scatter are valid, in the shape of its index; None: everywhere."""
     v = source.full_validity
     return intersect(None if v is None else corner(v, index.shape), index.full_validity)
 
 
 def checked_scatter_index(x: Dense, dim: int, index: Dense) -> Tensor:
-    """An index of scatter as torch may read it; raises as torch does where a valid entry is out of range."""
-    where = index.filled(0)
+    """A scatter's index with 0 where it is invalid; raises torch's error where a valid entry is out of range."""
+    safe = index.filled(0)
     if index.validity is not None:
-        aten.gather(x.data.detach(), dim, where)
-    return where
+        aten.gather(x.data.detach(), dim, safe)
+    return safe
 
 
-def reached(x: Dense, dim: int, where: Tensor, kept: Tensor | None) -> Tensor | None:
-    """Validity of an accumulation: valid in self, or reached by at least one valid contribution."""
+def accumulated_validity(x: Dense, dim: int, safe: Tensor, valid: Tensor | None) -> Tensor | None:
+    """Validity of an accumulation: valid in self, or with at least one valid contribution."""
     if x.validity is None:
         return None
-    contributions = torch.ones_like(where) if kept is None else kept.expand(where.shape)
-    return as_int8(aten.scatter_add(full_mask(x).to(torch.int32), dim, where, contributions.to(torch.int32)) > 0)
+    contributions = torch.ones_like(safe) if valid is None else valid.expand(safe.shape)
+    return as_int8(aten.scatter_add(full_mask(x).to(torch.int32), dim, safe, contributions.to(torch.int32)) > 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ scatter
@@ -77,10 +77,10 @@ def reached(x: Dense, dim: int, where: Tensor, kept: Tensor | None) -> Tensor | 
 
 @masked_rule(aten.scatter.src, category=ASSIGNMENT)
 def scatter(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
-    where = checked_scatter_index(x, dim, index)
+    safe = checked_scatter_index(x, dim, index)
 
     def put(target: Tensor, values: Tensor) -> Tensor:
-        return put_where_kept(target, dim, where, index.full_validity, lambda t, i: aten.scatter(t, dim, i, values))
+        return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.scatter(t, dim, i, values))
 
     data = put(x.data, src.filled(0))
     if x.validity is None and src.validity is None:
@@ -90,10 +90,10 @@ def scatter(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
 
 @masked_rule(aten.scatter.value, category=ASSIGNMENT)
 def scatter_value(x: Dense, dim: int, index: Dense, value: Number) -> Dense:
-    where = checked_scatter_index(x, dim, index)
+    safe = checked_scatter_index(x, dim, index)
 
     def put(target: Tensor, written: Number) -> Tensor:
-        return put_where_kept(target, dim, where, index.full_validity, lambda t, i: aten.scatter(t, dim, i, written))
+        return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.scatter(t, dim, i, written))
 
     data, v = put(x.data, value), x.full_validity
     return Dense(data, None if v is None else put(as_int8(v), 1))
@@ -101,26 +101,26 @@ def scatter_value(x: Dense, dim: int, index: Dense, value: Number) -> Dense:
 
 @masked_rule(aten.scatter.reduce, category=ACCUMULATION)
 def scatter_with_reduce(x: Dense, dim: int, index: Dense, src: Dense, *, reduce: str) -> Dense:
-    kept, where = kept_by(index, src), checked_scatter_index(x, dim, index)
+    valid, safe = contribution_validity(index, src), checked_scatter_index(x, dim, index)
     neutral = 1 if reduce == "multiply" else 0
-    values = src.data if kept is None else fill_where_invalid(corner(src.data, index.shape), kept, neutral)
-    data = aten.scatter(x.filled(neutral), dim, where, values, reduce=reduce)
-    return Dense(data, reached(x, dim, where, kept))
+    values = src.data if valid is None else fill_where_invalid(corner(src.data, index.shape), valid, neutral)
+    data = aten.scatter(x.filled(neutral), dim, safe, values, reduce=reduce)
+    return Dense(data, accumulated_validity(x, dim, safe, valid))
 
 
 @masked_rule(aten.scatter.value_reduce, category=ACCUMULATION)
 def scatter_value_with_reduce(x: Dense, dim: int, index: Dense, value: Number, *, reduce: str) -> Dense:
-    kept, where = index.full_validity, checked_scatter_index(x, dim, index)
+    valid, safe = index.full_validity, checked_scatter_index(x, dim, index)
     target = x.filled(1 if reduce == "multiply" else 0)
-    data = put_where_kept(target, dim, where, kept, lambda t, i: aten.scatter(t, dim, i, value, reduce=reduce))
-    return Dense(data, reached(x, dim, where, kept))
+    data = put_where_valid(target, dim, safe, valid, lambda t, i: aten.scatter(t, dim, i, value, reduce=reduce))
+    return Dense(data, accumulated_validity(x, dim, safe, valid))
 
 
 @masked_rule(aten.scatter_add.default, category=ACCUMULATION)
 def scatter_add(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
-    kept, where = kept_by(index, src), checked_scatter_index(x, dim, index)
-    values = src.data if kept is None else fill_where_invalid(corner(src.data, index.shape), kept, 0)
-    return Dense(aten.scatter_add(x.filled(0), dim, where, values), reached(x, dim, where, kept))
+    valid, safe = contribution_validity(index, src), checked_scatter_index(x, dim, index)
+    values = src.data if valid is None else fill_where_invalid(corner(src.data, index.shape), valid, 0)
+    return Dense(aten.scatter_add(x.filled(0), dim, safe, values), accumulated_validity(x, dim, safe, valid))
 
 
 @masked_rule(aten.scatter_reduce.two, category=ACCUMULATION)
@@ -129,57 +129,57 @@ def scatter_reduce(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, *,
 
 
 def reduce_by_index(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, include_self: bool) -> Dense:
-    """scatter_reduce, where a contribution that is not valid goes to a spare place."""
-    kept, where = kept_by(index, src), checked_scatter_index(x, dim, index)
-    if x.validity is None and kept is None:
-        return Dense(aten.scatter_reduce(x.data, dim, where, src.data, reduce, include_self=include_self))
-    # 1 is harmless to every reduction in the spare place, and to the derivative of prod.
-    values = src.data if kept is None else fill_where_invalid(corner(src.data, index.shape), kept, 1)
+    """scatter_reduce, with invalid contributions sent to a spare slot."""
+    valid, safe = contribution_validity(index, src), checked_scatter_index(x, dim, index)
+    if x.validity is None and valid is None:
+        return Dense(aten.scatter_reduce(x.data, dim, safe, src.data, reduce, include_self=include_self))
+    # In the spare slot 1 does no harm to any reduction, nor to the derivative of prod.
+    values = src.data if valid is None else fill_where_invalid(corner(src.data, index.shape), valid, 1)
 
-    def put(target: Tensor, how: str) -> Tensor:
+    def put(target: Tensor, reduction: str) -> Tensor:
         def reduced(t: Tensor, i: Tensor) -> Tensor:
-            result: Tensor = aten.scatter_reduce(t, dim, i, values, how, include_self=include_self)
+            result: Tensor = aten.scatter_reduce(t, dim, i, values, reduction, include_self=include_self)
             return result
 
-        return put_where_kept(target, dim, where, kept, reduced)
+        return put_where_valid(target, dim, safe, valid, reduced)
 
-    validity = reached(x, dim, where, kept)
+    validity = accumulated_validity(x, dim, safe, valid)
     if not include_self:
         return Dense(put(x.filled(1), reduce), validity)
     if reduce == "mean" and x.validity is not None:
-        # An invalid self is none of the elements that torch would count.
-        ones = torch.ones_like(where, dtype=torch.int32) if kept is None else kept.expand(where.shape).to(torch.int32)
-        number = aten.scatter_add(full_mask(x).to(torch.int32), dim, where, ones).clamp(min=1)
+        # torch would count an invalid self.
+        ones = torch.ones_like(safe, dtype=torch.int32) if valid is None else valid.expand(safe.shape).to(torch.int32)
+        number = aten.scatter_add(full_mask(x).to(torch.int32), dim, safe, ones).clamp(min=1)
         return Dense(divided(put(x.filled(0), "sum"), number), validity)
     return Dense(put(x.filled(identity_of(reduce, x.dtype)), reduce), validity)
 
 
 def divided(total: Tensor, number: Tensor) -> Tensor:
-    """total / number as torch's means by index have it: rounded down for integers."""
+    """total / number, rounded like torch's indexed means: integers downward."""
     if not (total.dtype.is_floating_point or total.dtype.is_complex):
         return torch.div(total, number, rounding_mode="floor").to(total.dtype)
     return (total.to(accumulation_dtype(total.dtype)) / number).to(total.dtype)
 
 
 def identity_of(reduce: str, dtype: torch.dtype) -> Number:
-    """What `reduce` over it and others leaves unchanged; torch itself refuses the reductions that have none."""
+    """The identity element of `reduce`; torch itself raises for reductions that have none."""
     if reduce in ("amax", "amin") and not dtype.is_complex:
         return lowest(dtype) if reduce == "amax" else highest(dtype)
     return 1 if reduce == "prod" else 0
 
 
-# ------------------------------------------------------------------------------------------------- along a dimension
+# -------------------------------------------------------------------------------------------------- along a dimension
 
 
 @masked_rule(aten.index_add.default, category=ACCUMULATION)
 def index_add(x: Dense, dim: int, index: Dense, source: Dense, *, alpha: Number = 1) -> Dense:
-    where = index.filled(0)
-    kept = intersect(aligned_validity(source), along(index.full_validity, dim, source.ndim))
-    data = aten.index_add(x.filled(0), dim, where, fill_where_invalid(source.data, kept, 0), alpha=alpha)
+    safe = index.filled(0)
+    valid = intersect(aligned_validity(source), reshape_along(index.full_validity, dim, source.ndim))
+    data = aten.index_add(x.filled(0), dim, safe, fill_where_invalid(source.data, valid, 0), alpha=alpha)
     if x.validity is None:
         return Dense(data)
-    contributions = source.data.new_ones((), dtype=torch.int32) if kept is None else as_bool(kept).to(torch.int32)
-    number = aten.index_add(full_mask(x).to(torch.int32), dim, where, contributions.expand(source.shape))
+    contributions = source.data.new_ones((), dtype=torch.int32) if valid is None else as_bool(valid).to(torch.int32)
+    number = aten.index_add(full_mask(x).to(torch.int32), dim, safe, contributions.expand(source.shape))
     return Dense(data, as_int8(number > 0))
 
 
@@ -187,37 +187,39 @@ def index_add(x: Dense, dim: int, index: Dense, source: Dense, *, alpha: Number 
 def index_reduce(x: Dense, dim: int, index: Dense, source: Dense, reduce: str, *, include_self: bool = True) -> Dense:
     if x.validity is None and index.validity is None and source.validity is None:
         return Dense(aten.index_reduce(x.data, dim, index.data, source.data, reduce, include_self=include_self))
-    # An index for each element, so that single ones can be left out.
+    # An index for each element, so that single elements can be sent to the spare slot.
     checked_index(x, dim, index)
-    each = index.map(lambda i: _laid_along(i, dim, source.ndim).expand(source.shape))
-    return reduce_by_index(x, dim, Dense(each.data.long(), each.validity), source, reduce, include_self)
+    full_index = index.map(lambda i: _reshaped_along(i, dim, source.ndim).expand(source.shape))
+    return reduce_by_index(x, dim, Dense(full_index.data.long(), full_index.validity), source, reduce, include_self)
 
 
-def _laid_along(index: Tensor, dim: int, ndim: int) -> Tensor:
-    laid = along(index, dim, ndim)
-    assert laid is not None
-    return laid
+def _reshaped_along(index: Tensor, dim: int, ndim: int) -> Tensor:
+    reshaped = reshape_along(index, dim, ndim)
+    assert reshaped is not None
+    return reshaped
 
 
-# ------------------------------------------------------------------------------------------- into zeros, by segments
+# -------------------------------------------------------------------------------------- max_unpool and segment_reduce
 
 
 @masked_rule(aten.max_unpool2d.default, aten.max_unpool3d.default, category=ASSIGNMENT, takes_op=True)
 def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[int], *options: Sequence[int]) -> Dense:
-    """Elements to the places that they were pooled from, among valid zeros; an invalid index places nothing."""
+    """Elements at the positions that they were pooled from, among valid zeros; an invalid index writes nothing."""
     data = op(x.filled(0), indices.filled(0), output_size, *options)
     if x.validity is None and indices.validity is None:
         return Dense(data)
-    kept, where = indices.full_validity, indices.filled(0).flatten(-len(output_size))
+    valid, safe = indices.full_validity, indices.filled(0).flatten(-len(output_size))
 
     def put(values: Tensor) -> Tensor:
         flat = values.flatten(-len(output_size))
         zeros = flat.new_zeros((*flat.shape[:-1], math.prod(output_size)))
-        spots = None if kept is None else kept.flatten(-len(output_size))
-        return put_where_kept(zeros, -1, where, spots, lambda t, i: aten.scatter(t, -1, i, flat)).reshape(data.shape)
+        flat_valid = None if valid is None else valid.flatten(-len(output_size))
+        return put_where_valid(zeros, -1, safe, flat_valid, lambda t, i: aten.scatter(t, -1, i, flat)).reshape(
+            data.shape
+        )
 
     invalid = put(as_int8(full_mask(x)) ^ 1)
-    return Dense(data if kept is None else put(x.filled(0)), invalid ^ 1)
+    return Dense(data if valid is None else put(x.filled(0)), invalid ^ 1)
 
 
 @masked_rule(aten.segment_reduce.default, category=ACCUMULATION)
@@ -232,19 +234,19 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> Dense:
-    """Reductions of consecutive runs; an initial value is a contribution that no mask removes."""
+    """Reductions of consecutive segments; an initial value is a valid contribution to each."""
     bounds: dict[str, Tensor | None] = {}
-    for name, given in (("lengths", lengths), ("indices", indices), ("offsets", offsets)):
-        if given is not None and not known_all_valid(given):
+    for name, bound in (("lengths", lengths), ("indices", indices), ("offsets", offsets)):
+        if bound is not None and not known_all_valid(bound):
             raise MaskedSemanticsError(
-                f"segment_reduce needs to know where each run ends, and {name} of shape {tuple(given.shape)} is partly "
-                f"invalid. Fill it first with {name}.to_tensor(value)."
+                f"segment_reduce needs to know where each segment ends, and {name} of shape {tuple(bound.shape)} is "
+                f"partly invalid. Fill it first with {name}.to_tensor(value)."
             )
-        bounds[name] = None if given is None else given.data
+        bounds[name] = None if bound is None else bound.data
 
-    def reduced(values: Tensor, how: str, start: Number | None = None) -> Tensor:
-        run: Tensor = aten.segment_reduce(values, how, axis=axis, unsafe=unsafe, initial=start, **bounds)
-        return run
+    def reduced(values: Tensor, reduction: str, start: Number | None = None) -> Tensor:
+        result: Tensor = aten.segment_reduce(values, reduction, axis=axis, unsafe=unsafe, initial=start, **bounds)
+        return result
 
     if x.validity is None:
         return Dense(reduced(x.data, reduce, initial))

@@ -1,8 +1,8 @@
 """Reading by index on sparse storage.
 
-Law: as indexing.py has it. Elements read by an index for each are looked up where they are stored; a result has the
-storage of its index. Elements read by one index along a dimension are joined with it, so that nothing is looked at that
-is not stored.
+Law: as for dense storage (rules.py). Where every element of the result has an index of its own, elements are looked up
+among the stored ones, and the result has the storage of its index. A single index along a dimension is joined with the
+stored coordinates, so that elements that are not stored are never visited.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    Coordinates,
     Dense,
     NotLowered,
     Sparse,
@@ -23,12 +24,9 @@ from op_registry.authoring import (
     being_traced,
     broadcast_to,
     call,
-    dense_or_none,
     grid_coordinates,
     lookup,
     map_dense_dim,
-    ravel,
-    refuse_permuted,
     sorted_coordinates,
     to_dense,
     unravel,
@@ -42,200 +40,199 @@ from op_registry.ops.indexing import rules as indexing
 
 aten = torch.ops.aten
 
-# ---------------------------------------------------------------------------------------- an index for every element
+
+def stored_values(record: Dense | Sparse) -> Dense:
+    """The stored values of a sparse record; a dense one itself."""
+    return record.values if isinstance(record, Sparse) else record
 
 
-def as_tensor_of(shape: Sequence[int], like: Any, dtype: torch.dtype | None = None) -> Tensor:
+def as_tensor_of(shape: Sequence[int], like: Dense | Sparse, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of a shape that takes no memory, for torch to check an index against."""
     return torch.zeros((), dtype=dtype or torch.int8, device=like.device).expand(tuple(shape))
 
 
 def in_range(index: Tensor, size: int) -> Tensor:
-    """Indices as non-negative numbers."""
+    """Indices as non-negative int64."""
     index = index.to(torch.int64)
     return torch.where(index < 0, index + size, index)
 
 
+def check_range(x: Dense | Sparse, dim: int, index: Dense | Sparse) -> None:
+    """Raises torch's error where a valid index is out of range."""
+    aten.index(as_tensor_of((x.shape[dim],), x), [stored_values(index).filled(0)])
+
+
+# ----------------------------------------------------------------------------------------- an index for every element
+
+
 @indexing.gather.lowering(Sparse)
-def gather(op: OpOverload, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    refuse_permuted(x, index)
+def gather(
+    op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, *, sparse_grad: bool = False
+) -> Dense | Sparse:
     if x.ndim == 0 or index.ndim != x.ndim or sparse_grad:
-        raise NotLowered("its operands have different numbers of dimensions, or its gradient is to be sparse")
-    at = wrap_dim(dim, x.ndim)
-    safe = index.values.filled(0) if isinstance(index, Sparse) else index.filled(0)
+        raise NotLowered("its operands have different numbers of dimensions, or sparse_grad=True")
+    axis = wrap_dim(dim, x.ndim)
+    safe = stored_values(index).filled(0)
     if isinstance(index, Sparse):
         if index.dense_sizes:
             raise NotLowered("its index has dense dimensions")
-        flat, places = index.flat, index.pattern.places()
-        aten.gather(as_tensor_of((x.shape[at],), x), 0, flat.filled(0))  # raises where one is out of range
+        flat, coordinates = index.flat, index.pattern.places()
+        aten.gather(as_tensor_of((x.shape[axis],), x), 0, flat.filled(0))  # raises where one is out of range
         aten.gather(as_tensor_of(x.shape, x), dim, as_tensor_of(index.shape, x, safe.dtype))  # torch's other errors
-        read = [flat.filled(0).to(torch.int64) if d == at else p for d, p in enumerate(places)]
+        read = [flat.filled(0).to(torch.int64) if d == axis else c for d, c in enumerate(coordinates)]
         return index.folded(lookup(x, read).masked_by(flat.full_validity))
     aten.gather(as_tensor_of(x.shape, x), dim, safe)  # raises torch's errors
     read = [
-        safe.reshape(-1).to(torch.int64) if d == at else p
-        for d, p in enumerate(grid_coordinates(index.shape, x.device))
+        safe.reshape(-1).to(torch.int64) if d == axis else c
+        for d, c in enumerate(grid_coordinates(index.shape, x.device))
     ]
     return lookup(x, read).map(lambda t: t.reshape(index.shape)).masked_by(index.full_validity)
 
 
 @indexing.take.lowering(Sparse)
-def take(op: OpOverload, x: Any, index: Any) -> Any:
-    refuse_permuted(x, index)
+def take(op: OpOverload, x: Dense | Sparse, index: Dense | Sparse) -> Dense | Sparse:
     if math.prod(x.shape) == 0 or x.ndim == 0:
-        raise NotLowered("there is nothing in it, or one number")
-    given = index.values if isinstance(index, Sparse) else index
-    aten.take(as_tensor_of(x.shape, x), given.filled(0))  # raises where one is out of range
-    at = in_range(given.filled(0).reshape(-1), math.prod(x.shape))
-    found = lookup(x, unravel(at, x.shape)).map(lambda t: t.reshape(given.shape)).masked_by(given.full_validity)
-    return index.like(found) if isinstance(index, Sparse) else found
+        raise NotLowered("its input is empty or 0-d")
+    stored = stored_values(index)
+    aten.take(as_tensor_of(x.shape, x), stored.filled(0))  # raises where one is out of range
+    offsets = in_range(stored.filled(0).reshape(-1), math.prod(x.shape))
+    elements = lookup(x, unravel(offsets, x.shape)).map(lambda t: t.reshape(stored.shape))
+    elements = elements.masked_by(stored.full_validity)
+    return index.like(elements) if isinstance(index, Sparse) else elements
 
 
 @indexing.index.lowering(Sparse)
-def index(op: OpOverload, x: Any, indices: Sequence[Any]) -> Any:
-    refuse_permuted(x, *indices)
-    used = [d for d, i in enumerate(indices) if i is not None]
-    given = [i for i in indices if i is not None]
-    if any(indexing.is_boolean(i) for i in given):
-        return _by_mask(op, x, indices, given)
-    if len(given) == 1 and isinstance(x, Sparse) and isinstance(given[0], Dense):
-        at, wanted = used[0], given[0]
-        check_range(x, at, wanted)
-        safe = wanted.map(lambda t: t.reshape(-1))
-        lines = Dense(in_range(safe.filled(0), x.shape[at]), safe.validity)
-        selected = index_select(x, at, lines)
-        if wanted.ndim == 1:
-            return selected
-        return call(aten.view.default, selected, (*x.shape[:at], *wanted.shape, *x.shape[at + 1 :]))
-    if used != list(range(x.ndim)):
+def index(op: OpOverload, x: Dense | Sparse, indices: Sequence[Dense | Sparse | None]) -> Any:
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    used = [i for i in indices if i is not None]
+    if any(indexing.is_boolean(i) for i in used):
+        return _by_mask(x, indices[0], used)
+    if len(used) == 1 and isinstance(x, Sparse) and isinstance(used[0], Dense):
+        return _by_one_index(x, dims[0], used[0])
+    if dims != list(range(x.ndim)):
         raise NotLowered("some dimensions have an index and some have none")
-    for d, wanted in enumerate(given):
-        check_range(x, d, wanted)
-    shape = torch.broadcast_shapes(*(i.shape for i in given))
-    lead = next((i for i in given if isinstance(i, Sparse) and i.shape == shape), None)
+    for d, i in enumerate(used):
+        check_range(x, d, i)
+    shape = torch.broadcast_shapes(*(i.shape for i in used))
+    lead = next((i for i in used if isinstance(i, Sparse) and i.shape == shape), None)
     if lead is not None:
-        there = [align_to(i, lead).map(lambda t: t.expand(lead.values.shape).reshape(-1)) for i in given]
-    elif any(isinstance(i, Sparse) for i in given):
-        raise NotLowered("no sparse index has the shape of the result")
+        aligned, result_shape = [align_to(i, lead) for i in used], lead.values.shape
     else:
-        there = [i.map(lambda t: t.expand(shape).reshape(-1)) for i in given]
-    found = lookup(x, [in_range(i.filled(0), size) for i, size in zip(there, x.shape, strict=True)])
-    for i in there:
-        found = found.masked_by(i.validity)
-    if lead is None:
-        return found.map(lambda t: t.reshape(shape))
-    return lead.like(found.map(lambda t: t.reshape(lead.values.shape)))
+        aligned, result_shape = [i for i in used if isinstance(i, Dense)], shape
+        if len(aligned) < len(used):
+            raise NotLowered("no sparse index has the shape of the result")
+    flat_indices = [i.map(lambda t: t.expand(result_shape).reshape(-1)) for i in aligned]
+    elements = lookup(x, [in_range(i.filled(0), size) for i, size in zip(flat_indices, x.shape, strict=True)])
+    for i in flat_indices:
+        elements = elements.masked_by(i.validity)
+    elements = elements.map(lambda t: t.reshape(result_shape))
+    return elements if lead is None else lead.like(elements)
 
 
-def _by_mask(op: OpOverload, x: Any, indices: Sequence[Any], given: Sequence[Any]) -> Any:
-    mask = given[0]
-    if (
-        len(given) > 1
-        or indices[0] is None
-        or being_traced(mask.values.data if isinstance(mask, Sparse) else mask.data)
-    ):
-        raise NotLowered("a mask among other indices, or how much it selects is not known while tracing")
+def _by_one_index(x: Sparse, dim: int, index: Dense) -> Any:
+    """``x[:, …, index]``: an index of any shape along one dimension."""
+    check_range(x, dim, index)
+    flat = index.map(lambda t: t.reshape(-1))
+    selected = index_select(x, dim, Dense(in_range(flat.filled(0), x.shape[dim]), flat.validity))
+    if index.ndim == 1:
+        return selected
+    return call(aten.view.default, selected, (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]))
+
+
+def _by_mask(x: Dense | Sparse, first: Dense | Sparse | None, used: Sequence[Dense | Sparse]) -> Any:
+    """``x[mask]``."""
+    mask = used[0]
+    if len(used) > 1 or first is None or being_traced(stored_values(mask).data):
+        raise NotLowered("it has a mask among other indices, or while tracing it is unknown how much the mask selects")
     if mask.shape != x.shape:
         if isinstance(x, Sparse) and mask.ndim == 1 and mask.shape[0] == x.shape[0] and mask.dtype is torch.bool:
-            return index_select(x, 0, Dense(dense_or_none(mask).filled(False).nonzero()[:, 0]))
-        raise NotLowered("the mask has not the shape of what it selects from")
-    flat, places = valid_elements_of(mask)
-    kept = flat.filled(0).nonzero()[:, 0]
-    chosen = [p[kept] for p in places]
-    order = ravel(chosen, x.shape).argsort()
-    return lookup(x, [p[order] for p in chosen])
+            return index_select(x, 0, Dense(to_dense(mask).filled(False).nonzero()[:, 0]))
+        raise NotLowered("its mask has another shape than what it selects from")
+    flat, coordinates = valid_elements_of(mask)
+    return lookup(x, sorted_coordinates(flat.filled(0), coordinates, x.shape))
 
 
-def check_range(x: Any, dim: int, wanted: Any) -> None:
-    """torch's own error where a valid index is out of range."""
-    safe = (wanted.values if isinstance(wanted, Sparse) else wanted).filled(0)
-    aten.index(as_tensor_of((x.shape[dim],), x), [safe])
-
-
-def index_select_of_dense(op: OpOverload, x: Any, dim: int, index: Any) -> Any:
+def index_select_of_dense(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse) -> Dense:
     if not isinstance(x, Dense) or index.ndim > 1:
         raise NotLowered("what is read from is sparse, or the index has more than one dimension")
-    return indexing.index_select.run(x, dim, dense_or_none(index))  # the index is as long as the result
+    result: Dense = indexing.index_select.run(x, dim, to_dense(index))  # the index is as long as the result
+    return result
 
 
 def embedding_of_sparse(
     op: OpOverload,
-    weight: Any,
-    indices: Any,
+    weight: Dense | Sparse,
+    indices: Dense | Sparse,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    refuse_permuted(weight, indices)
     if not isinstance(weight, Sparse) or not isinstance(indices, Dense) or scale_grad_by_freq or weight.ndim != 2:
-        raise NotLowered("its weight is no sparse matrix, or its indices are sparse, or gradients are scaled")
+        raise NotLowered("its weight is no sparse matrix, or its indices are sparse, or scale_grad_by_freq=True")
     aten.embedding(as_tensor_of(weight.shape, weight, torch.float32), indices.filled(0))  # raises torch's errors
     if 0 <= padding_idx < weight.shape[0]:
         rows = weight.pattern.fold(weight.pattern.places()[0])
         rows = rows.reshape(rows.shape + (1,) * (weight.values.ndim - rows.ndim))
         data = weight.values.data
         weight = weight.like(weight.values.like(torch.where(rows == padding_idx, data.detach(), data)))
-    found = index_select(weight, 0, indices.map(lambda t: t.reshape(-1)))
-    return call(aten.view.default, found, (*indices.shape, weight.shape[1]))
-
-
-# ------------------------------------------------------------------------------------ one index along a dimension
+    selected = index_select(weight, 0, indices.map(lambda t: t.reshape(-1)))
+    return call(aten.view.default, selected, (*indices.shape, weight.shape[1]))
 
 
 @indexing.masked_select.lowering(Sparse)
-def masked_select(op: OpOverload, x: Any, mask: Any) -> Dense:
-    refuse_permuted(x, mask)
-    if mask.dtype is not torch.bool or being_traced(mask.values.data if isinstance(mask, Sparse) else mask.data):
-        raise NotLowered("torch refuses the mask, or how much it selects is not known while tracing")
+def masked_select(op: OpOverload, x: Dense | Sparse, mask: Dense | Sparse) -> Dense:
+    if mask.dtype is not torch.bool or being_traced(stored_values(mask).data):
+        raise NotLowered("torch refuses its mask, or while tracing it is unknown how much the mask selects")
     shape = torch.broadcast_shapes(x.shape, mask.shape)
-    places = true_places(mask, shape)
-    if x.ndim == 0:
-        return _repeated(x, places[0].shape[0] if places else int(mask.filled(False)))
+    coordinates = true_coordinates(mask, shape)
+    if isinstance(x, Dense) and x.ndim == 0:
+        return x.map(lambda t: t.expand(coordinates[0].shape[0]))
     if tuple(x.shape) != tuple(shape):
-        missing = len(shape) - x.ndim
-        places = tuple(
-            torch.zeros_like(p) if size == 1 else p for p, size in zip(places[missing:], x.shape, strict=True)
+        new_dims = len(shape) - x.ndim
+        coordinates = tuple(
+            torch.zeros_like(c) if size == 1 else c for c, size in zip(coordinates[new_dims:], x.shape, strict=True)
         )
-    return lookup(x, places)
+    return lookup(x, coordinates)
 
 
-def _repeated(x: Dense, number: int) -> Dense:
-    return x.map(lambda t: t.expand(number))
-
-
-def true_places(mask: Dense | Sparse, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Where a mask, broadcast to `shape`, is valid and True, in the order of memory."""
+def true_coordinates(mask: Dense | Sparse, shape: Sequence[int]) -> Coordinates:
+    """Where a mask, broadcast to `shape`, is valid and True, in row-major order."""
     if isinstance(mask, Dense):
         return mask.map(lambda t: t.expand(shape)).filled(False).nonzero(as_tuple=True)
-    flat, places = valid_elements(broadcast_to(mask, shape))
-    return sorted_coordinates(flat.filled(False), places, shape)
+    flat, coordinates = valid_elements(broadcast_to(mask, shape))
+    return sorted_coordinates(flat.filled(False), coordinates, shape)
 
 
-def index_select(x: Sparse, dim: int, index: Any) -> Any:
-    at = wrap_dim(dim, x.ndim)
+# ---------------------------------------------------------------------------------------- one index along a dimension
+
+
+def index_select(x: Sparse, dim: int, index: Dense | Sparse) -> Sparse:
+    axis = wrap_dim(dim, x.ndim)
     index = to_dense(index)  # as long as the result
     if index.ndim > 1:
         raise NotLowered("the index has more than one dimension")
-    if at >= x.pattern.ndim and index.validity is None:
-        return map_dense_dim(x, at, lambda t, d: t.index_select(d, index.data))
-    if at >= x.pattern.ndim:
-        return x.like(indexing.index_select.run(x.values, at - x.pattern.ndim + x.pattern.lead, index))
-    wanted = index.filled(0).reshape(-1).to(torch.int64)
-    line = torch.empty(x.shape[at], dtype=torch.int8, device=x.device)
-    aten.index_select(line, 0, index.filled(0))  # torch's error
-    flat, places = without_block_padding(x)
-    order = places[at].argsort(stable=True)
-    counts = torch.zeros(x.shape[at], dtype=torch.int64, device=x.device)
-    counts = counts.scatter_add(0, places[at], torch.ones_like(places[at]))
+    if axis >= x.pattern.ndim:
+        return _index_select_dense_dim(x, axis, index)
+    safe = index.filled(0).reshape(-1).to(torch.int64)
+    aten.index_select(as_tensor_of((x.shape[axis],), x), 0, index.filled(0))  # raises where one is out of range
+    flat, coordinates = without_block_padding(x)
+    # A join of the index with the stored coordinates, which are sorted and counted for that.
+    order = coordinates[axis].argsort(stable=True)
+    counts = torch.zeros(x.shape[axis], dtype=torch.int64, device=x.device)
+    counts = counts.scatter_add(0, coordinates[axis], torch.ones_like(coordinates[axis]))
     starts = counts.cumsum(0) - counts
-    each = counts[wanted]
+    matches = counts[safe]
     if index.validity is not None:
-        each = each * index.validity.reshape(-1)  # of an invalid index nothing is valid
-    where = torch.repeat_interleave(torch.arange(len(wanted), device=x.device), each)
-    inside = torch.arange(where.shape[0], device=x.device) - (each.cumsum(0) - each)[where]
-    source = order[starts[wanted][where] + inside]
-    moved = [p[source] for p in places]
-    moved[at] = where
-    return with_coordinates(
-        x, moved, flat.take_rows(source), [len(wanted) if d == at else n for d, n in enumerate(x.pattern.sizes)]
-    )
+        matches = matches * index.validity.reshape(-1)  # an invalid index selects nothing that is valid
+    selected_by = torch.repeat_interleave(torch.arange(len(safe), device=x.device), matches)
+    rank = torch.arange(selected_by.shape[0], device=x.device) - (matches.cumsum(0) - matches)[selected_by]
+    source = order[starts[safe][selected_by] + rank]
+    moved = [selected_by if d == axis else c[source] for d, c in enumerate(coordinates)]
+    sizes = [len(safe) if d == axis else n for d, n in enumerate(x.pattern.sizes)]
+    return with_coordinates(x, moved, flat.take_rows(source), sizes)
+
+
+def _index_select_dense_dim(x: Sparse, dim: int, index: Dense) -> Sparse:
+    if index.validity is None:
+        return map_dense_dim(x, dim, lambda t, d: t.index_select(d, index.data))
+    return x.like(indexing.index_select.run(x.values, dim - x.pattern.ndim + x.pattern.lead, index))

@@ -1,7 +1,7 @@
 """Writing by index on sparse storage.
 
-Law: as assignment.py and scatter.py have it. What is written takes the place of what was stored there, or is summed
-with it; an index that is written to twice is left to torch, which promises nothing for it.
+Law: as for dense storage (assignment.py, scatter.py). Written elements replace the stored ones at their coordinates, or
+are summed with them. An assignment that writes to one element twice has no lowering: torch does not specify the result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from op_registry.authoring import (
     being_traced,
     broadcast_to,
     concat_values,
-    dense_or_none,
     from_elements,
     full_mask,
     grid_coordinates,
     lookup,
     ravel,
-    refuse_permuted,
+    sorted_coordinates,
+    to_dense,
     unravel,
     valid_elements,
     valid_elements_of,
@@ -40,267 +40,297 @@ from op_registry.authoring import (
 )
 from op_registry.ops.indexing import assignment, scatter
 from op_registry.ops.indexing import rules as indexing
-from op_registry.ops.indexing.sparse import as_tensor_of, check_range, in_range
+from op_registry.ops.indexing.sparse import as_tensor_of, check_range, in_range, stored_values
 
 aten = torch.ops.aten
 
-
-def replaced(x: Sparse, hit: Tensor, flat: Dense, places: Sequence[Tensor]) -> Any:
-    """`x` without its elements at positions that are in `hit` (sorted), and with others at `places`."""
-    mine, own = valid_elements(x)
-    at = ravel(own, x.shape)
-    there = torch.cat([hit, hit.new_full((1,), torch.iinfo(torch.int64).max)])
-    kept = (there[torch.searchsorted(there, at)] != at).nonzero()[:, 0]
-    both = concat_values([mine.take_rows(kept), Dense(flat.data.to(x.dtype), flat.validity)])
-    moved = [torch.cat([p[kept], q]) for p, q in zip(own, places, strict=True)]
-    if both.validity is not None:
-        valid = as_bool(as_int8(both.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
-        both, moved = Dense(both.data[valid]), [p[valid] for p in moved]
-    return from_elements(x, both, moved, x.shape)
+# --------------------------------------------------------------------------------- elements replaced, elements summed
 
 
-def _eager(*records: Any) -> None:
-    for r in records:
-        if isinstance(r, (Dense, Sparse)) and being_traced(r.values.data if isinstance(r, Sparse) else r.data):
-            raise NotLowered("how much is kept is not known while tracing")
+def require_eager(*records: Dense | Sparse | None) -> None:
+    """NotLowered where a record is traced."""
+    if any(record is not None and being_traced(stored_values(record).data) for record in records):
+        raise NotLowered("while tracing it is unknown how many elements are kept")
 
 
-def written_rows(x: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, Dense, list[Tensor]]:
-    """The lines of `dim` that a valid index names, and the elements of `source` at the places that it gives them."""
-    refuse_permuted(x, index, source)
-    _eager(x, index, source)
+def joined(
+    own: Dense, own_coordinates: Coordinates, kept: Tensor, flat: Dense, coordinates: Sequence[Tensor]
+) -> tuple[Dense, list[Tensor]]:
+    """Own elements at the positions `kept` and other ones, with their coordinates."""
+    values = concat_values([own.take_rows(kept), Dense(flat.data.to(own.dtype), flat.validity)])
+    return values, [torch.cat([o[kept], c]) for o, c in zip(own_coordinates, coordinates, strict=True)]
+
+
+def replaced(x: Sparse, overwritten: Tensor, flat: Dense, coordinates: Coordinates) -> Any:
+    """`x` with elements at distinct `coordinates` written; `overwritten` are their offsets in a dense `x`, sorted."""
+    own, own_coordinates = valid_elements(x)
+    offsets = ravel(own_coordinates, x.shape)
+    bounded = torch.cat([overwritten, overwritten.new_full((1,), torch.iinfo(torch.int64).max)])
+    kept = (bounded[torch.searchsorted(bounded, offsets)] != offsets).nonzero()[:, 0]
+    values, new_coordinates = joined(own, own_coordinates, kept, flat, coordinates)
+    if values.validity is not None:
+        valid = as_bool(as_int8(values.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
+        values, new_coordinates = Dense(values.data[valid]), [c[valid] for c in new_coordinates]
+    return from_elements(x, values, new_coordinates, x.shape)
+
+
+def summed(x: Sparse, flat: Dense, coordinates: Sequence[Tensor]) -> Any:
+    """The sum of `x` and of elements at coordinates, which may repeat."""
+    own, own_coordinates = valid_elements(x)
+    values = concat_values([own, flat])
+    all_coordinates = [torch.cat(pair) for pair in zip(own_coordinates, coordinates, strict=True)]
+    return from_elements(x, values, all_coordinates, x.shape, summed=True)
+
+
+def written(x: Sparse, flat: Dense, coordinates: Coordinates, accumulate: bool) -> Any:
+    """`x` with elements written at coordinates, or added to what is there."""
+    if accumulate:
+        return summed(x, flat, coordinates)
+    overwritten = ravel(coordinates, x.shape).unique()
+    if overwritten.shape != coordinates[0].shape:
+        raise NotLowered("it writes to one element twice")
+    return replaced(x, overwritten, flat, coordinates)
+
+
+# ---------------------------------------------------------------------------------------- one index along a dimension
+
+
+def written_rows(
+    x: Dense | Sparse, dim: int, index: Dense | Sparse, source: Dense | Sparse
+) -> tuple[Sparse, Tensor, Dense, list[Tensor]]:
+    """`x`, the valid indices into `dim`, and the elements of `source` with the coordinates that they are written to."""
+    require_eager(x, index, source)
     if not isinstance(x, Sparse) or source.ndim != x.ndim or index.ndim > 1:
-        raise NotLowered("what is written to is stored densely, or is a number")
-    at = wrap_dim(dim, x.ndim)
-    where = dense_or_none(index).map(lambda t: t.reshape(-1))
-    aten.index_select(as_tensor_of(x.shape, x), dim, where.filled(0))  # raises where one is out of range
-    expected = [len(where.data) if d == at else n for d, n in enumerate(x.shape)]
+        raise NotLowered("what is written to is stored densely, or its operands have different numbers of dimensions")
+    axis = wrap_dim(dim, x.ndim)
+    flat_index = to_dense(index).map(torch.flatten)
+    aten.index_select(as_tensor_of(x.shape, x), dim, flat_index.filled(0))  # raises where one is out of range
+    expected = [len(flat_index.data) if d == axis else n for d, n in enumerate(x.shape)]
     if list(source.shape) != expected or source.dtype is not x.dtype:
-        raise NotLowered("the shapes don't fit, or the dtypes")
-    flat, places = valid_elements_of(source)
-    lines = where.filled(0).to(torch.int64)
-    used = lines if where.valid is None else lines[where.valid]
-    if where.valid is not None:
-        kept = where.valid[places[at]].nonzero()[:, 0]
-        flat, places = flat.take_rows(kept), tuple(p[kept] for p in places)
-    return used, flat, [lines[p] if d == at else p for d, p in enumerate(places)]
+        raise NotLowered("its operands do not fit in shape or dtype")
+    flat, coordinates = valid_elements_of(source)
+    rows, valid = flat_index.filled(0).to(torch.int64), flat_index.valid
+    if valid is None:
+        return x, rows, flat, [rows[c] if d == axis else c for d, c in enumerate(coordinates)]
+    kept = valid[coordinates[axis]].nonzero()[:, 0]
+    flat, coordinates = flat.take_rows(kept), tuple(c[kept] for c in coordinates)
+    return x, rows[valid], flat, [rows[c] if d == axis else c for d, c in enumerate(coordinates)]
 
 
 @assignment.index_copy.lowering(Sparse)
-def index_copy(op: OpOverload, x: Any, dim: int, index: Any, source: Any) -> Any:
-    lines, flat, places = written_rows(x, dim, index, source)
-    if lines.unique().shape != lines.shape:
+def index_copy(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, source: Dense | Sparse) -> Any:
+    x, rows, flat, coordinates = written_rows(x, dim, index, source)
+    if rows.unique().shape != rows.shape:
         raise NotLowered("an index is written to twice")
-    at = wrap_dim(dim, x.ndim)
-    mine, own = valid_elements(x)
-    unhit = torch.ones(x.shape[at], dtype=torch.bool, device=x.device).index_fill(0, lines, False)
-    kept = unhit[own[at]].nonzero()[:, 0]
-    both = concat_values([mine.take_rows(kept), flat])
-    return from_elements(x, both, [torch.cat([p[kept], q]) for p, q in zip(own, places, strict=True)], x.shape)
+    axis = wrap_dim(dim, x.ndim)
+    own, own_coordinates = valid_elements(x)
+    not_written = torch.ones(x.shape[axis], dtype=torch.bool, device=x.device).index_fill(0, rows, False)
+    kept = not_written[own_coordinates[axis]].nonzero()[:, 0]
+    return from_elements(x, *joined(own, own_coordinates, kept, flat, coordinates), x.shape)
 
 
 @scatter.index_add.lowering(Sparse)
-def index_add(op: OpOverload, x: Any, dim: int, index: Any, source: Any, *, alpha: Number = 1) -> Any:
-    _, flat, places = written_rows(x, dim, index, source)
-    return summed(x, flat if alpha == 1 else Dense(alpha * flat.filled(0), flat.validity), places)
-
-
-def summed(x: Sparse, flat: Dense, places: Sequence[Tensor]) -> Any:
-    """The sum of what is stored in `x` and of elements at places, several at one place among them."""
-    mine, own = valid_elements(x)
-    both = concat_values([mine, flat])
-    return from_elements(x, both, [torch.cat(p) for p in zip(own, places, strict=True)], x.shape, summed=True)
+def index_add(
+    op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, source: Dense | Sparse, *, alpha: Number = 1
+) -> Any:
+    x, _, flat, coordinates = written_rows(x, dim, index, source)
+    return summed(x, flat if alpha == 1 else Dense(alpha * flat.filled(0), flat.validity), coordinates)
 
 
 @assignment.index_fill.lowering(Sparse)
-def index_fill(op: OpOverload, x: Any, dim: int, index: Any, value: Any) -> Any:
-    refuse_permuted(x, index, value)
+def index_fill(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, value: Number | Dense) -> Sparse:
     if not isinstance(x, Sparse) or index.ndim > 1:
         raise NotLowered("what is filled is stored densely")
-    at, where = wrap_dim(dim, x.ndim), dense_or_none(index).map(lambda t: t.reshape(-1))
-    if at >= x.pattern.ndim:
-        inside = at - x.pattern.ndim + x.pattern.lead
-        return x.like(assignment.index_fill.run(op, x.values, inside, where, value))
-    line = torch.zeros(x.shape[at], dtype=torch.bool, device=x.device)
-    aten.index_fill(line, 0, where.filled(0), 0)  # raises where one is out of range
-    lines = in_range(where.filled(0), x.shape[at])
-    lines = lines if where.valid is None else lines[where.valid]
-    hit = line.index_fill(0, lines, True)[x.pattern.fold(x.pattern.places()[at])]
-    hit = hit.reshape(hit.shape + (1,) * (x.values.ndim - hit.ndim))
+    axis, flat_index = wrap_dim(dim, x.ndim), to_dense(index).map(torch.flatten)
+    if axis >= x.pattern.ndim:
+        values_dim = axis - x.pattern.ndim + x.pattern.lead
+        return x.like(assignment.index_fill.run(op, x.values, values_dim, flat_index, value))
+    none = torch.zeros(x.shape[axis], dtype=torch.bool, device=x.device)
+    aten.index_fill(none, 0, flat_index.filled(0), 0)  # raises where one is out of range
+    rows, valid = in_range(flat_index.filled(0), x.shape[axis]), flat_index.valid
+    filled_rows = none.index_fill(0, rows if valid is None else rows[valid], True)
+    filled = filled_rows[x.pattern.fold(x.pattern.places()[axis])]
+    filled = filled.reshape(filled.shape + (1,) * (x.values.ndim - filled.ndim))
     if not isinstance(value, Dense):
-        return x.like(x.values.like(torch.where(hit, torch.full_like(x.values.data, value), x.values.data)))
-    data = torch.where(hit, value.data.to(x.dtype), x.values.data)
-    kept = None if value.validity is None else as_int8(~hit) | as_int8(value.validity)
-    return x.like(Dense(data, x.values.validity).masked_by(kept if kept is None else kept.expand(data.shape)))
+        return x.like(x.values.like(torch.where(filled, torch.full_like(x.values.data, value), x.values.data)))
+    result = Dense(torch.where(filled, value.data.to(x.dtype), x.values.data), x.values.validity)
+    if value.validity is None:
+        return x.like(result)
+    unaffected = as_int8(~filled) | as_int8(value.validity)
+    return x.like(result.masked_by(unaffected.expand(result.shape)))
+
+
+# ----------------------------------------------------------------------------------------------- a view of the target
 
 
 @assignment.select_scatter.lowering(Sparse)
-def select_scatter(op: OpOverload, x: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-    refuse_permuted(x, source)
-    _eager(x, source)
-    numbers = torch.empty(x.shape, device="meta")
-    op(numbers, torch.empty(source.shape, device="meta"), *args, **kwargs)  # raises torch's errors
+def select_scatter(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, *args: Any, **kwargs: Any) -> Any:
+    require_eager(x, source)
+    op(torch.empty(x.shape, device="meta"), torch.empty(source.shape, device="meta"), *args, **kwargs)  # torch's errors
     if not isinstance(x, Sparse):
-        return assignment.select_scatter.run(op, x, dense_or_none(source), *args, **kwargs)  # into what is dense anyway
-    places_of: dict[str, Callable[..., Any]] = {
-        "select_scatter": _of_select,
-        "slice_scatter": _of_slice,
-        "diagonal_scatter": _of_diagonal,
+        return assignment.select_scatter.run(op, x, to_dense(source), *args, **kwargs)  # the result is dense anyway
+    ways: dict[str, Callable[..., tuple[Tensor, list[Tensor]]]] = {
+        "select_scatter": _written_by_select,
+        "slice_scatter": _written_by_slice,
+        "diagonal_scatter": _written_by_diagonal,
     }
-    name = op._schema.name.partition("::")[2]
-    flat, places = valid_elements_of(source)
-    mine, own = valid_elements(x)
-    inside, to = places_of[name](x, own, places, *args, **kwargs)
-    kept = (~inside).nonzero()[:, 0]
-    both = concat_values([mine.take_rows(kept), Dense(flat.data.to(x.dtype), flat.validity)])
-    return from_elements(x, both, [torch.cat([p[kept], q]) for p, q in zip(own, to, strict=True)], x.shape)
+    flat, source_coordinates = valid_elements_of(source)
+    own, own_coordinates = valid_elements(x)
+    way = ways[op._schema.name.partition("::")[2]]
+    in_view, coordinates = way(x, own_coordinates, source_coordinates, *args, **kwargs)
+    kept = (~in_view).nonzero()[:, 0]
+    return from_elements(x, *joined(own, own_coordinates, kept, flat, coordinates), x.shape)
 
 
-def _of_select(x: Sparse, own: Coordinates, places: Coordinates, dim: int, index: int) -> tuple[Tensor, list[Tensor]]:
-    at = wrap_dim(dim, x.ndim)
-    wanted = index % x.shape[at]
-    new = torch.full((places[0].shape[0] if places else 1,), wanted, device=x.device)
-    return own[at] == wanted, [*places[:at], new, *places[at:]]
+# Each of the three: which own elements are in the view, and the coordinates of the source's elements in `x`.
 
 
-def _of_slice(
+def _written_by_select(
+    x: Sparse, own: Coordinates, source: Coordinates, dim: int, index: int
+) -> tuple[Tensor, list[Tensor]]:
+    dim = wrap_dim(dim, x.ndim)
+    index = index % x.shape[dim]
+    new = torch.full((source[0].shape[0] if source else 1,), index, device=x.device)
+    return own[dim] == index, [*source[:dim], new, *source[dim:]]
+
+
+def _written_by_slice(
     x: Sparse,
     own: Coordinates,
-    places: Coordinates,
+    source: Coordinates,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
 ) -> tuple[Tensor, list[Tensor]]:
-    at = wrap_dim(dim, x.ndim)
-    lines = range(x.shape[at])[start:end:step]
-    first = lines[0] if len(lines) else 0
-    inside = (own[at] >= first) & (own[at] < first + len(lines) * step) & ((own[at] - first) % step == 0)
-    return inside, [p * step + first if d == at else p for d, p in enumerate(places)]
+    dim = wrap_dim(dim, x.ndim)
+    indices = range(x.shape[dim])[start:end:step]
+    first = indices[0] if len(indices) else 0
+    in_view = (own[dim] >= first) & (own[dim] < first + len(indices) * step) & ((own[dim] - first) % step == 0)
+    return in_view, [c * step + first if d == dim else c for d, c in enumerate(source)]
 
 
-def _of_diagonal(
-    x: Sparse, own: Coordinates, places: Coordinates, offset: int = 0, dim1: int = 0, dim2: int = 1
+def _written_by_diagonal(
+    x: Sparse, own: Coordinates, source: Coordinates, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> tuple[Tensor, list[Tensor]]:
     a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
-    along, others = places[-1], iter(places[:-1])
-    moved = {a: along - min(offset, 0), b: along + max(offset, 0)}
+    diagonal, others = source[-1], iter(source[:-1])
+    moved = {a: diagonal - min(offset, 0), b: diagonal + max(offset, 0)}
     return own[b] - own[a] == offset, [moved[d] if d in moved else next(others) for d in range(x.ndim)]
 
 
-def contributions(x: Any, dim: int, index: Any, src: Any) -> tuple[Dense, list[Tensor]]:
-    """What a scatter writes: values, and where; only what has a valid index."""
-    refuse_permuted(x, index, src)
-    _eager(x, index, src)
-    if x.ndim == 0 or index.ndim != x.ndim or (src is not None and src.ndim != x.ndim):
+# ----------------------------------------------------------------------------------------- an index for every element
+
+
+def contributions(
+    x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse
+) -> tuple[Dense, list[Tensor]]:
+    """The elements that a scatter writes, and their coordinates; only those with a valid index."""
+    require_eager(x, index, src)
+    if x.ndim == 0 or index.ndim != x.ndim or src.ndim != x.ndim:
         raise NotLowered("its operands have different numbers of dimensions")
-    at = wrap_dim(dim, x.ndim)
+    axis = wrap_dim(dim, x.ndim)
     for d in range(x.ndim):
-        short = src is not None and index.shape[d] > src.shape[d]
-        if short or (d != at and index.shape[d] > x.shape[d]):
-            raise NotLowered("the shapes don't fit")
-    flat, places = valid_elements_of(index)
-    lines = flat.data.to(torch.int64)
-    aten.gather(as_tensor_of((x.shape[at],), x), 0, lines)  # raises where one is out of range
-    values = lookup(src, places)
-    return values, [lines if d == at else p for d, p in enumerate(places)]
+        if index.shape[d] > src.shape[d] or (d != axis and index.shape[d] > x.shape[d]):
+            raise NotLowered("its operands do not fit in shape")
+    flat, coordinates = valid_elements_of(index)
+    rows = flat.data.to(torch.int64)
+    aten.gather(as_tensor_of((x.shape[axis],), x), 0, rows)  # raises where one is out of range
+    return lookup(src, coordinates), [rows if d == axis else c for d, c in enumerate(coordinates)]
 
 
 @scatter.scatter_add.lowering(Sparse)
-def scatter_add(op: OpOverload, x: Any, dim: int, index: Any, src: Any) -> Any:
-    values, places = contributions(x, dim, index, src)
+def scatter_add(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse) -> Any:
+    flat, coordinates = contributions(x, dim, index, src)
     if x.dtype is not src.dtype:
         raise NotLowered("its operands have different dtypes")
     if isinstance(x, Sparse):
-        return summed(x, values, places)
-    at = ravel(places, x.shape)
-    total = x.filled(0).reshape(-1).index_add(0, at, values.filled(0)).reshape(x.shape)
+        return summed(x, flat, coordinates)
+    offsets = ravel(coordinates, x.shape)
+    total = x.filled(0).reshape(-1).index_add(0, offsets, flat.filled(0)).reshape(x.shape)
     if x.validity is None:
         return Dense(total)
-    number = full_mask(x).to(torch.int32).reshape(-1).index_add(0, at, full_mask(values).to(torch.int32))
+    number = full_mask(x).to(torch.int32).reshape(-1).index_add(0, offsets, full_mask(flat).to(torch.int32))
     return Dense(total, as_int8(number > 0).reshape(x.shape))
 
 
 @scatter.scatter.lowering(Sparse)
-def scatter_src(op: OpOverload, x: Any, dim: int, index: Any, src: Any) -> Any:
-    values, places = contributions(x, dim, index, src)
-    at = ravel(places, x.shape)
-    hit = at.unique()
-    if not isinstance(x, Sparse) or hit.shape != at.shape or x.dtype is not src.dtype:
-        raise NotLowered("it writes to one place twice, or into what is stored densely")
-    return replaced(x, hit, values, places)
+def scatter_src(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse) -> Any:
+    flat, coordinates = contributions(x, dim, index, src)
+    if not isinstance(x, Sparse) or x.dtype is not src.dtype:
+        raise NotLowered("what is written to is stored densely, or its operands have different dtypes")
+    return written(x, flat, tuple(coordinates), accumulate=False)
 
 
 @assignment.index_put.lowering(Sparse)
-def index_put(op: OpOverload, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-    refuse_permuted(x, values, *indices)
-    _eager(x, values, *indices)
-    given = [i for i in indices if i is not None]
+def index_put(
+    op: OpOverload,
+    x: Dense | Sparse,
+    indices: Sequence[Dense | Sparse | None],
+    values: Dense | Sparse,
+    accumulate: bool = False,
+) -> Any:
+    require_eager(x, values, *indices)
+    used = [i for i in indices if i is not None]
     if not isinstance(x, Sparse) or x.dtype is not values.dtype:
-        raise NotLowered("what is written to is stored densely, or the dtypes differ")
-    if len(given) == 1 and indexing.is_boolean(given[0]) and given[0].shape == x.shape:
-        flat, chosen = valid_elements_of(given[0])
-        kept = flat.filled(0).nonzero()[:, 0]
-        chosen = tuple(p[kept] for p in chosen)
-        order = ravel(chosen, x.shape).argsort()
-        there: tuple[Tensor, ...] = tuple(p[order] for p in chosen)
-    elif not any(i is None or indexing.is_boolean(i) for i in indices):
-        given = [dense_or_none(i) for i in given]  # as many as there are values
-        for d, wanted in enumerate(given):
-            check_range(x, d, wanted)
-        shape = torch.broadcast_shapes(*(i.shape for i in given))
-        whole = (*shape, *x.shape[len(given) :])
-        each = grid_coordinates(whole, x.device)
-        nowhere_else = torch.zeros(math.prod(whole), dtype=torch.int64, device=x.device)  # single elements: all alike
-        here, rest = ravel(each[: len(shape)], shape) if shape else nowhere_else, each[len(shape) :]
-        lines = [i.map(lambda t: t.expand(shape).reshape(-1)[here]) for i in given]
-        there = (*(in_range(i.filled(0), size) for i, size in zip(lines, x.shape, strict=False)), *rest)
-        values = dense_or_none(values).map(lambda t: t.expand(whole).reshape(-1))
-        kept_by = valid_in_all(*lines)
-        if kept_by is not None:  # an invalid index writes nothing
-            kept = as_bool(kept_by).nonzero()[:, 0]
-            values, there = values.take_rows(kept), tuple(p[kept] for p in there)
+        raise NotLowered("what is written to is stored densely, or its operands have different dtypes")
+    # Values are no larger than the indices, so they may be dense.
+    if len(used) == 1 and indexing.is_boolean(used[0]) and used[0].shape == x.shape:
+        flat_mask, coordinates = valid_elements_of(used[0])
+        coordinates, flat = sorted_coordinates(flat_mask.filled(0), coordinates, x.shape), to_dense(values)
+    elif len(used) == len(indices) and not any(indexing.is_boolean(i) for i in used):
+        flat, coordinates = _writes_by_index(x, [to_dense(i) for i in used], to_dense(values))
     else:
-        raise NotLowered("a mask among other indices, or an index behind a dimension without one")
-    if isinstance(values, Sparse):
-        values = dense_or_none(values)  # as many as there are indices
-    flat = values.map(lambda t: t.expand(there[0].shape))
-    return _written(x, flat, there, accumulate)
+        raise NotLowered("it has a mask among other indices, or an index behind a dimension without one")
+    return written(x, flat.map(lambda t: t.expand(coordinates[0].shape)), coordinates, accumulate)
 
 
-def _written(x: Sparse, flat: Dense, places: Coordinates, accumulate: bool) -> Any:
-    if accumulate:
-        return summed(x, flat, places)
-    hit = ravel(places, x.shape).unique()
-    if hit.shape != places[0].shape:
-        raise NotLowered("it writes to one place twice")
-    return replaced(x, hit, flat, places)
+def _writes_by_index(x: Sparse, indices: Sequence[Dense], values: Dense) -> tuple[Dense, Coordinates]:
+    """The single elements that ``x[indices] = values`` writes, and their coordinates; only those with valid indices."""
+    for d, index in enumerate(indices):
+        check_range(x, d, index)
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    whole = (*shape, *x.shape[len(indices) :])
+    grid = grid_coordinates(whole, x.device)
+    if shape:
+        offsets = ravel(grid[: len(shape)], shape)
+    else:  # single elements as indices: the same for all that is written
+        offsets = torch.zeros(math.prod(whole), dtype=torch.int64, device=x.device)
+    flat_indices = [index.map(lambda t: t.expand(shape).reshape(-1)[offsets]) for index in indices]
+    rows = (in_range(index.filled(0), size) for index, size in zip(flat_indices, x.shape, strict=False))
+    coordinates: Coordinates = (*rows, *grid[len(shape) :])
+    flat = values.map(lambda t: t.expand(whole).reshape(-1))
+    valid = valid_in_all(*flat_indices)
+    if valid is None:
+        return flat, coordinates
+    kept = as_bool(valid).nonzero()[:, 0]
+    return flat.take_rows(kept), tuple(c[kept] for c in coordinates)
 
 
 @assignment.put.lowering(Sparse)
-def put(op: OpOverload, x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    refuse_permuted(x, index, source)
-    _eager(x, index, source)
+def put(
+    op: OpOverload, x: Dense | Sparse, index: Dense | Sparse, source: Dense | Sparse, accumulate: bool = False
+) -> Any:
+    require_eager(x, index, source)
     if not isinstance(x, Sparse) or x.dtype is not source.dtype or math.prod(x.shape) == 0:
-        raise NotLowered("what is written to is stored densely, or the dtypes differ, or there is nothing in it")
-    where, values = (
-        dense_or_none(index).map(torch.flatten),
-        dense_or_none(source).map(torch.flatten),
-    )  # one for each
-    if where.shape != values.shape:
+        raise NotLowered("what is written to is stored densely or empty, or its operands have different dtypes")
+    flat_index, values = to_dense(index).map(torch.flatten), to_dense(source).map(torch.flatten)
+    if flat_index.shape != values.shape:
         raise NotLowered("there is not one value for each index")
-    aten.take(as_tensor_of(x.shape, x), where.filled(0))  # raises where one is out of range
-    at = in_range(where.filled(0), math.prod(x.shape))
-    if where.valid is not None:
-        kept = where.valid.nonzero()[:, 0]
-        at, values = at[kept], values.take_rows(kept)
-    return _written(x, values, unravel(at, x.shape), accumulate)
+    aten.take(as_tensor_of(x.shape, x), flat_index.filled(0))  # raises where one is out of range
+    offsets = in_range(flat_index.filled(0), math.prod(x.shape))
+    if flat_index.valid is not None:
+        kept = flat_index.valid.nonzero()[:, 0]
+        offsets, values = offsets[kept], values.take_rows(kept)
+    return written(x, values, unravel(offsets, x.shape), accumulate)
+
+
+# -------------------------------------------------------------------------------------------------- all of the target
 
 
 @assignment.copy.lowering(Sparse)
-def copy(op: OpOverload, x: Any, source: Any, non_blocking: bool = False) -> Any:
-    refuse_permuted(x, source)
+def copy(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, non_blocking: bool = False) -> Sparse:
     if not isinstance(source, Sparse):
         raise NotLowered("what is copied is stored densely, and so is the result")
-    whole = broadcast_to(source, x.shape)
-    return whole.like(whole.values.like(whole.values.data.to(x.device, x.dtype, copy=True)))
+    expanded: Sparse = broadcast_to(source, x.shape)
+    return expanded.like(expanded.values.like(expanded.values.data.to(x.device, x.dtype, copy=True)))
