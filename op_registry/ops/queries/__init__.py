@@ -1,9 +1,9 @@
-"""Queries: counts, distinct values, histograms, equality.
+"""Queries: Python values, counts, histograms, positions, distinct values, equality.
 
-Law: the answer is about the valid elements, and it is a plain tensor or number.
+Law: the answer is about the valid elements alone, and is a plain tensor or Python value.
 
-    rules   dense storage
-    sparse  the same on sparse storage
+    rules   item, equal, allclose, isin, count_nonzero, bincount, histc, histogram, nonzero, unique
+    sparse  count_nonzero, nonzero, histc, histogram, unique and equality on sparse storage
 """
 
 from op_registry.ops.queries import rules, sparse

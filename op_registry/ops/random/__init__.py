@@ -1,11 +1,11 @@
 """Random numbers.
 
-Law: torch's stream of random numbers is that of the full tensor, whatever is masked; what is drawn from an invalid
-parameter is invalid.
+Law: numbers are drawn for every element of the full tensor, whatever the mask and the storage, so that neither changes
+torch's stream of random numbers. What is drawn from an invalid parameter is invalid.
 
-    rules     dense storage
+    rules     dropout, distributions with tensor parameters, rand_like, in-place generators
     packed    dropout on packed batches
-    backward  torch's gradient formulas, called by hand
+    backward  derivatives of gamma and Dirichlet samples
 """
 
 from op_registry.ops.random import backward, packed, rules

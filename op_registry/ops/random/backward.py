@@ -1,4 +1,4 @@
-"""Gradient formulas of random numbers, called by hand; op_registry/derivatives.py has the law."""
+"""Derivatives of samples in their parameters, called directly; op_registry/derivatives.py states the law."""
 
 from __future__ import annotations
 
@@ -9,6 +9,4 @@ from op_registry.authoring import elementwise
 aten = torch.ops.aten
 
 _standard_gamma_grad = elementwise(aten._standard_gamma_grad.default)
-
-
 _dirichlet_grad = elementwise(aten._dirichlet_grad.default, neutral=0.5)

@@ -1,12 +1,10 @@
 """Dropout on packed batches, drawn for the padded batch.
 
-Storage does not change the stream of random numbers: every place of the padded batch draws, and the stored rows take
-what was drawn in theirs (docs/semantics.md). Only packed storage promises that the padded batch is of a bearable size.
+Storage does not change the stream of random numbers: numbers are drawn for every element of the padded batch, and the
+stored rows use theirs (docs/semantics.md). Only packed storage guarantees that the padded batch is of a moderate size.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -18,29 +16,29 @@ aten = torch.ops.aten
 
 
 @random.dropout.lowering(Sparse)
-def dropout(op: OpOverload, input: Any, p: float, train: bool) -> Any:
-    """As on the padded batch: every place draws, and the rows that are there take what was drawn in theirs."""
+def dropout(op: OpOverload, input: Sparse, p: float, train: bool) -> Sparse:
+    """As on the padded batch: numbers are drawn for all of it, and the stored rows use theirs."""
     if 0 <= p <= 1 and (p == 0 or not train or 0 in input.shape):
         return input
     if input.pattern.layout is not PACKED or op not in (aten.dropout.default, aten.feature_dropout.default):
         raise NotLowered("it draws a random number for every element, stored or not")
     if not 0 <= p < 1:
-        return input.like(random.dropout.run(op, input.values, p, train))  # everything, or torch's own error
+        return input.like(random.dropout.run(op, input.values, p, train))  # drops everything, or raises torch's error
     sizes = input.pattern.sizes
     dense = input.dense_sizes if op is aten.dropout.default else (1,) * len(input.dense_sizes)
     values = input.values.data
-    if values.device.type == "cpu":  # in the steps that torch takes there, the last two for the rows alone
-        drawn = values.new_empty((*sizes, *dense)).bernoulli_(1 - p).flatten(0, 1)
-        kept = drawn.index_select(0, input.pattern.at()).div_(1 - p)
+    if values.device.type == "cpu":  # torch's steps on CPU, the last two for the stored rows alone
+        padded = values.new_empty((*sizes, *dense)).bernoulli_(1 - p).flatten(0, 1)
+        factors = padded.index_select(0, input.pattern.at()).div_(1 - p)
     else:
-        drawn = aten.dropout(values.new_ones((*sizes, *dense)), p, True).flatten(0, 1)
-        kept = drawn.index_select(0, input.pattern.at())
-    return input.like(input.values.like(values * kept))
+        padded = aten.dropout(values.new_ones((*sizes, *dense)), p, True).flatten(0, 1)
+        factors = padded.index_select(0, input.pattern.at())
+    return input.like(input.values.like(values * factors))
 
 
 @random.dropout.lowering(Permuted)
-def dropout_of_permuted(op: OpOverload, input: Any, p: float, train: bool) -> Any:
-    """torch draws in the order in which the elements of a permuted tensor lie in memory, which is the base's."""
+def dropout_of_permuted(op: OpOverload, input: Permuted, p: float, train: bool) -> Permuted:
+    """torch draws in memory order, which for a permuted tensor is that of the base."""
     if op is not aten.dropout.default:
         raise NotLowered("it draws a random number for every channel, stored or not")
     return input.like(dropout(op, input.base, p, train))

@@ -1,8 +1,8 @@
 """Random operators.
 
-Law: as torch, drawn for every position, so that masks don't change the stream of random numbers; valid where the input
-is. What lies under the mask must not change the stream either, nor whether the call raises, so parameters of a
-distribution are filled with ones that are always allowed.
+Law: as torch, drawn for every element, so that masks don't change the stream of random numbers; valid where the input
+is. Values under the mask must not change the stream either, nor make the call raise, so invalid parameters of a
+distribution are filled with a value that is always allowed.
 
 The in-place generators (`normal_`, `uniform_` …) are assignments: they are written back from their functional forms,
 whose results are valid everywhere.
@@ -32,7 +32,7 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------------------- dropout
+# ------------------------------------------------------------------------------------------------------------ dropout
 
 
 @masked_rule(
@@ -44,7 +44,7 @@ aten = torch.ops.aten
     takes_op=True,
 )
 def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
-    """Drops valid and invalid elements alike; as in torch, the input itself where there is nothing to drop."""
+    """Drops valid and invalid elements alike; where nothing can be dropped, the input itself, as in torch."""
     if 0 <= p <= 1 and (p == 0 or not train or input.data.numel() == 0):
         return input
     return input.like(op(input.data, p, train))
@@ -52,24 +52,24 @@ def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
 
 @masked_rule(aten.native_dropout, category=RANDOM)
 def native_dropout(input: Dense, p: float, train: bool | None) -> tuple[Dense, Dense]:
-    """Dropout, with what was kept."""
+    """Dropout, and the mask of elements that it kept."""
     result, kept = aten.native_dropout(input.data, p, train)
     return input.like(result), input.like(kept)
 
 
 native_dropout_backward = elementwise(aten.native_dropout_backward.default, derivative="bilinear")
 
-# --------------------------------------------------------------------------------- distributions given by tensors
+# ------------------------------------------------------------------------------- distributions with tensor parameters
 
 
 def drawn(op: OpOverload, *args: Any, allowed: Number, **kwargs: Any) -> Any:
-    """Elementwise, with parameters that are always `allowed` wherever the result is invalid."""
+    """Elementwise, with parameters replaced by `allowed` wherever the result is invalid."""
     return run_elementwise(op, *args, _traits={"traps": True, "neutral": allowed}, **kwargs)
 
 
 @masked_rule(aten.bernoulli.default, category=RANDOM)
 def bernoulli(self: Dense, *, generator: torch.Generator | None = None) -> Any:
-    """0 or 1 with the input as probability."""
+    """1 with the input as probability, else 0."""
     return drawn(aten.bernoulli.default, self, generator=generator, allowed=0)
 
 
@@ -93,7 +93,7 @@ def _standard_gamma(self: Dense, generator: torch.Generator | None = None) -> An
 
 @masked_rule(aten._sample_dirichlet, category=RANDOM)
 def _sample_dirichlet(self: Dense, generator: torch.Generator | None = None) -> Any:
-    """A draw over the whole last dimension: only where all of it is valid."""
+    """A sample over the whole last dimension: runs where every element is valid, refused elsewhere."""
     return run_opaque(aten._sample_dirichlet.default, self, generator)
 
 
@@ -105,26 +105,27 @@ def normal(op: OpOverload, *parameters: Any, generator: torch.Generator | None =
     return drawn(op, *parameters, generator=generator, allowed=1)
 
 
-# torch writes positions into out= of int64 alone, and its kernel without values does not say so.
+# torch accepts only int64 for out=, which its kernel for meta tensors does not check.
 @masked_rule(aten.multinomial, category=RANDOM, exact_out=True)
 def multinomial(
     self: Dense, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> Dense:
     """Draws among the valid categories of each row.
 
-    A row with none draws from all and is invalid, and so is what is drawn without replacement beyond the valid ones.
+    A row without valid categories draws from all of them, and is invalid. Without replacement, so are the draws after
+    the valid categories are used up.
     """
     weights = self.filled(0)
     if self.validity is not None and self.ndim > 0:
-        some = self.any_valid(-1, keepdim=True)
-        assert some is not None
-        weights = torch.where(as_bool(some), weights, 1)
+        any_valid = self.any_valid(-1, keepdim=True)
+        assert any_valid is not None
+        weights = torch.where(as_bool(any_valid), weights, 1)
     index = aten.multinomial(weights, num_samples, replacement, generator=generator)
     validity = self.full_validity
     return Dense(index, None if validity is None else validity.gather(-1, index))
 
 
-# ------------------------------------------------------------------------------------------------ shaped like x
+# ------------------------------------------------------------------------------------------------------------- *_like
 
 
 @masked_rule(
@@ -138,19 +139,19 @@ def multinomial(
     takes_op=True,
 )
 def rand_like(op: OpOverload, self: Dense, *limits: int, **options: Any) -> Dense:
-    """Drawn for every position; under the mask of the input, moved to where the result is."""
+    """Drawn for every element, under the mask of the input, which moves to the device of the result."""
     data = op(self.data, *limits, **options)
     return Dense(data, on_device_of(data, self.validity))
 
 
 @masked_rule(aten.randint_like.Tensor, aten.randint_like.Tensor_generator, category=RANDOM, takes_op=True)
 def randint_like(op: OpOverload, self: Dense, high: Dense, **options: Any) -> Dense:
-    """The limit is a tensor of no dimensions: where it is invalid, so is everything."""
+    """The limit is a 0-d tensor; where it is invalid, so is the whole result."""
     data = op(self.data, high.filled(1), **options)
     return Dense(data, on_device_of(data, intersect(self.validity, high.validity)))
 
 
-# ------------------------------------------------------------------------- what serves the in-place generators
+# ------------------------------------------------------------------------ functional forms of the in-place generators
 
 
 @masked_rule(
