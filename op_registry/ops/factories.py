@@ -1,11 +1,11 @@
 """Factories.
 
-Law: `*_like` gives what torch gives under the mask of the input. `new_*` gives plain tensors, whatever it is called on;
-`new_empty_strided` of the same size, with which autograd prepares the memory of a gradient, is masked. `linspace` and
-`logspace` between tensors are valid where these are.
+Law: `*_like` gives torch's result under the mask of the input. `new_*` gives plain tensors, whatever it is called on;
+but `new_empty_strided` of the same size, with which autograd allocates gradients, is masked. `linspace` and `logspace`
+between tensors are valid where both ends are.
 
-`zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results are as valid as what is
-written.
+`zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results take the validity of
+the value that is written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 @masked_rule(aten.empty_like, aten.full_like, aten.ones_like, aten.zeros_like, category=FACTORY, takes_op=True)
 def zeros_like(op: OpOverload, self: Dense, *value: Number, **options: Any) -> Dense:
-    """The mask of the input, moved to where the result is."""
+    """Under the mask of the input, which moves to the device of the result."""
     data = op(self.data, *value, **options)
     return Dense(data, on_device_of(data, self.validity))
 
@@ -58,7 +58,7 @@ new_zeros.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 @masked_rule(aten.new_empty_strided, category=FACTORY)
 def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], **options: Any) -> Dense | Tensor:
-    """Masked like the input where it has its size; else a plain tensor."""
+    """Masked like the input if it has the input's size; else a plain tensor."""
     data: Tensor = aten.new_empty_strided(self.data, size, stride, **options)
     if data.shape != self.shape:
         return data
@@ -66,30 +66,32 @@ def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], *
 
 
 @new_empty_strided.lowering(Sparse)
-def new_empty_strided_sparsely(
+def new_empty_strided_sparse(
     op: OpOverload, self: Sparse, size: Sequence[int], stride: Sequence[int], **options: Any
 ) -> Any:
-    """Stored as the input is where it has its size."""
+    """Stored like the input if it has the input's size."""
     if tuple(size) != tuple(self.shape):
         return aten.new_empty_strided(self.values.data, size, stride, **options)
     return self.like(self.values.like(torch.empty_like(self.values.data, dtype=options.get("dtype"))))
 
 
 @masked_rule(aten.linspace, aten.logspace, category=FACTORY, takes_op=True)
-def linspace(op: OpOverload, start: Any, end: Any, steps: int, *base: float, **options: Any) -> Dense:
-    """From one number to another, of which one may be a tensor of no dimensions: all valid where both are."""
+def linspace(
+    op: OpOverload, start: Dense | Number, end: Dense | Number, steps: int, *base: float, **options: Any
+) -> Dense:
+    """From one number to another, each of which may be a 0-d tensor; valid where both are."""
     result = run_elementwise(op, start, end, steps, *base, _traits={"traps": True}, **options)
     return Dense(result.data, on_device_of(result.data, result.validity))
 
 
 @masked_rule(aten._new_zeros_with_same_feature_meta, category=FACTORY)
 def _new_zeros_with_same_feature_meta(self: Dense, other: Dense, *, self_num_batch_dims: int = 0) -> Dense:
-    """Zeros to be the tangent of `other`, and so under its mask."""
+    """Zeros that serve as the tangent of `other`, hence under its mask."""
     data = aten._new_zeros_with_same_feature_meta(self.data, other.data, self_num_batch_dims=self_num_batch_dims)
     return Dense(data, on_device_of(data, other.validity))
 
 
-# Made anew, because zero_ and fill_ have batching rules, and their functional forms have none.
+# New tensors instead of the functional operators themselves, which have no vmap batching rules (zero_, fill_ do).
 
 
 @masked_rule(aten.zero, category=ASSIGNMENT)
@@ -106,8 +108,8 @@ def fill(self: Dense, value: Number) -> Dense:
 
 @masked_rule(aten.fill.Tensor, category=ASSIGNMENT)
 def fill_tensor(self: Dense, value: Dense) -> Dense:
-    """One value, everywhere as valid as it is."""
+    """One value; the result is valid everywhere if it is, and nowhere otherwise."""
     if value.ndim > 0:
-        return Dense(aten.fill(self.data, value.data))  # torch's own words against it
+        return Dense(aten.fill(self.data, value.data))  # raises torch's error
     data = value.data.to(self.device, self.dtype).expand(self.shape).clone()
     return Dense(data, on_device_of(data, value.validity))

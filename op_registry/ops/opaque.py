@@ -1,8 +1,8 @@
-"""Linear algebra, Fourier transforms and sampling: operators each of whose outputs depends on every input.
+"""Linear algebra, Fourier transforms and grid sampling: every output element depends on every input element.
 
-Law: they run where every element is valid and are refused elsewhere; while tracing, a mask that is stored is not known
-to be all valid. A matrix with a hole has no inverse, and the transform of a signal with one asks for a model of the
-signal. What torch builds of these operators (inv, solve, fft2 …) decomposes into them.
+Law: they run where every element is valid and are refused otherwise; while tracing, a stored mask is not known to be
+all valid. A matrix with a missing element has no inverse, and the transform of a signal with missing samples would need
+a model of the signal. Operators that torch composes of these (inv, solve, fft2 …) decompose into them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from op_registry.authoring import opaque
 
 aten = torch.ops.aten
 
-# What looks at a factorisation's `info` and raises is here too: whether it raises must not hang on invalid elements.
+# Raises depending on a factorisation's `info`: that must not depend on invalid elements.
 _linalg_check_errors = opaque(aten._linalg_check_errors)
 
-# ------------------------------------------------------------------------------------- inverses and linear systems
+# ---------------------------------------------------------------------------------------- inverses and linear systems
 
 linalg_inv_ex = opaque(aten.linalg_inv_ex)
 linalg_pinv = opaque(aten.linalg_pinv.atol_rtol_tensor)
@@ -29,7 +29,7 @@ linalg_ldl_solve = opaque(aten.linalg_ldl_solve)
 cholesky_solve = opaque(aten.cholesky_solve, aten._cholesky_solve_helper)
 cholesky_inverse = opaque(aten.cholesky_inverse)
 
-# ------------------------------------------------------------------------- factorisations and functions of a matrix
+# --------------------------------------------------------------------------- factorisations and functions of a matrix
 
 linalg_cholesky_ex = opaque(aten.linalg_cholesky_ex)
 cholesky = opaque(aten.cholesky)
@@ -45,28 +45,28 @@ _linalg_svd = opaque(aten._linalg_svd)
 linalg_eig = opaque(aten.linalg_eig)
 linalg_eigvals = opaque(aten.linalg_eigvals, aten._linalg_eigvals)
 _linalg_eigh = opaque(aten._linalg_eigh)
-# Composites that would compute vectors as well for any tensor subclass, by another routine with other roundings.
+# Composites that also compute vectors for tensor subclasses, by another routine with other rounding errors.
 linalg_eigvalsh = opaque(aten.linalg_eigvalsh)
 linalg_svdvals = opaque(aten.linalg_svdvals)
 linalg_cond = opaque(aten.linalg_cond)
-# A composite that compares singular values with tolerances, which may be masked where the matrix is not.
+# A composite that compares singular values with tolerances, which may be masked even if the matrix is not.
 linalg_matrix_rank = opaque(aten.linalg_matrix_rank)
 _linalg_det = opaque(aten._linalg_det)
 _linalg_slogdet = opaque(aten._linalg_slogdet)
 linalg_matrix_exp = opaque(aten.linalg_matrix_exp, aten._compute_linear_combination)
 
-# -------------------------------------------------------------------- products of numbers that share a scale by blocks
+# ---------------------------------------------------------------------------------- products of block-scaled matrices
 
-# A block that has a hole has no scale that could be told from those of the others.
+# A block with an invalid element has no scale of its own.
 _scaled_mm = opaque(aten._scaled_mm.default, aten._scaled_mm_v2.default)
 _scaled_grouped_mm = opaque(aten._scaled_grouped_mm.default, aten._scaled_grouped_mm_v2.default)
 
-# ------------------------------------------------------------------------------------------- transforms and sampling
+# -------------------------------------------------------------------------------------------- transforms and sampling
 
 _fft_r2c = opaque(aten._fft_r2c)
 _fft_c2r = opaque(aten._fft_c2r)
 _fft_c2c = opaque(aten._fft_c2c)
-# Composites of transforms and of steps that have a meaning: all or nothing, as the transforms are.
+# Composites of transforms and of operators that have a masked meaning: opaque as a whole, like the transforms.
 stft = opaque(aten.stft)
 istft = opaque(aten.istft)
 grid_sampler_2d = opaque(aten.grid_sampler_2d, aten._grid_sampler_2d_cpu_fallback)

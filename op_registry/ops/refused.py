@@ -1,7 +1,7 @@
-"""Operators that have no meaning on masked tensors, each with the reason, and what to do instead.
+"""Operators that have no meaning on masked tensors, each with the reason and an alternative.
 
-Law: refused, whatever the mask. A tensor whose memory is exchanged or made larger has elements of which nobody said
-whether they are valid, and one that is stored otherwise than densely has no place for its mask yet.
+Law: refused, whatever the mask. Replacing or growing a tensor's memory exposes elements of unknown validity, and
+quantized, MKL-DNN and torch.sparse tensors have no place for a mask.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from op_registry.authoring import REFUSED, Dense, MaskedSemanticsError, masked_r
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------- memory that is exchanged
+# ----------------------------------------------------------------------------------------- replaced or resized memory
 
-UNSAID = "it shows memory of which nothing says whether it is valid"
+UNKNOWN_VALIDITY = "it exposes memory of unknown validity"
 NEW_SIZE = (
-    "x.reshape(size) keeps the elements, slicing says which of them go, and torch.nn.functional.pad(x, widths) says "
-    "what is new"
+    "Use x.reshape(size) to keep the elements, slicing to drop some, and torch.nn.functional.pad(x, widths) to add some"
 )
 
 
-@masked_rule(aten.resize_.default, category=REFUSED, reason=UNSAID)
+@masked_rule(aten.resize_.default, category=REFUSED, reason=UNKNOWN_VALIDITY)
 def resize_(self: Dense, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Dense:
-    return kept_as_it_is(aten.resize_.default, self, size, memory_format)
+    return unchanged_or_refused(aten.resize_.default, self, size, memory_format)
 
 
-@masked_rule(aten.resize_as_.default, category=REFUSED, reason=UNSAID)
+@masked_rule(aten.resize_as_.default, category=REFUSED, reason=UNKNOWN_VALIDITY)
 def resize_as_(self: Dense, the_template: Dense, *, memory_format: torch.memory_format | None = None) -> Dense:
-    return kept_as_it_is(aten.resize_as_.default, self, the_template.shape, memory_format)
+    return unchanged_or_refused(aten.resize_as_.default, self, the_template.shape, memory_format)
 
 
-def kept_as_it_is(op: OpOverload, x: Dense, size: Sequence[int], memory_format: torch.memory_format | None) -> Dense:
-    """The record itself, where it has that size already; where it has not, or its strides would change, an error."""
+def unchanged_or_refused(
+    op: OpOverload, x: Dense, size: Sequence[int], memory_format: torch.memory_format | None
+) -> Dense:
+    """The record itself if it already has that size and its strides stay; else the refusal."""
     if tuple(size) == tuple(x.shape) and memory_format is None:
         return x
-    asked = f"from {tuple(x.shape)} to {tuple(size)}" if memory_format is None else f"with {memory_format=}"
-    raise MaskedSemanticsError(refusal(op, f"{UNSAID} ({asked})", NEW_SIZE))
+    change = f"from {tuple(x.shape)} to {tuple(size)}" if memory_format is None else f"with {memory_format=}"
+    raise MaskedSemanticsError(refusal(op, f"{UNKNOWN_VALIDITY} ({change})", NEW_SIZE))
 
 
-resize = refused(aten.resize.default, aten.resize_as.default, reason=UNSAID, instead=NEW_SIZE)
+resize = refused(aten.resize.default, aten.resize_as.default, reason=UNKNOWN_VALIDITY, instead=NEW_SIZE)
 set_ = refused(
     *(getattr(aten.set_, name) for name in aten.set_.overloads()),
     *(getattr(aten.set, name) for name in aten.set.overloads() if not name.endswith("out")),
-    reason="it would exchange the memory under the mask, or hand on memory without the mask over it",
-    instead="Copy values and mask with x.copy_(y), or make a masked tensor of the other memory with "
-    "as_masked_tensor(data, mask)",
+    reason="it would replace the memory under the mask, or share memory without its mask",
+    instead="Copy values and mask with x.copy_(y), or wrap the other memory with as_masked_tensor(data, mask)",
 )
 
-# ---------------------------------------------------------------------------------------------------- other storage
+# ----------------------------------------------------------------------------------------------------- other storages
 
-NOT_DENSE = "a masked tensor is stored in strides or in one of the sparse layouts, and in no other way"
+STORAGES = "a masked tensor is stored as strided data or in one of its sparse layouts only"
 
 _to_sparse = refused(
     aten._to_sparse.default,
@@ -62,8 +62,8 @@ _to_sparse = refused(
     aten._to_sparse_csc.default,
     aten._to_sparse_bsr.default,
     aten._to_sparse_bsc.default,
-    reason="it makes one of torch's own sparse tensors, in which what is absent is zero",
-    instead="Call x.to_sparse(), or x.to_layout(layout), which stores what is valid",
+    reason="it makes a torch.sparse tensor, in which unspecified elements are zero",
+    instead="Call x.to_sparse(), or x.to_layout(layout), which stores the valid elements",
 )
 _to_other_storage = refused(
     aten.to_mkldnn.default,
@@ -72,15 +72,15 @@ _to_other_storage = refused(
     aten.quantize_per_tensor.tensors,
     aten.quantize_per_tensor_dynamic.default,
     aten.quantize_per_channel.default,
-    reason=NOT_DENSE,
-    instead="Fill it first, x.to_tensor(0), and keep x.get_mask() beside it",
+    reason=STORAGES,
+    instead="Fill it first, x.to_tensor(0), and keep x.get_mask() separately",
 )
-_OF_TORCH = "it works on a sparse tensor of torch's own, in which what is absent is zero"
+_TORCH_SPARSE = "it works on a torch.sparse tensor, in which unspecified elements are zero"
 _with_sparse = refused(
     aten._sparse_mm_reduce_impl.default,
     aten._sparse_addmm.default,
     aten.sparse_mask.default,
-    reason=_OF_TORCH,
+    reason=_TORCH_SPARSE,
     instead="Fill the masked operands first, x.to_tensor(0), or work with dense tensors throughout",
 )
 _part_of_sparse = refused(
@@ -99,7 +99,7 @@ _part_of_sparse = refused(
     aten._nnz.default,
     aten._dimI.default,
     aten._dimV.default,
-    reason="it asks for a part of one of torch's own sparse tensors, and the layout of a masked tensor is strided "
-    "whatever it is stored in (x.storage_layout, x.nnz)",
+    reason="it reads a part of a torch.sparse tensor, and the layout of a masked tensor is strided in any storage "
+    "(see x.storage_layout, x.nnz)",
     instead="Call it on x.to_torch_sparse()",
 )
