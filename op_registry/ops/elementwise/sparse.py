@@ -15,8 +15,8 @@ from op_registry.authoring import (
     broadcast_to,
     call,
     call_broadcast,
-    dense_or_none,
     slice_of,
+    to_dense,
 )
 from op_registry.ops.elementwise import differences
 
@@ -46,7 +46,7 @@ def linalg_cross(op: OpOverload, x: Dense | Sparse, y: Dense | Sparse, *, dim: i
 @differences.trapezoid_dx.lowering(Sparse)
 def trapezoid_dx(op: OpOverload, y: Sparse, *, dx: Number = 1, dim: int = -1) -> Dense:
     heights = _heights(y, dim)
-    total = dense_or_none(call(aten.sum.dim_IntList, heights, [dim]))
+    total = to_dense(call(aten.sum.dim_IntList, heights, [dim]))
     return Dense(total.data * (dx / 2), total.validity)
 
 
@@ -55,7 +55,7 @@ def trapezoid_x(op: OpOverload, y: Dense | Sparse, x: Dense | Sparse, *, dim: in
     heights = _heights(y, dim)
     if x.ndim == 1:
         width = call_broadcast(aten.sub.Tensor, slice_of(x, 0, 1, x.shape[0]), slice_of(x, 0, 0, x.shape[0] - 1))
-        width = dense_or_none(width)  # one number for each interval: small
+        width = to_dense(width)  # one number for each interval: small
         sizes_along_dim = [-1 if d == dim % y.ndim else 1 for d in range(y.ndim)]
         width = width.map(lambda t: t.reshape(sizes_along_dim))
     elif x.ndim == y.ndim:
@@ -64,7 +64,7 @@ def trapezoid_x(op: OpOverload, y: Dense | Sparse, x: Dense | Sparse, *, dim: in
         )
     else:
         raise NotLowered("x is neither 1-d nor of as many dimensions as y")
-    total = dense_or_none(call(aten.sum.dim_IntList, call_broadcast(aten.mul.Tensor, heights, width), [dim]))
+    total = to_dense(call(aten.sum.dim_IntList, call_broadcast(aten.mul.Tensor, heights, width), [dim]))
     return Dense(total.data / 2, total.validity)
 
 

@@ -18,9 +18,9 @@ from op_registry.authoring import (
     broadcast_to,
     coalesce,
     concat_values,
-    dense_or_none,
     intersect,
     layout_with_room,
+    to_dense,
     to_layout,
 )
 from op_registry.ops.movement import joins
@@ -36,7 +36,7 @@ def where(op: OpOverload, condition: Dense | Sparse, self: Dense | Sparse, other
         return _where_of_sparse(condition, broadcast_to(self, shape), broadcast_to(other, shape))
     if not any(isinstance(r, Dense) and r.data.numel() == math.prod(shape) for r in (condition, self, other)):
         raise NotLowered(f"a dense branch makes a dense result of shape {tuple(shape)}, larger than any dense operand")
-    result: Dense = joins.where.run(condition, dense_or_none(self), dense_or_none(other))
+    result: Dense = joins.where.run(condition, to_dense(self), to_dense(other))
     return result
 
 
