@@ -1,11 +1,11 @@
 """Reductions: one result for each slice.
 
-Law: a slice is reduced over its valid elements; one that has none is invalid.
+Law: a slice is reduced over its valid elements; a slice without valid elements gives an invalid result.
 
-    rules         sums, means, extrema, norms, variances
-    statistics    median, quantiles, covariance
-    torch_masked  torch.masked"s own functions
-    sparse        by segments of stored elements
+    rules         sum, mean, var, amax, argmax, any, logsumexp, norms
+    statistics    quantile, covariance and correlation
+    torch_masked  the reductions of torch.masked
+    sparse        segment reductions over stored elements
     backward      torch's gradient formulas, called by hand
 """
 

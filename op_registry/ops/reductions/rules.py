@@ -1,14 +1,14 @@
 """Reductions: sum, mean, var, amax, argmax, any, logsumexp …
 
-Law: what torch gives on the slice with its invalid elements removed; valid where n ≥ 1, n being the number of valid
-elements. Indices point into the original dimension, and never at an invalid element.
+Law: torch's result on the slice with its invalid elements removed; valid where n ≥ 1, where n is the number of valid
+elements. Indices refer to the original dimension and never point at an invalid element.
 
-Most fill with the operator's identity: the element that changes no result. Three things need more than that.
+Most rules fill with the operator's identity, which does not change the result. Three cases need more than that.
 
 * A *divisor* counts the valid elements (mean, var).
-* A *tie with the identity*: the greatest of valid elements that are all -inf is what invalid ones were filled with. Its
-  value is right, but an index may fall on a fill, and amax would share its gradient with the fills.
-* A *kink*: std at 0 has derivative 0 in torch, not infinity.
+* A *tie with the identity*: the maximum of valid elements that are all -inf equals the fill. Its value is right, but
+  its index may point at a fill, and amax would share its gradient with the fills.
+* A *kink*: the derivative of std at 0 is 0 in torch, not infinity.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ all = reduction(aten.all.default, aten.all.dim, identity=True)
 
 @masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION, slices=Slices(none_for_no_dims=True))
 def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim: bool = False) -> Dense:
-    """Over a list of dimensions; an empty list, unlike elsewhere in torch, reduces nothing."""
+    """Over a list of dimensions; unlike elsewhere in torch, an empty list reduces nothing."""
     result = op(x.filled(op is aten.all.dims), dim, keepdim)
     return x.like(result) if dim is not None and len(dim) == 0 else Dense(result, x.any_valid(dim, keepdim))
 
@@ -73,7 +73,7 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
 def mean(
     op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Dense:
-    """The sum of the valid elements by their number."""
+    """The sum of the valid elements divided by their number."""
     result = dtype or x.dtype
     if not is_inexact(result):
         op(x.data, *(() if op is aten.mean.default else (dim, keepdim)), dtype=dtype)  # raises torch's error
@@ -85,7 +85,7 @@ def mean(
 def var(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
-    """The sum of squared deviations by n - correction, which gives NaN or infinity where that is not positive."""
+    """The sum of squared deviations divided by n - correction: NaN or infinity where the divisor is not positive."""
     return variance_and_mean(op, x, dim, correction, keepdim)[0]
 
 
@@ -107,51 +107,51 @@ def std(
 def std_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
-    spread, centre = variance_and_mean(op, x, dim, correction, keepdim)
-    return safe_sqrt(spread), centre
+    squared_std, mean = variance_and_mean(op, x, dim, correction, keepdim)
+    return safe_sqrt(squared_std), mean
 
 
 def variance_and_mean(
     op: OpOverload, x: Dense, dim: Dims, correction: Number | None, keepdim: bool
 ) -> tuple[Dense, Dense]:
-    """Variance and mean over `dim`, in the dtypes in which torch returns them."""
+    """Variance and mean over `dim`, in the dtypes that torch returns."""
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
     dims = reduced_dims(x, dim)
     m = moments(x, DenseSlices(dims))
     exists = squeeze_reduced(dims, m.exists, keepdim)
-    square = squeeze_reduced(dims, variance(m, correction), keepdim)
-    return Dense(square.to(x.dtype.to_real()), exists), Dense(
+    squared_std = squeeze_reduced(dims, variance(m, correction), keepdim)
+    return Dense(squared_std.to(x.dtype.to_real()), exists), Dense(
         squeeze_reduced(dims, m.mean, keepdim).to(x.dtype), exists
     )
 
 
 def variance(m: Moments, correction: Number | None) -> Tensor:
-    """Σ|x - mean|² by n - correction, shaped as the moments."""
+    """Σ|x - mean|² / (n - correction), in the shape of the moments."""
     correction = 1 if correction is None else correction
     assert not isinstance(correction, complex)  # torch has raised
-    # A count less a fraction would be of torch's default dtype.
-    number = m.count if isinstance(correction, int) else m.count.to(m.square.dtype)
-    divisor = torch.where(as_bool(m.exists), (number - correction).to(m.square.dtype), 1)
-    square = m.square / divisor
+    # A count minus a fraction would be of torch's default dtype.
+    count = m.count if isinstance(correction, int) else m.count.to(m.square.dtype)
+    divisor = torch.where(as_bool(m.exists), (count - correction).to(m.square.dtype), 1)
+    quotient = m.square / divisor
     if correction > 1:
-        # Where less than nothing is to divide by, torch's value is that of dividing by 0, its derivative is not.
-        square = square + torch.where(divisor < 0, m.square.detach() / 0, 0)
-    return square
+        # For a negative divisor torch returns the value of a division by 0, but the derivative of the real quotient.
+        quotient = quotient + torch.where(divisor < 0, m.square.detach() / 0, 0)
+    return quotient
 
 
-# ----------------------------------------------------------------------------------------------- greatest and least
+# ----------------------------------------------------------------------------------------------- extrema
 
 
 @masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION, slices=Slices())
 def amax(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
-    """The greatest (least) valid element; its gradient is shared by the valid elements that equal it."""
+    """The maximum (minimum) of the valid elements; the valid elements that equal it share its gradient."""
     return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
 
 
 @masked_slices(aten.aminmax, category=REDUCTION, slices=Slices())
 def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
-    """Both ends. The two fills differ, so they are two reductions."""
+    """Minimum and maximum. They need different fills, so each is a reduction of its own."""
     if x.dtype.is_complex:
         op(x.data, dim=dim, keepdim=keepdim)  # raises torch's error
     dims = reduced_dims(x, dim)
@@ -161,7 +161,7 @@ def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool =
 
 @masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, slices=Slices(positions=(1,)))
 def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
-    """The greatest (least) valid element along a dimension and where it is."""
+    """The maximum (minimum) of the valid elements along a dimension, and its index."""
     exists, dims = x.any_valid(dim, keepdim), reduced_dims(x, dim)
     identity = identity_of(op, x.dtype)
     filled = x.filled(identity)
@@ -173,7 +173,7 @@ def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dens
 
 @masked_slices(aten.argmax, aten.argmin, category=REDUCTION, slices=Slices(positions=(0,)))
 def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = False) -> Dense:
-    """Where the greatest (least) valid element is: the first of them, in the original dimension or the flat input."""
+    """The index of the first maximum (minimum) among valid elements, in the original dimension or the flat input."""
     exists = x.any_valid(dim, keepdim)
     along, axis = (flattened(x), 0) if dim is None else (x, dim)
     identity = identity_of(op, x.dtype)
@@ -190,7 +190,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
 
 @masked_slices(aten.logsumexp, category=REDUCTION, slices=Slices())
 def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
-    """Invalid elements weigh exp(-inf); integers are computed in the default dtype, as torch does."""
+    """Invalid elements contribute exp(-inf) = 0; integers are computed in the default dtype, as in torch."""
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
     return Dense(op(filled_for_exp_alone(x, dim), dim, keepdim), x.any_valid(dim, keepdim))
 
@@ -208,8 +208,8 @@ def linalg_vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Dense:
-    """Σ|x|^ord to the power 1/ord, and its limits."""
-    return normed(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=of_kind(x, t, dtype)))
+    """(Σ|x|^ord)^(1/ord), and its limits."""
+    return filled_norm(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=dtype_for(x, t, dtype)))
 
 
 @masked_slices(aten.norm, category=REDUCTION, slices=Slices())
@@ -222,19 +222,19 @@ def norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Dense:
-    """As linalg_vector_norm, in the four overloads of old."""
+    """As linalg_vector_norm, for the four legacy overloads."""
     if op is aten.norm.Scalar:
-        return normed(x, p, None, False, lambda t: op(t, p))
+        return filled_norm(x, p, None, False, lambda t: op(t, p))
     if op is aten.norm.ScalarOpt_dtype:
-        return normed(x, p, None, False, lambda t: op(t, p, dtype=of_kind(x, t, dtype)))
+        return filled_norm(x, p, None, False, lambda t: op(t, p, dtype=dtype_for(x, t, dtype)))
     if op is aten.norm.ScalarOpt_dim:
-        return normed(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim))
-    return normed(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim, dtype=of_kind(x, t, dtype)))
+        return filled_norm(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim))
+    return filled_norm(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim, dtype=dtype_for(x, t, dtype)))
 
 
 @masked_rule(aten.dist, category=REDUCTION)
 def dist(x: Dense, y: Dense, p: float = 2) -> Dense:
-    """The norm of the differences of what is valid in both."""
+    """The norm of the differences over the elements that are valid in both."""
     validity = valid_in_all(x, y)
     if validity is None:
         return Dense(aten.dist(x.data, y.data, p))
@@ -243,25 +243,26 @@ def dist(x: Dense, y: Dense, p: float = 2) -> Dense:
     left, right = fill_where_invalid(left, validity, 0), fill_where_invalid(right, validity, 0)
     if p >= 0:
         return Dense(aten.dist(left, right, p), Dense(left, validity).any_valid())
-    return normed(Dense(left - right, validity), p, None, False, lambda d: aten.dist(d, torch.zeros_like(d), p))
+    return filled_norm(Dense(left - right, validity), p, None, False, lambda d: aten.dist(d, torch.zeros_like(d), p))
 
 
-def normed(x: Dense, p: float | None, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
-    """`call` on the data, filled with what adds nothing to a norm of order `p`: 0, or for p < 0 infinity.
+def filled_norm(x: Dense, p: float | None, dim: Dims, keepdim: bool, compute: Callable[[Tensor], Tensor]) -> Dense:
+    """`compute` on the data, with fills that contribute nothing to a norm of order `p`: 0, or infinity for p < 0.
 
-    It is 1 in a slice that it would make infinite throughout. The norm of order -inf is the least magnitude.
+    A slice without valid elements would be infinite throughout and is filled with 1. The norm of order -inf is the
+    smallest magnitude.
     """
     exists = x.any_valid(dim, keepdim)
     if p is None or p >= 0:
-        return Dense(call(x.filled(0)), exists)
+        return Dense(compute(x.filled(0)), exists)
     x = x.like(x.filled(1).abs())  # the sign of a complex infinity is NaN
     if math.isinf(p):
-        return extremum(x, math.inf, dim, keepdim, call)
-    some = x.any_valid(dim, keepdim=True)
-    assert some is not None
-    return Dense(call(x.filled(torch.where(as_bool(some), math.inf, 1.0).to(x.dtype))), exists)
+        return extremum(x, math.inf, dim, keepdim, compute)
+    slice_exists = x.any_valid(dim, keepdim=True)
+    assert slice_exists is not None
+    return Dense(compute(x.filled(torch.where(as_bool(slice_exists), math.inf, 1.0).to(x.dtype))), exists)
 
 
-def of_kind(x: Dense, computed: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype asked for, for complex data that has become real on the way."""
+def dtype_for(x: Dense, computed: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The requested dtype, made real where complex data have become real on the way."""
     return dtype.to_real() if dtype and x.dtype.is_complex and not computed.is_complex() else dtype

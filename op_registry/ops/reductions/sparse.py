@@ -1,21 +1,22 @@
-"""Reductions and softmax on sparse storage, by segments.
+"""Reductions on sparse storage, as segment reductions.
 
-Law: as reductions.py and softmax.py have it; what is not stored is invalid, so it takes no part. Each is
-written with the sum and the extremum of the stored elements of a slice (segments.py), which cost one pass over what is
-stored and can be compiled. An operator or a call that is not written so runs on lines (slice_lowering.py).
+Law: that of rules.py; elements that are not stored are invalid and take no part. Each reduction is written in the sum
+and the extremum of the stored elements of a slice (op_registry/sparse/segments.py), which take one pass over the stored
+elements and can be compiled. Other operators and calls run on padded rows (op_registry/sparse/padded_rows.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    AnyRecord,
     Dense,
     NotLowered,
+    Number,
     Segments,
     Sparse,
     abs_squared,
@@ -57,7 +58,7 @@ def sum(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None =
 def mean(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None = None) -> Dense:
     result = dtype or x.dtype
     if not is_inexact(result):
-        raise NotLowered("torch takes no mean of integers")
+        raise NotLowered("torch has no mean of integers")
     count = over.count(x)
     total = over.sum(x.filled(0).to(accumulation_dtype(result)))
     return Dense((total / nonzero_count(count)).to(result), segment_validity(over, x))
@@ -65,9 +66,9 @@ def mean(over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None 
 
 @lowers_by_segments(reductions.any, reductions.all, reductions.any_all_dims)
 def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
-    every = "all" in op._schema.name
-    hits = over.sum(((x.filled(every) != 0) != every).to(torch.int32)) > 0
-    result = ~hits if every else hits
+    is_all = "all" in op._schema.name
+    decided = over.sum(((x.filled(is_all) != 0) != is_all).to(torch.int32)) > 0
+    result = ~decided if is_all else decided
     return Dense(result.to(torch.uint8) if x.dtype is torch.uint8 else result, segment_validity(over, x))
 
 
@@ -75,23 +76,23 @@ def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
 
 
 @lowers_by_segments(reductions.var, reductions.std, reductions.var_mean, reductions.std_mean)
-def var(over: Segments, x: Dense, op: OpOverload, *, correction: Any = None) -> Any:
+def var(over: Segments, x: Dense, op: OpOverload, *, correction: Number | None = None) -> Dense | tuple[Dense, Dense]:
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         raise NotLowered("torch refuses it")
     m = moments(x, over)
-    spread = Dense(variance(m, correction).to(x.dtype.to_real()), m.exists)
+    result = Dense(variance(m, correction).to(x.dtype.to_real()), m.exists)
     name = op._schema.name
-    spread = safe_sqrt(spread) if "std" in name else spread
-    return (spread, Dense(m.mean.to(x.dtype), m.exists)) if "mean" in name else spread
+    result = safe_sqrt(result) if "std" in name else result
+    return (result, Dense(m.mean.to(x.dtype), m.exists)) if "mean" in name else result
 
 
 # -------------------------------------------------------------------------------------------------------- extremum
 
 
 @lowers_by_segments(reductions.amax, reductions.aminmax)
-def amax(over: Segments, x: Dense, op: OpOverload) -> Any:
+def amax(over: Segments, x: Dense, op: OpOverload) -> Dense | tuple[Dense, Dense]:
     if x.dtype.is_complex or x.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
-        raise NotLowered(f"torch has no extremum by segments of {x.dtype}")
+        raise NotLowered(f"torch has no segment extremum of {x.dtype}")
     name = op._schema.name.partition("::")[2]
     if name == "aminmax":
         return extremum(over, x, aten.amin.default), extremum(over, x, aten.amax.default)
@@ -99,18 +100,17 @@ def amax(over: Segments, x: Dense, op: OpOverload) -> Any:
 
 
 def extremum(over: Segments, x: Dense, op: OpOverload) -> Dense:
-    """As reductions.extremum: the mean of the valid elements that equal the greatest (least), with its derivative."""
-    word = op._schema.name.partition("::")[2]
-    seen = Dense(x.data.detach(), x.validity).filled(identity_of(op, x.dtype))
-    peak = over.extremum(seen, word)
-    there = segment_validity(over, x)
+    """The maximum (minimum); its derivative is that of the mean of the valid elements that equal it."""
+    filled = Dense(x.data.detach(), x.validity).filled(identity_of(op, x.dtype))
+    peak = over.extremum(filled, op._schema.name.partition("::")[2])
+    exists = segment_validity(over, x)
     if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
-        return Dense(peak, there)
-    ties = as_int8(Dense((seen == over.spread(peak)) | (seen != seen), x.validity).filled(False))
+        return Dense(peak, exists)
+    ties = as_int8(Dense((filled == over.spread(peak)) | (filled != filled), x.validity).filled(False))
     base = torch.where(peak.isinf(), 0, peak)
     rest = over.sum(Dense(x.data - over.spread(base), ties).filled(0))
-    shares = nonzero_count(over.count(Dense(x.data, ties)))
-    return Dense((base + rest / shares).to(x.dtype), there)
+    tie_count = nonzero_count(over.count(Dense(x.data, ties)))
+    return Dense((base + rest / tie_count).to(x.dtype), exists)
 
 
 # ------------------------------------------------------------------------------------------------------ exponentials
@@ -120,16 +120,16 @@ def extremum(over: Segments, x: Dense, op: OpOverload) -> Dense:
 def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
     if x.dtype.is_complex:
-        raise NotLowered("complex numbers have no greatest")
+        raise NotLowered("complex numbers have no maximum")
     wide, peak, _ = segment_exponentials(over, x)
     base = torch.where(peak.isinf(), 0, peak)
-    apart = Dense(wide.data - over.spread(base), wide.validity)
-    total = over.sum(Dense(apart.filled(0).exp(), x.validity).filled(0))
-    some = as_bool(segment_validity(over, x))
-    # Of -inf alone: the result is -inf, and its derivative that of the sum, 0.
-    none = some & (peak == -math.inf)
-    logarithm = torch.where(none, total - math.inf, torch.where(some & ~none, total, 1).log())
-    return Dense((logarithm + base).to(x.dtype), as_int8(some))
+    shifted = Dense(wide.data - over.spread(base), wide.validity)
+    total = over.sum(Dense(shifted.filled(0).exp(), x.validity).filled(0))
+    exists = as_bool(segment_validity(over, x))
+    # A slice of -inf only: the result is -inf, and its derivative that of the sum, 0.
+    all_minus_inf = exists & (peak == -math.inf)
+    logarithm = torch.where(all_minus_inf, total - math.inf, torch.where(exists & ~all_minus_inf, total, 1).log())
+    return Dense((logarithm + base).to(x.dtype), as_int8(exists))
 
 
 # ------------------------------------------------------------------------------------------------------------ norms
@@ -137,22 +137,29 @@ def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
 
 @lowers_by_segments(reductions.linalg_vector_norm, reductions.norm)
 def vector_norm(
-    over: Segments, x: Dense, op: OpOverload, *, ord: Any = 2, p: Any = 2, dtype: torch.dtype | None = None
+    over: Segments,
+    x: Dense,
+    op: OpOverload,
+    *,
+    ord: float | None = 2,  # of linalg_vector_norm
+    p: float | None = 2,  # of norm
+    dtype: torch.dtype | None = None,
 ) -> Dense:
-    order = float(2 if (ord if p == 2 else p) is None else (ord if p == 2 else p))
+    asked = ord if p == 2 else p
+    order = 2.0 if asked is None else float(asked)
     if order not in (1.0, 2.0, math.inf) or x.dtype is torch.complex32 or not is_inexact(x.dtype) or dtype is not None:
-        raise NotLowered(f"no norm of order {order} by segments")
+        raise NotLowered(f"there is no segment norm of order {order}, or the dtypes differ")
     filled = x.filled(0)
     wide = filled.to(accumulation_dtype(x.dtype))
-    there = segment_validity(over, x)
+    exists = segment_validity(over, x)
     real = x.dtype.to_real()
     if order == 2:
-        return Dense(safe_sqrt(Dense(over.sum(abs_squared(wide)))).data.to(real), there)
+        return Dense(safe_sqrt(Dense(over.sum(abs_squared(wide)))).data.to(real), exists)
     if order == 1:
-        return Dense(over.sum(wide.abs()).to(real), there)
+        return Dense(over.sum(wide.abs()).to(real), exists)
     return extremum(over, Dense(filled.abs(), x.validity), aten.amax.default)
 
 
 @reductions.dist.lowering(Sparse)
-def dist(op: OpOverload, x: Any, y: Any, p: float = 2) -> Any:
+def dist(op: OpOverload, x: AnyRecord, y: AnyRecord, p: float = 2) -> Dense:
     return distance(x, y, p, None)

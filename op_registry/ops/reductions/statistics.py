@@ -1,8 +1,8 @@
-"""Statistics of several passes: quantile, cov, corrcoef.
+"""Statistics that need several passes: quantile, cov, corrcoef.
 
-Law of quantile: a reduction, what torch gives on the slice with its invalid elements removed. Law of cov and corrcoef:
-pairwise complete observations; an entry is of the observations at which both variables are valid (means, variances and
-divisor included, as pandas has it), and valid where there is at least one.
+Law of quantile: torch's result on the slice with its invalid elements removed. Law of cov and corrcoef: pairwise
+complete observations, as in pandas. An entry is computed from the observations that are valid in both variables (means,
+variances and divisor included), and is valid where there is at least one.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def quantile(
     *,
     interpolation: str = "linear",
 ) -> Dense:
-    """At rank q · (n - 1) of the order of the valid elements; with NaN among them NaN, or passing over it."""
+    """The value at rank q · (n - 1) of the sorted valid elements; NaN if one of them is NaN (nanquantile skips NaN)."""
     levels = q if isinstance(q, Dense) else Dense(torch.tensor(q, dtype=x.dtype, device=x.device))
     if x.validity is None:
         result = op(x.data, levels.filled(0), dim, keepdim, interpolation=interpolation)
-        of_each_level = levels.validity
-        if of_each_level is not None and levels.ndim:
-            of_each_level = of_each_level.reshape([-1] + [1] * (result.ndim - 1))
-        return Dense(result, of_each_level)
+        level_validity = levels.validity
+        if level_validity is not None and levels.ndim:
+            level_validity = level_validity.reshape([-1] + [1] * (result.ndim - 1))
+        return Dense(result, level_validity)
     dtype = x.dtype
     if not being_traced(x.data):
-        given = levels.filled(0) if isinstance(q, Dense) else q
-        dtype = op(x.data.new_zeros(1), given, interpolation=interpolation).dtype  # and raises torch's errors
+        plain_q = levels.filled(0) if isinstance(q, Dense) else q
+        dtype = op(x.data.new_zeros(1), plain_q, interpolation=interpolation).dtype  # and raises torch's errors
     x = x.like(x.data.to(dtype))
-    kept = [1] * x.ndim if dim is None else [1 if d == dim % x.ndim else n for d, n in enumerate(x.shape)]
-    lined = flattened(x) if dim is None or x.ndim == 0 else x.map(lambda t: t.movedim(dim, -1))
-    order = sort_valid(lined, -1)
+    keepdim_sizes = [1] * x.ndim if dim is None else [1 if d == dim % x.ndim else n for d, n in enumerate(x.shape)]
+    slices_last = flattened(x) if dim is None or x.ndim == 0 else x.map(lambda t: t.movedim(dim, -1))
+    order = sort_valid(slices_last, -1)
 
     nans = order.values.detach().isnan().sum(-1, keepdim=True)
     last = (order.count - (nans if op in (aten.nanquantile.default, aten.nanquantile.scalar) else 0) - 1).clamp(min=0)
@@ -87,14 +87,19 @@ def quantile(
 
     valid = as_int8(order.count > 0).expand(values.shape)
     validity = valid if levels.validity is None else valid & as_int8(levels.validity).reshape(-1)
-    return Dense(*(as_returned(t, kept, keepdim, dim, levels.ndim) for t in (values, validity)))
+    return Dense(*(as_returned(t, keepdim_sizes, keepdim, dim, levels.ndim) for t in (values, validity)))
 
 
-def as_returned(values: Tensor, kept: list[int], keepdim: bool, dim: int | None, q_ndim: int) -> Tensor:
-    """Quantiles of shape (slices …, levels), in the shape that torch returns: levels first, if they are a list."""
+def as_returned(values: Tensor, keepdim_sizes: list[int], keepdim: bool, dim: int | None, q_ndim: int) -> Tensor:
+    """Quantiles of shape (slices …, levels) in the shape that torch returns: levels first, if `q` is a list."""
     values = values.movedim(-1, 0)
-    reduced = kept if keepdim else ([] if dim is None else [n for d, n in enumerate(kept) if d != dim % len(kept)])
-    return values.reshape(([values.shape[0]] if q_ndim else []) + reduced)
+    if keepdim:
+        sizes = keepdim_sizes
+    elif dim is None:
+        sizes = []
+    else:
+        sizes = [n for d, n in enumerate(keepdim_sizes) if d != dim % len(keepdim_sizes)]
+    return values.reshape(([values.shape[0]] if q_ndim else []) + sizes)
 
 
 # ------------------------------------------------------------------------------------------------- cov and corrcoef
@@ -104,10 +109,10 @@ def as_returned(values: Tensor, kept: list[int], keepdim: bool, dim: int | None,
 class Pairs:
     """Weighted sums over the observations that variables i and j share; each of shape (variables, variables).
 
-    number    how many there are
+    number    the number of shared observations
     weight    the sum of their weights
-    product   of (i less its mean) · conj(j less its mean), the means being those over the pair
-    square    of |i less its mean|²
+    product   the sum of (i - mean of i) · conj(j - mean of j), with means over the shared observations
+    square    the sum of |i - mean of i|²
     """
 
     number: Tensor
@@ -119,26 +124,26 @@ class Pairs:
 def pairs(x: Dense, valid: Tensor, weights: Tensor | None) -> Pairs:
     """Sums over pairwise complete observations of `x`, (variables, observations), by matrix products.
 
-    As in `moments` they are taken of deviations from a detached pivot, and what it missed of each pair's means removed.
+    As in `moments`, deviations are taken from a detached pivot, then corrected for its distance to each pair's means.
     """
     present = valid.to(x.dtype.to_real())
     weighted = present if weights is None else present * weights
     number, weight = present @ present.mT, weighted @ present.mT
-    some = torch.where(number > 0, weight, 1)
+    safe_weight = torch.where(number > 0, weight, 1)
     total = (Dense(x.data.detach(), valid).filled(0) * weighted).sum(1, keepdim=True)
     own = weighted.sum(1, keepdim=True)
     d = Dense(x.data - total / torch.where(own > 0, own, 1), valid).filled(0)
     wd = d if weights is None else d * weights
     missed = wd @ present.mT.to(d.dtype)
-    product = d @ wd.mH - missed * missed.mH / some
+    product = d @ wd.mH - missed * missed.mH / safe_weight
     squares = (wd * d.conj()).real @ present.mT
-    square = squares - (missed * missed.conj()).real / some
-    none = square.detach() <= squares.detach() * (16 * torch.finfo(d.dtype).eps)
-    return Pairs(number, weight, product, square - torch.where(none, square, 0).detach())
+    square = squares - (missed * missed.conj()).real / safe_weight
+    constant = square.detach() <= squares.detach() * (16 * torch.finfo(d.dtype).eps)
+    return Pairs(number, weight, product, square - torch.where(constant, square, 0).detach())
 
 
 def variables(op: OpOverload, x: Dense) -> Dense:
-    """The input as (variables, observations), in the dtype in which sums are taken."""
+    """The input as (variables, observations), in the accumulation dtype."""
     if x.ndim > 2 or x.dtype is torch.bool:
         op(x.data)  # raises torch's error
     rows = x if x.ndim == 2 else x.map(lambda t: t.reshape(1, -1))
@@ -146,7 +151,7 @@ def variables(op: OpOverload, x: Dense) -> Dense:
 
 
 def complete(rows: Dense, *weights: Dense) -> Tensor:
-    """Where an observation of a variable, and its weights, are valid."""
+    """Which observations of each variable are valid together with their weights."""
     validity = valid_in_all(rows, *weights)
     assert validity is not None
     return as_bool(validity).expand(rows.shape)
@@ -156,18 +161,18 @@ def complete(rows: Dense, *weights: Dense) -> Tensor:
 def cov(
     op: OpOverload, x: Dense, *, correction: int = 1, fweights: Dense | None = None, aweights: Dense | None = None
 ) -> Dense:
-    """Of each pair of variables, over the observations (and weights) valid in both."""
+    """For each pair of variables, over the observations (and weights) that are valid in both."""
     rows = variables(op, x)
-    given = [w for w in (fweights, aweights) if w is not None]
-    if any(w.shape != (rows.shape[1],) for w in given):
+    weight_records = [w for w in (fweights, aweights) if w is not None]
+    if any(w.shape != (rows.shape[1],) for w in weight_records):
         op(
             x.data, correction=correction, fweights=detached_data(fweights), aweights=detached_data(aweights)
         )  # raises torch's error
-    even = None if aweights is None else aweights.data.new_ones(3)
-    dtype = result_dtype(x, (aweights,), lambda: op(x.data.new_ones((2, 3)), aweights=even))
+    ones = None if aweights is None else aweights.data.new_ones(3)
+    dtype = result_dtype(x, (aweights,), lambda: op(x.data.new_ones((2, 3)), aweights=ones))
     with autocast_off(x.device):
-        valid = complete(rows, *given)
-        filled = [w.filled(1).to(rows.dtype.to_real()) for w in given]
+        valid = complete(rows, *weight_records)
+        filled = [w.filled(1).to(rows.dtype.to_real()) for w in weight_records]
         weights = filled[0] * filled[-1] if len(filled) == 2 else filled[0] if filled else None
         p = pairs(rows, valid, weights)
         divisor = p.weight - correction
@@ -180,15 +185,15 @@ def cov(
 
 @masked_slices(aten.corrcoef, category=REDUCTION)
 def corrcoef(op: OpOverload, x: Dense) -> Dense:
-    """Covariance by the root of both variances, all of the same observations."""
+    """Covariance divided by both standard deviations, all over the same observations."""
     rows = variables(op, x)
     dtype = result_dtype(x, (), lambda: op(x.data.new_ones((2, 3))))
     with autocast_off(x.device):
         valid = complete(rows)
         p = pairs(rows, valid, None)
-        spread = torch.where(p.square > 0, p.square, 1).sqrt()
+        norm = torch.where(p.square > 0, p.square, 1).sqrt()
         defined = (p.square > 0) & (p.square.mT > 0)
-        ratio = torch.where(defined, p.product / spread / spread.mT, math.nan)  # so without a derivative elsewhere
+        ratio = torch.where(defined, p.product / norm / norm.mT, math.nan)  # NaN without a derivative
         if ratio.is_complex():
             ratio = torch.complex(ratio.real.clamp(-1, 1), ratio.imag.clamp(-1, 1))
         else:
@@ -199,20 +204,20 @@ def corrcoef(op: OpOverload, x: Dense) -> Dense:
 @cov.samples
 @corrcoef.samples
 def observations(make: Callable[..., Tensor]) -> Iterator[tuple[Tensor]]:
-    """Enough of them for every pair to have three and more that are complete."""
+    """Enough observations for every pair to share three or more."""
     yield (make((3, 16)),)
 
 
 def divided(values: Tensor, divisor: Tensor) -> Tensor:
-    """Values by a divisor that may be 0, as for a pair with one observation: what torch gives, without a derivative.
+    """Division by a divisor that may be 0 (a pair with one observation): torch's value there, without a derivative.
 
-    An observation belongs to many pairs, and the NaN of one pair's derivative would be in all of theirs.
+    An observation belongs to many pairs: NaN in one pair's derivative would spread to the gradients of all of them.
     """
     zero = divisor == 0
     return torch.where(zero, values.detach() / 0.0, values / torch.where(zero, 1, divisor))
 
 
 def entries(values: Tensor, number: Tensor, dtype: torch.dtype) -> Dense:
-    """The matrix in the dtype that torch returns; of a single variable, its only entry."""
+    """The matrix in the dtype that torch returns; for a single variable, a scalar."""
     validity = as_int8(number > 0)
     return Dense(values.to(dtype).squeeze(), validity.squeeze())
