@@ -49,7 +49,7 @@ def test_a_short_kernel_does_not_pass_a_rule_by() -> None:
     """bucketize is elementwise in its values, but boundaries with a gap are refused, of whatever shape."""
     values, mask = torch.tensor([0.5, 1.5]), torch.tensor([True, False])
     gap = md.masked_tensor(torch.tensor([1.0, 2.0]), mask)
-    with pytest.raises(MaskedSemanticsError, match="a gap has no place in an order"):
+    with pytest.raises(MaskedSemanticsError, match="an invalid element has no position in an order"):
         torch.bucketize(md.masked_tensor(values, mask), gap)
 
 

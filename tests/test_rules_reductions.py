@@ -564,5 +564,5 @@ def test_places_in_a_sequence():
         apply(aten.searchsorted.Tensor, sequence, values, side="right"),
     ):
         assert (seen(result)[1].tolist(), result.valid.tolist()) == ([1, 0, 3], [True, False, True])
-    with pytest.raises(MaskedSemanticsError, match="a gap has no place in an order"):
+    with pytest.raises(MaskedSemanticsError, match="an invalid element has no position in an order"):
         apply(aten.bucketize.Tensor, sequence, values)

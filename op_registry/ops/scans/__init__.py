@@ -2,8 +2,8 @@
 
 Law: a scan runs over the valid elements and is invalid elsewhere; a sort puts valid elements first.
 
-    rules    cumsum, cumprod, cummax …
-    sorting  sort, topk, kthvalue, mode
+    rules    cumsum, cumprod, cummax, cummin, logcumsumexp
+    sorting  sort, topk, kthvalue, median, mode, searchsorted, bucketize
 """
 
 from op_registry.ops.scans import rules, sorting
