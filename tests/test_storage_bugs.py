@@ -318,3 +318,13 @@ def test_a_number_is_formatted_as_a_plain_one_is():
     assert f"{x.sum():.3f} {x[1]:.3f}" == "1.250 --"
     with pytest.raises(TypeError, match="unsupported format string"):
         f"{x:.3f}"
+
+
+@pytest.mark.parametrize("norm", [torch.nn.functional.layer_norm, torch.nn.functional.rms_norm])
+def test_a_sparse_weight_of_a_norm_under_autocast(norm):
+    x = md.masked_tensor(torch.randn(2, 3), torch.tensor([[True, True, False], [False, True, True]]))
+    weight = md.masked_tensor(torch.randn(3), torch.tensor([True, True, False]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sparse, dense = norm(x.to_sparse(), (3,), weight.to_sparse()), norm(x, (3,), weight)
+    assert sparse.dtype is dense.dtype
+    torch.testing.assert_close(sparse.to_tensor(0), dense.to_tensor(0))

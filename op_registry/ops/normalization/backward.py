@@ -1,7 +1,7 @@
 """The gradient formulas of the norms, called by hand.
 
-Law: as in backward.py. Statistics are those of the valid elements, found again in the input; of what the forward
-operator saved only the deviation is read, for the `eps` that is in it.
+The law is in op_registry/derivatives.py. Statistics are recomputed from the valid elements of the input; of what the
+forward operator saved only `rstd` is read, to recover `eps`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 
 def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
-    """What was added to the variance of each slice before its root was taken, going by the deviation that was saved."""
+    """The eps that was added to the variance of each slice, recovered from the saved `rstd`."""
     m = moments(with_validity(x.like(x.data.detach())), DenseSlices(dims))
     variance = m.square / nonzero_count(m.count)
     eps: Tensor = rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
@@ -56,7 +56,7 @@ def native_layer_norm_backward(
     bias: Dense | None,
     output_mask: Sequence[bool],
 ) -> tuple[Dense | None, ...]:
-    """Where the statistics that were saved are invalid, nothing is known of the slice."""
+    """Where the saved statistics are invalid, the whole slice is."""
     if all_valid(grad_out, input, mean, rstd, weight, bias):
         arguments = (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
         return run_plain(aten.native_layer_norm_backward.default, arguments, {})
@@ -84,15 +84,15 @@ def native_group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Dense | None, ...]:
-    """As native_layer_norm_backward, by groups of channels. A bias is not given, and all of it is valid."""
+    """As native_layer_norm_backward, by groups of channels. The operator takes no bias: it counts as all valid."""
     if all_valid(grad_out, input, mean, rstd, weight):
         arguments = (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
         return run_plain(aten.native_group_norm_backward.default, arguments, {})
-    known = valid_in_all(mean, rstd)
-    if known is not None:
-        of_channels = known.expand(N, group).repeat_interleave(C // group, 1)
-        known = of_channels.reshape(N, C, *[1] * (input.ndim - 2))
-    x = input.masked_by(known)
+    statistics_validity = valid_in_all(mean, rstd)
+    if statistics_validity is not None:
+        by_channel = statistics_validity.expand(N, group).repeat_interleave(C // group, 1)
+        statistics_validity = by_channel.reshape(N, C, *[1] * (input.ndim - 2))
+    x = input.masked_by(statistics_validity)
     groups = x.map(lambda t: t.reshape(N, group, C // group, *input.shape[2:]))
     eps = saved_eps(groups, tuple(range(2, groups.ndim)), rstd)
     bias = Dense(x.data.new_zeros(C))
@@ -107,29 +107,29 @@ def native_group_norm_backward(
     aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, category=DERIVATIVE, takes_op=True
 )
 def native_batch_norm_backward(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Dense | None, ...]:
-    """By channel: through the batch's statistics in training, by the running ones otherwise."""
+    """By channel: with the batch's statistics in training, with the running ones otherwise."""
     if all_valid(*args, *kwargs.values()):
         return run_plain(op, args, kwargs)
-    given = bind_by_name(op, args, kwargs)
-    x, weight, training = given["input"], given["weight"], given["train" if "train" in given else "update"]
+    bound = bind_by_name(op, args, kwargs)
+    x, weight, training = bound["input"], bound["weight"], bound["train" if "train" in bound else "update"]
     if weight is None:
         weight = Dense(x.data.new_ones(x.shape[1]))
     bias = Dense(x.data.new_zeros(x.shape[1]))
-    statistics = (None, None) if training else (given["running_mean"], given["running_var"])
+    statistics = (None, None) if training else (bound["running_mean"], bound["running_var"])
 
     def normalised(x: Dense, weight: Dense, bias: Dense) -> Any:
         op: OpOverload = aten.native_batch_norm.default
-        return by_rule(op, x, weight, bias, *statistics, training, 0.0, given["eps"])[0]
+        return by_rule(op, x, weight, bias, *statistics, training, 0.0, bound["eps"])[0]
 
-    return requested_gradients(vjp(normalised, (x, weight, bias), given["grad_out"]), given["output_mask"])
+    return requested_gradients(vjp(normalised, (x, weight, bias), bound["grad_out"]), bound["output_mask"])
 
 
 _weight_norm_interface_backward = derivative(
     aten._weight_norm_interface_backward.default,
     of=aten._weight_norm_interface.default,
     by=("v", "g"),
-    v=lambda given: given["saved_v"],
-    g=lambda given: given["saved_g"],
+    v=lambda bound: bound["saved_v"],
+    g=lambda bound: bound["saved_g"],
 )
 
 
@@ -139,10 +139,10 @@ _weight_norm_interface_backward = derivative(
 def _softmax_backward_data(
     op: OpOverload, grad_output: Dense, output: Dense, dim: int, input_dtype: torch.dtype
 ) -> Dense:
-    """What each valid element of the slice weighs in it, `output` says; one that is invalid weighs nothing."""
+    """`output` holds the weight of each valid element in its slice; invalid elements have weight 0."""
     counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, output.validity), 0)
     return output.like(op(counted, output.filled(0), dim, input_dtype))
 
 
-# A softmax that is given a padding mask of its own, which torch.nn uses inside its fused layers.
+# A softmax with a padding mask as an argument, used inside the fused layers of torch.nn.
 _masked_softmax = opaque(aten._masked_softmax.default, aten._masked_softmax_backward.default)

@@ -1,10 +1,10 @@
-"""Normalisation: layer_norm, rms_norm, group_norm, renorm, weight_norm. (batch_norm and instance_norm: batch_norms.py.)
+"""Normalisation: layer_norm, rms_norm, group_norm, renorm, weight_norm (batch_norm, instance_norm: batch_norms.py).
 
-Law: statistics over the valid elements; valid where the input is, and the affine parameters are.
+Law: statistics over the valid elements; valid where the input and the affine parameters are.
 
-Each is written out on `moments`, in the accumulation dtype, and cast once to the dtype that torch would return. What is
-normalised is 0 wherever the input is invalid, so that the gradient of a plain weight, a sum of it over the batch, gets
-nothing from there. A slice of which nothing is valid is divided by 1.
+Each is written in `moments`, in the accumulation dtype, and cast once to the dtype that torch would return. Normalised
+values are 0 where the input is invalid, so that invalid elements contribute nothing to the gradient of a plain weight,
+which sums them over the batch. A slice without valid elements is divided by 1.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from op_registry.authoring import (
     Dense,
     DenseSlices,
     Moments,
+    Segments,
+    Sparse,
     accumulation_dtype,
     aligned_validity,
     any_masked,
@@ -39,20 +41,20 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------------- what they share
+# -------------------------------------------------------------------------------------------------- shared helpers
 
 
 def with_validity(x: Dense) -> Dense:
-    """The record with a stored validity: one broadcast 1 where there is none, for a rule to treat all inputs alike."""
+    """The record with a validity tensor, a broadcast 1 if it had none, so that rules need no second case."""
     return x if x.validity is not None else Dense(x.data, x.data.new_ones((1,) * x.ndim, dtype=torch.int8))
 
 
-def standardised(x: Dense, over: Any, eps: float | Tensor) -> tuple[Tensor, Moments, Tensor]:
-    """Each valid element less its slice's mean by its deviation, 0 where invalid; the moments; one by the deviation."""
+def standardised(x: Dense, over: DenseSlices | Segments, eps: float | Tensor) -> tuple[Tensor, Moments, Tensor]:
+    """(x - mean) / standard deviation of the slice, 0 where invalid; the moments; 1 / the standard deviation."""
     x = with_validity(x)
     m = moments(x, over)
-    spread = m.square / nonzero_count(m.count)
-    scale = torch.where(m.count == 0, 1, spread + eps).rsqrt()
+    variance = m.square / nonzero_count(m.count)
+    scale = torch.where(m.count == 0, 1, variance + eps).rsqrt()
     return Dense((m.deviation - over.spread(m.shift)) * over.spread(scale), x.validity).filled(0), m, scale
 
 
@@ -62,16 +64,16 @@ def shaped(parameter: Dense | None, shape: Sequence[int]) -> Dense | None:
 
 
 def affine(values: Tensor, weight: Dense | None, bias: Dense | None) -> Tensor:
-    """Scaled and shifted by parameters that broadcast."""
+    """`values` scaled and shifted by parameters that broadcast with them."""
     if weight is not None:
         values = values * weight.filled(1)
     return values if bias is None else values + bias.filled(0)
 
 
 def saved_statistics(
-    x: Dense, parameters: Sequence[Dense | None], m: Moments, scale: Tensor, shape: Sequence[int]
+    x: Dense | Sparse, parameters: Sequence[Dense | Sparse | None], m: Moments, scale: Tensor, shape: Sequence[int]
 ) -> tuple[Dense, Dense]:
-    """Mean and scale as torch's native operators return them: in the parameters' dtype, without derivatives."""
+    """Mean and scale as torch's native operators return them: in the parameters' dtype, detached."""
     dtype = next((p.dtype for p in parameters if p is not None), x.dtype)
     sizes = m.mean.shape
     exists = m.exists.expand(sizes).reshape(tuple(shape))
@@ -83,7 +85,7 @@ def saved_statistics(
 
 
 def last_dims(op: OpOverload, x: Dense, shape: Sequence[int], *parameters: Dense | None) -> tuple[int, ...]:
-    """The dimensions that a normalized_shape names. Shapes that don't fit raise torch's own error."""
+    """The dimensions of a `normalized_shape`. Shapes that do not match raise torch's own error."""
     first = x.ndim - len(shape)
     sizes = [tuple(x.shape[max(first, 0) :]), *(tuple(p.shape) for p in parameters if p is not None)]
     if first < 0 or not shape or any(size != tuple(shape) for size in sizes):
@@ -125,7 +127,7 @@ def rms_norm(
     weight: Dense | None = None,
     eps: float | None = None,
 ) -> Dense | tuple[Dense, Dense]:
-    """By the root of the mean square of the valid elements."""
+    """Divided by the root mean square of the valid elements."""
     dims = last_dims(op, x, normalized_shape, weight)
 
     def one_slice() -> Any:
@@ -139,8 +141,8 @@ def rms_norm(
     assert isinstance(count, Tensor)
     exists = as_int8(count > 0)
     mean_square = values.square().sum(dims, keepdim=True) / nonzero_count(count)
-    least = torch.finfo(values.dtype).eps if eps is None else eps
-    scale = torch.where(count == 0, 1, mean_square + least).rsqrt()
+    eps = torch.finfo(values.dtype).eps if eps is None else eps
+    scale = torch.where(count == 0, 1, mean_square + eps).rsqrt()
     normalised = Dense(values * scale, x.validity).filled(0)
     result = Dense(affine(normalised, weight, None).to(dtype), valid_in_all(x, weight))
     return result if op is aten.rms_norm.default else (result, Dense(scale, exists))
@@ -183,7 +185,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Dense, Dense, Dense]:
-    """With the statistics of each group, of which torch promises a derivative and gives none: not promised here."""
+    """group_norm with each group's statistics, detached: torch marks them differentiable, but has no derivative."""
     if x.data.numel() == 0 or not any_masked((x, weight, bias)):
         result, *saved = aten.native_group_norm(x.data, plain_data(weight), plain_data(bias), N, C, HxW, group, eps)
         mean, rstd = (Dense(t.detach()) for t in saved)
@@ -195,7 +197,7 @@ def native_group_norm(
 def grouped(
     x: Dense, weight: Dense | None, bias: Dense | None, groups: int, eps: float | Tensor, dtype: torch.dtype
 ) -> tuple[Dense, Moments, Tensor]:
-    """group_norm's result, and the moments and scale of each group, shaped (N, groups, 1, …)."""
+    """The result of group_norm, and the moments and scale of each group, of shape (N, groups, 1, …)."""
     shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     validity = aligned_validity(with_validity(x))
     assert validity is not None
@@ -212,13 +214,13 @@ def grouped(
 
 @masked_slices(aten.renorm, category=NORMALIZATION)
 def renorm(op: OpOverload, x: Dense, p: float, dim: int, maxnorm: float) -> Dense:
-    """Invalid elements add 0 to the norm of their slice."""
+    """Invalid elements contribute 0 to the norm of their slice."""
     return x.like(op(x.filled(0), p, dim, maxnorm))
 
 
 @masked_slices(aten._weight_norm_interface, category=NORMALIZATION)
 def _weight_norm_interface(op: OpOverload, v: Dense, g: Dense, dim: int = 0) -> tuple[Dense, Dense]:
-    """v scaled so that the norm of the valid elements of each slice along `dim` is g; and the norms."""
+    """`v` scaled so that in each slice along `dim` the norm of the valid elements is `g`; and the original norms."""
     v = with_validity(v)
     others = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
     filled = Dense(v.filled(0).to(accumulation_dtype(v.dtype)), v.validity)

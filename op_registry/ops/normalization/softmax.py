@@ -1,7 +1,7 @@
 """Softmax and its logarithm.
 
 Law: over the valid elements of the slice; valid where the input is. An invalid element is filled with -inf: it has
-probability 0, and passes no gradient. A slice of which nothing is valid is filled with 0 in eager, so that neither its
+probability 0 and gets no gradient. In eager mode a slice without valid elements is filled with 0, so that neither its
 hidden values nor their gradients are NaN.
 
 torch's own kernel runs on the filled data, with its autocast policy and its derivatives.
@@ -21,18 +21,18 @@ aten = torch.ops.aten
     aten.softmax.int, aten.log_softmax.int, aten._safe_softmax, category=NORMALIZATION, slices=Slices("each")
 )
 def softmax(op: OpOverload, x: Dense, dim: int, dtype: torch.dtype | None = None) -> Dense:
-    """The input is brought to `dtype` first, as torch does, so that -inf exists for integers too."""
+    """The input is cast to `dtype` first, as in torch, so that -inf exists for integers too."""
     data = x.data if dtype is None else x.data.to(dtype)
     return _over_valid(op, x.like(data), dim, dtype)
 
 
 @masked_slices(aten._softmax, aten._log_softmax, category=NORMALIZATION, slices=Slices("each"))
 def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
-    """What softmax calls inside."""
+    """The operator that softmax decomposes into."""
     return _over_valid(op, x, dim, half_to_float)
 
 
-def _over_valid(op: OpOverload, x: Dense, dim: int, kind: torch.dtype | bool | None) -> Dense:
+def _over_valid(op: OpOverload, x: Dense, dim: int, dtype_option: torch.dtype | bool | None) -> Dense:
     if not x.dtype.is_floating_point:
-        op(x.data, dim, kind)  # raises torch's error
-    return x.like(op(filled_for_exp_alone(x, dim), dim, kind))
+        op(x.data, dim, dtype_option)  # raises torch's error
+    return x.like(op(filled_for_exp_alone(x, dim), dim, dtype_option))

@@ -1,7 +1,7 @@
 """Norms with parameters on sparse storage: layer_norm, rms_norm, group_norm, batch_norm, instance_norm, renorm.
 
-Law: as norms.py and batch_norms.py have it: statistics over what is valid, which is among what is stored. Moments are
-those of segments (segments.py); scales and shifts are read in the places of the stored elements.
+Law: that of norms.py and batch_norms.py, with statistics over the valid stored elements. Moments are segment reductions
+(op_registry/sparse/segments.py); scales and shifts are gathered at the coordinates of the stored elements.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from op_registry.authoring import (
     layout_without_blocks,
     nonzero_count,
     result_dtype,
+    to_dense,
     to_layout,
     valid_in_all,
 )
 from op_registry.ops.normalization import batch_norms, norms
-from op_registry.ops.normalization.batch_norms import moved_on, write
+from op_registry.ops.normalization.batch_norms import updated_statistics, write
 from op_registry.ops.normalization.norms import affine, saved_statistics, shaped, standardised, with_validity
 
 aten = torch.ops.aten
@@ -40,68 +41,70 @@ aten = torch.ops.aten
 # ------------------------------------------------------------------------------------------- over the last dimensions
 
 
-def last_slices(x: Any, normalized_shape: Sequence[int]) -> Segments:
-    """The slices that a normalized_shape names."""
+def last_slices(x: Dense | Sparse, normalized_shape: Sequence[int]) -> tuple[Sparse, Segments]:
+    """The sparse record, and its slices over the dimensions of `normalized_shape`."""
     if not isinstance(x, Sparse):
         raise NotLowered("its input is stored densely")
     first = x.ndim - len(normalized_shape)
     if first < 0 or not normalized_shape or tuple(x.shape[first:]) != tuple(normalized_shape) or 0 in x.shape:
-        raise NotLowered("the shapes don't fit, or there is nothing in it")
+        raise NotLowered("the shapes do not match, or it is empty")
     sparse = x.pattern.ndim
     if first >= sparse:
-        raise NotLowered("the slices are rows of values: the rule itself runs on those, by torch's kernel (packed.py)")
-    return Segments(x, range(first, sparse), [d - sparse + 1 for d in range(max(first, sparse), x.ndim)])
+        raise NotLowered("the slices are rows of values, on which the rule itself runs, with torch's kernel")
+    return x, Segments(x, range(first, sparse), [d - sparse + 1 for d in range(max(first, sparse), x.ndim)])
 
 
-def parameter_at(parameter: Any, x: Sparse) -> Any:
+def parameter_at(parameter: Dense | Sparse | None, x: Sparse) -> Dense | None:
     """A scale or shift for each stored element."""
     if parameter is None or (isinstance(parameter, Dense) and parameter.ndim <= len(x.dense_sizes)):
         return parameter
-    found = align_to(parameter, x).map(lambda t: t.expand(x.values.shape))
-    return Sparse(found, x.pattern).flat
+    gathered = align_to(parameter, x).map(lambda t: t.expand(x.values.shape))
+    return Sparse(gathered, x.pattern).flat
 
 
 def rms_norm(
     op: OpOverload,
-    x: Any,
+    x: Dense | Sparse,
     normalized_shape: Sequence[int],
-    weight: Any = None,
+    weight: Dense | Sparse | None = None,
     eps: float | None = None,
 ) -> Sparse:
-    over = last_slices(x, normalized_shape)
+    x, over = last_slices(x, normalized_shape)
     if op is not aten.rms_norm.default or not x.dtype.is_floating_point:
-        raise NotLowered("it gives the scales as well, or torch refuses its dtype")
+        raise NotLowered("it also returns the scales, or torch refuses the dtype")
     flat, w = with_validity(x.flat), parameter_at(weight, x)
 
     def one_slice() -> Any:
-        return aten.rms_norm(flat.data.new_zeros(tuple(normalized_shape)), normalized_shape, detached_data(weight), eps)
+        row = flat.data.new_zeros(tuple(normalized_shape))
+        return aten.rms_norm(row, normalized_shape, detached_data(dense_or_none(weight)), eps)
 
     dtype = result_dtype(flat, (w,), one_slice)
     values = flat.filled(0).to(accumulation_dtype(x.dtype))
     count = over.count(flat)
-    least = torch.finfo(values.dtype).eps if eps is None else eps
-    scale = torch.where(count == 0, 1, over.sum(values.square()) / nonzero_count(count) + least).rsqrt()
+    eps = torch.finfo(values.dtype).eps if eps is None else eps
+    scale = torch.where(count == 0, 1, over.sum(values.square()) / nonzero_count(count) + eps).rsqrt()
     normalised = Dense(values * over.spread(scale), flat.validity).filled(0)
     return x.folded(Dense(affine(normalised, w, None).to(dtype), valid_in_all(x.flat, w)))
 
 
 def layer_norm(
     op: OpOverload,
-    x: Any,
+    x: Dense | Sparse,
     normalized_shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
+    weight: Dense | Sparse | None = None,
+    bias: Dense | Sparse | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Any:
-    over = last_slices(x, normalized_shape)
+    x, over = last_slices(x, normalized_shape)
     if op is aten.native_layer_norm.default and x.dense_sizes:
-        raise NotLowered("it gives the statistics as well, of which some are dense")
+        raise NotLowered("it also returns the statistics, and some of their dimensions are dense")
     flat, w, b = x.flat, parameter_at(weight, x), parameter_at(bias, x)
 
     def one_slice() -> Any:
         row = flat.data.new_zeros(tuple(normalized_shape))
-        return aten.layer_norm(row, normalized_shape, detached_data(weight), detached_data(bias), eps)
+        parameters = (detached_data(dense_or_none(p)) for p in (weight, bias))
+        return aten.layer_norm(row, normalized_shape, *parameters, eps)
 
     dtype = result_dtype(flat, (w, b), one_slice)
     values, m, scale = standardised(flat, over, eps)
@@ -112,35 +115,39 @@ def layer_norm(
     return (result, *saved_statistics(flat, (weight, bias), m, scale, shape))
 
 
-# ------------------------------------------------------------------------------------------------ groups of channels
+# ------------------------------------------------------------------------------------------------ group_norm
 
 
-def by_channel(parameter: Any, x: Sparse) -> Any:
-    """The parameter of its channel for each stored element."""
-    if parameter is None:
-        return None
-    if isinstance(parameter, Sparse):
-        raise NotLowered("a parameter is sparse")
-    return parameter_at(shaped(parameter, (-1,) + (1,) * (x.ndim - 2)), x)
+def by_channel(parameter: Dense | None, x: Sparse) -> Dense | None:
+    """For each stored element the parameter of its channel."""
+    return None if parameter is None else parameter_at(shaped(parameter, (-1,) + (1,) * (x.ndim - 2)), x)
 
 
-def channels_fit(x: Any, *parameters: Any) -> None:
+def with_sparse_channels(x: Dense | Sparse) -> Sparse:
+    """The record, if its dimension of channels is sparse; NotLowered otherwise."""
     if not isinstance(x, Sparse) or x.ndim < 2 or x.pattern.ndim < 2 or 0 in x.shape or not x.dtype.is_floating_point:
-        raise NotLowered("its channels are dense, or there is nothing in it, or torch refuses its dtype")
-    for p in parameters:
-        if p is not None and (not isinstance(p, Dense) or p.shape != x.shape[1:2] or p.dtype is not x.dtype):
-            raise NotLowered("a parameter is sparse, or of another shape or dtype")
+        raise NotLowered("its channels are dense, or it is empty, or torch refuses the dtype")
     if autocast_on(x.device):
         raise NotLowered("autocast chooses another dtype")
+    return x
+
+
+def channel_parameter(parameter: Dense | Sparse | None, x: Sparse) -> Dense | None:
+    """A parameter of `x`, if it is dense, with one value per channel and of the same dtype; NotLowered otherwise."""
+    if parameter is None:
+        return None
+    if not isinstance(parameter, Dense) or parameter.shape != x.shape[1:2] or parameter.dtype is not x.dtype:
+        raise NotLowered("a parameter is sparse, or of another shape or dtype")
+    return parameter
 
 
 @norms.group_norm.lowering(Sparse)
 def group_norm(
     op: OpOverload,
-    x: Any,
+    x: Dense | Sparse,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: Dense | Sparse | None = None,
+    bias: Dense | Sparse | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:
@@ -149,118 +156,140 @@ def group_norm(
 
 @norms.native_group_norm.lowering(Sparse)
 def native_group_norm(
-    op: OpOverload, x: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+    op: OpOverload,
+    x: Dense | Sparse,
+    weight: Dense | Sparse | None,
+    bias: Dense | Sparse | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
 ) -> Any:
     result, m, scale = _grouped(x, weight, bias, group, eps)
-    return (result, *saved_statistics(x.flat, (dense_or_none(weight), dense_or_none(bias)), m, scale, (N, group)))
+    return (result, *saved_statistics(x, (weight, bias), m, scale, (N, group)))
 
 
-def _grouped(x: Any, weight: Any, bias: Any, groups: int, eps: float) -> tuple[Sparse, Moments, Tensor]:
-    weight, bias = dense_or_none(weight), dense_or_none(bias)  # a number for each channel
-    channels_fit(x, weight, bias)
+def _grouped(
+    x: Dense | Sparse, weight: Dense | Sparse | None, bias: Dense | Sparse | None, groups: int, eps: float
+) -> tuple[Sparse, Moments, Tensor]:
+    x = with_sparse_channels(x)
+    w, b = (channel_parameter(dense_or_none(p), x) for p in (weight, bias))
     if groups < 1 or x.shape[1] % groups:
         raise NotLowered("torch refuses the number of groups")
-    lined = to_layout(x, torch.sparse_coo)
-    split = call(aten.view.default, lined, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    coo = to_layout(x, torch.sparse_coo)
+    split = call(aten.view.default, coo, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
     sparse = split.pattern.ndim
     over = Segments(split, range(2, sparse), [d - sparse + 1 for d in range(sparse, split.ndim)])
     values, m, scale = standardised(split.flat, over, eps)
-    w, b = by_channel(weight, lined), by_channel(bias, lined)
-    result = lined.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(lined.flat, w, b)))
+    w, b = by_channel(w, coo), by_channel(b, coo)
+    result = coo.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(coo.flat, w, b)))
     return to_layout(result, layout_without_blocks(x.pattern.layout)), m, scale
 
 
-# ------------------------------------------------------------------------------------------------- batch and instance
+# --------------------------------------------------------------------------------------------------- running statistics
 
 
-def _by_own(x: Sparse, weight: Any, bias: Any, along: Sequence[int], eps: float) -> tuple[Sparse, Moments, Tensor]:
+def _by_own_statistics(
+    x: Sparse, weight: Dense | None, bias: Dense | None, dims: Sequence[int], eps: float
+) -> tuple[Sparse, Moments, Tensor]:
     sparse = x.pattern.ndim
-    if not along:
-        raise NotLowered("its statistics are of dense dimensions alone")
-    over = Segments(x, along, range(1, x.ndim - sparse + 1))
+    if not dims:
+        raise NotLowered("its statistics run over dense dimensions only")
+    over = Segments(x, dims, range(1, x.ndim - sparse + 1))
     values, m, scale = standardised(x.flat, over, eps)
     w, b = by_channel(weight, x), by_channel(bias, x)
     return x.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(x.flat, w, b))), m, scale
 
 
-def _by_given(x: Sparse, weight: Any, bias: Any, mean: Any, var: Any, eps: float) -> Sparse:
+def _by_given_statistics(
+    x: Sparse, weight: Dense | None, bias: Dense | None, mean: Dense | None, var: Dense | None, eps: float
+) -> Sparse:
     if mean is None or var is None:
         raise NotLowered("torch refuses it without statistics")
     flat = x.flat
     w, b, m, v = (by_channel(p, x) for p in (weight, bias, mean, var))
+    assert m is not None
+    assert v is not None
     wide = accumulation_dtype(x.dtype)
     scale = (v.filled(1).to(wide) + eps).rsqrt()
     values = (flat.filled(0).to(wide) - m.filled(0).to(wide)) * scale
     return x.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(flat, w, b, m, v)))
 
 
-def _with_statistics(
-    x: Any, along: Sequence[int], parameters: Sequence[Any], own: bool, momentum: float, eps: float
+def _normalised(
+    x: Dense | Sparse,
+    dims: Sequence[int],
+    parameters: Sequence[Dense | Sparse | None],
+    own: bool,
+    momentum: float,
+    eps: float,
 ) -> tuple[Sparse, Moments | None, Tensor | None]:
-    weight, bias = dense_or_none(parameters[0]), dense_or_none(parameters[1])  # a number for each channel
-    mean, var = parameters[2:]
-    channels_fit(x, weight, bias, mean, var)
+    """By its own statistics over `dims`, which update the running ones, or by the running ones."""
+    x = with_sparse_channels(x)
+    weight, bias = (channel_parameter(dense_or_none(p), x) for p in parameters[:2])
+    mean, var = (channel_parameter(p, x) for p in parameters[2:])
     if any(p is not None and p.data.requires_grad for p in (mean, var)):
         raise NotLowered("torch refuses running statistics that require grad")
     if not own:
-        return _by_given(x, weight, bias, mean, var, eps), None, None
-    result, m, scale = _by_own(x, weight, bias, along, eps)
-    rows = Moments(*(t.reshape(-1, x.shape[1]) for t in (m.count, m.mean, m.mean, m.mean, m.square)))
-    for record, values in zip((mean, var), moved_on(mean, var, rows, momentum), strict=True):
-        write(record, values)
+        return _by_given_statistics(x, weight, bias, mean, var, eps), None, None
+    result, m, scale = _by_own_statistics(x, weight, bias, dims, eps)
+    by_row = Moments(*(t.reshape(-1, x.shape[1]) for t in (m.count, m.mean, m.mean, m.mean, m.square)))
+    for running, values in zip((mean, var), updated_statistics(mean, var, by_row, momentum), strict=True):
+        write(running, values)
     return result, m, scale
 
 
 @batch_norms.batch_norm.lowering(Sparse)
 def batch_norm(
     op: OpOverload,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    x: Dense | Sparse,
+    weight: Dense | Sparse | None,
+    bias: Dense | Sparse | None,
+    running_mean: Dense | Sparse | None,
+    running_var: Dense | Sparse | None,
     training: bool,
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    along = _over_batch(x)
-    return _with_statistics(x, along, (weight, bias, running_mean, running_var), training, momentum, eps)[0]
+    dims = _sparse_dims_but_channels(x)
+    return _normalised(x, dims, (weight, bias, running_mean, running_var), training, momentum, eps)[0]
 
 
-def _over_batch(x: Any) -> list[int]:
+def _sparse_dims_but_channels(x: Dense | Sparse) -> list[int]:
     return [d for d in range(x.pattern.ndim) if d != 1] if isinstance(x, Sparse) else []
 
 
 @batch_norms.native_batch_norm.lowering(Sparse)
 def native_batch_norm(
     op: OpOverload,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    x: Dense | Sparse,
+    weight: Dense | Sparse | None,
+    bias: Dense | Sparse | None,
+    running_mean: Dense | Sparse | None,
+    running_var: Dense | Sparse | None,
     training: bool,
     momentum: float,
     eps: float,
 ) -> Any:
     if not training or op is aten._native_batch_norm_legit_functional.default:
-        raise NotLowered("it uses the running statistics, or returns them")
+        raise NotLowered("it uses the running statistics or returns them")
     parameters = (weight, bias, running_mean, running_var)
-    result, m, scale = _with_statistics(x, _over_batch(x), parameters, True, momentum, eps)
+    result, m, scale = _normalised(x, _sparse_dims_but_channels(x), parameters, True, momentum, eps)
     assert m is not None
     assert scale is not None
-    return (result, *saved_statistics(x.flat, [dense_or_none(p) for p in parameters], m, scale, (-1,)))
+    return (result, *saved_statistics(x, parameters, m, scale, (-1,)))
 
 
 @batch_norms.batch_norm_with_update.lowering(Sparse)
 def batch_norm_with_update(
     op: OpOverload,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    x: Dense | Sparse,
+    weight: Dense | Sparse | None,
+    bias: Dense | Sparse | None,
+    running_mean: Dense | Sparse | None,
+    running_var: Dense | Sparse | None,
     momentum: float,
     eps: float,
 ) -> Any:
@@ -268,36 +297,36 @@ def batch_norm_with_update(
         raise NotLowered("it returns the running statistics")
     native = aten._native_batch_norm_legit.default
     result = native_batch_norm(native, x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return (*result, x.values.data.new_empty(0, dtype=torch.uint8))
+    return (*result, result[0].values.data.new_empty(0, dtype=torch.uint8))
 
 
 @batch_norms.instance_norm.lowering(Sparse)
 def instance_norm(
     op: OpOverload,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    x: Dense | Sparse,
+    weight: Dense | Sparse | None,
+    bias: Dense | Sparse | None,
+    running_mean: Dense | Sparse | None,
+    running_var: Dense | Sparse | None,
     use_input_stats: bool,
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    along = list(range(2, x.pattern.ndim)) if isinstance(x, Sparse) else []
-    return _with_statistics(x, along, (weight, bias, running_mean, running_var), use_input_stats, momentum, eps)[0]
+    dims = list(range(2, x.pattern.ndim)) if isinstance(x, Sparse) else []
+    return _normalised(x, dims, (weight, bias, running_mean, running_var), use_input_stats, momentum, eps)[0]
 
 
 # ----------------------------------------------------------------------------------------------------- norms of slices
 
 
 @norms.renorm.lowering(Sparse)
-def renorm(op: OpOverload, x: Any, p: float, dim: int, maxnorm: float) -> Any:
+def renorm(op: OpOverload, x: Dense | Sparse, p: float, dim: int, maxnorm: float) -> Any:
     op(torch.empty(x.shape, dtype=x.dtype, device="meta"), p, dim, maxnorm)  # raises torch's errors
     if x.ndim < 2 or 0 in x.shape:
-        raise NotLowered("there is one dimension, or nothing in it")
-    at = dim % x.ndim
-    norm = dense_or_none(call(aten.linalg_vector_norm.default, x, p, [d for d in range(x.ndim) if d != at])).filled(0)
+        raise NotLowered("it has one dimension, or is empty")
+    dim = dim % x.ndim
+    norm = to_dense(call(aten.linalg_vector_norm.default, x, p, [d for d in range(x.ndim) if d != dim])).filled(0)
     factor = torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1).to(x.dtype.to_real())
-    factor = factor.reshape([-1 if d == at else 1 for d in range(x.ndim)])
+    factor = factor.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
     return call(aten.mul.Tensor, x, Dense(factor))

@@ -13,7 +13,6 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    AnyRecord,
     Dense,
     NotLowered,
     Number,
@@ -161,5 +160,5 @@ def vector_norm(
 
 
 @reductions.dist.lowering(Sparse)
-def dist(op: OpOverload, x: AnyRecord, y: AnyRecord, p: float = 2) -> Dense:
+def dist(op: OpOverload, x: Dense | Sparse, y: Dense | Sparse, p: float = 2) -> Dense:
     return distance(x, y, p, None)
