@@ -151,7 +151,7 @@ def _output_validity(
     return intersect(rows, served)
 
 
-# ---------------------------------------------------------------------------------------------------- fused attention
+# ------------------------------------------------------------------------------------------------------ fused attention
 
 
 @masked_rule(aten.scaled_dot_product_attention.default, category=ATTENTION)
@@ -265,7 +265,7 @@ def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
     return choice
 
 
-# ----------------------------------------------------------------------- whole layers, which torch.nn calls in eval()
+# ------------------------------------------------------------------------- whole layers, which torch.nn calls in eval()
 
 
 def _in_heads(x: Dense, heads: int) -> Dense:

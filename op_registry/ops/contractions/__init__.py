@@ -1,13 +1,13 @@
 """Contractions: sums of products, and distances between rows.
 
-Law: a factor that is invalid contributes nothing; a sum is valid where at least one of its products is.
+Law: a product with an invalid factor contributes nothing; a sum is valid where at least one of its products is.
 
-    matmul            products of dense records
-    distances         cdist, pdist, cosine similarity
-    sparse            products with one sparse factor
-    packed            products of hybrid storage with a plain weight
-    sparse_sums       what is left: several sparse factors, and sums with another operand
-    sparse_distances  distances of sparse records
+    matmul            matrix products, bilinear forms, affine grids
+    distances         cdist, pdist, cosine_similarity
+    sparse            matrix products with sparse factors that have no dense dimensions
+    packed            products of hybrid storage with a plain matrix, row by row
+    sparse_sums       all other matrix products with sparse operands, element by element
+    sparse_distances  cdist, pdist, cosine_similarity on sparse storage
     backward          torch's gradient formulas, called by hand
 """
 
@@ -16,12 +16,12 @@ from op_registry.ops.contractions import backward, distances, matmul, packed, sp
 
 __all__ = ["backward", "distances", "matmul", "packed", "sparse", "sparse_distances", "sparse_sums"]
 
-# A sparse factor as a whole; then row by row with a plain matrix; then element by element.
+# Sparse matrices as a whole, else row by row with a plain matrix, else element by element.
 matmul.mm.lowering(Sparse)(first_of(sparse.mm, packed.mm, sparse_sums.mm))
 matmul.addmm.lowering(Sparse)(first_of(sparse.addmm_with_sparse, packed.addmm, sparse_sums.addmm))
 matmul.matmul.lowering(Sparse)(
     first_of(sparse.matmul_with_sparse, packed.matmul_with_plain, sparse_sums.matmul_of_vectors)
 )
 matmul.linear.lowering(Sparse)(first_of(sparse.linear_with_sparse, packed.linear, sparse_sums.linear))
-matmul.linear.lowering(Permuted)(on_last_dims(packed.linear, lambda x, *args, **kwargs: 1))
-matmul.matmul.lowering(Permuted)(on_last_dims(packed.matmul_with_plain, lambda x, other: 1))
+matmul.linear.lowering(Permuted)(on_last_dims(packed.linear, lambda input, *args, **kwargs: 1))
+matmul.matmul.lowering(Permuted)(on_last_dims(packed.matmul_with_plain, lambda self, other: 1))

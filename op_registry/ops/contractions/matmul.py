@@ -1,16 +1,16 @@
-"""Matrix products, and what is made of them.
+"""Matrix products, alone and with an added operand; bilinear forms; affine grids.
 
-Law: a contraction is the sum of products over the index tuples whose factors are all valid, and is valid where there is
-at least one such tuple, or where there was none to begin with (a contracted dimension of size 0). An added `self` or
-bias is elementwise: it never revives, and with ``beta=0`` neither its values nor its mask take part.
+Law: a contraction is the sum of products over the index tuples whose factors are all valid. It is valid where there is
+at least one such tuple, or no tuple at all (a contracted dimension of size 0). An added `self` or bias is elementwise:
+it never makes an invalid element valid, and with ``beta=0`` neither its values nor its mask take part.
 
-Every factor is filled with 0, and the operator itself runs once. Its mask costs far less: while only one factor is
-masked, "some element of the row is valid" is all there is to know, and broadcasts over the other; only where two masks
-meet is a product of validities needed. As in every padded batch, 0 · inf is NaN: a valid infinity that meets an invalid
-factor spoils the sum.
+Every factor is filled with 0, and the operator itself runs once. The result's mask costs far less: with one masked
+factor, "some element of the row is valid" decides, and broadcasts over the other factor; only two masked factors need
+a product of validities. As in every padded batch, 0 · inf is NaN: a valid infinity times an invalid factor spoils the
+sum.
 
 einsum, tensordot, inner, outer, kron, bilinear and chains of products are left to torch's decompositions: contracting
-in steps finds the same tuples as contracting at once.
+in steps sums over the same tuples as contracting at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------------- masks of products
+# ------------------------------------------------------------------------------------------------- validity of products
 
 
 def matmul_validity(a: Dense, b: Dense) -> Tensor | None:
@@ -58,20 +58,20 @@ def vector_validity(a: Dense, b: Dense) -> Tensor | None:
         return a.any_valid(-1)
     if a.validity is None:
         return b.any_valid(-1 if b.ndim == 1 else -2)
-    rows, columns = aligned_validity(a), aligned_validity(b)
-    assert rows is not None
-    assert columns is not None
+    left, right = aligned_validity(a), aligned_validity(b)
+    assert left is not None
+    assert right is not None
     if b.ndim == 1:
-        return Dense(a.data, intersect(rows, columns)).any_valid(-1)
-    return Dense(b.data, intersect(rows.unsqueeze(-1), columns)).any_valid(-2)
+        return Dense(a.data, intersect(left, right)).any_valid(-1)
+    return Dense(b.data, intersect(left.unsqueeze(-1), right)).any_valid(-2)
 
 
 def with_bias(data: Tensor, validity: Tensor | None, bias: Dense | None, beta: Number = 1) -> Dense:
-    """A product to which `beta` times `bias` was added."""
+    """The record of a product to which `beta` times `bias` was added."""
     return Dense(data, validity if bias is None or beta == 0 else intersect(validity, bias.validity))
 
 
-# ---------------------------------------------------------------------------------------------------------- products
+# ------------------------------------------------------------------------------------------------------------- products
 
 
 @masked_rule(
@@ -106,14 +106,14 @@ def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
     if weight.ndim == 1:
         validity = matmul_validity(input, weight)
     elif weight.validity is None:
-        # One validity for a token stays one validity for a token.
+        # One validity per token stays one validity per token.
         validity = None if input.shape[-1] == 0 else input.any_valid(-1, keepdim=True)
     else:
         validity = matmul_validity(input, transposed(weight))
     return with_bias(data, validity, bias)
 
 
-# ------------------------------------------------------------------------------------------------ products and a sum
+# --------------------------------------------------------------------------------------------- products plus an operand
 
 
 @masked_rule(
@@ -183,27 +183,27 @@ def _trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Dense:
-    """What bilinear is made of: the sum over `sumdim` of i1 · i2 · i3, each with dimensions of size 1 put in."""
+    """The core of bilinear: the sum over `sumdim` of i1 · i2 · i3, each with dimensions of size 1 inserted."""
 
     def contract(factors: Sequence[Tensor]) -> Any:
         return aten._trilinear(*factors, expand1, expand2, expand3, sumdim, unroll_dim)
 
     factors = (i1, i2, i3)
     data = contract([x.filled(0) for x in factors])
-    shapes = [_with_ones(x.shape, put_in) for x, put_in in zip(factors, (expand1, expand2, expand3), strict=True)]
+    shapes = [_unsqueezed(x.shape, dims) for x, dims in zip(factors, (expand1, expand2, expand3), strict=True)]
     if all_valid(*factors) or any(shape[d] == 0 for shape in shapes for d in sumdim):
         return Dense(data)
-    return Dense(data, contract([_as_number(x) for x in factors]) > 0.5)
+    return Dense(data, contract([_numeric_validity(x) for x in factors]) > 0.5)
 
 
-def _with_ones(shape: Sequence[int], put_in: Sequence[int]) -> list[int]:
+def _unsqueezed(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
     sizes = list(shape)
-    for d in sorted(put_in):
+    for d in sorted(dims):
         sizes.insert(d, 1)
     return sizes
 
 
-def _as_number(x: Dense) -> Tensor:
+def _numeric_validity(x: Dense) -> Tensor:
     """1 for a valid element and 0 for an invalid one, to be multiplied and summed."""
     v = x.full_validity
     return torch.ones_like(x.data, dtype=torch.float32) if v is None else v.to(torch.float32)
@@ -211,7 +211,7 @@ def _as_number(x: Dense) -> Tensor:
 
 @masked_rule(aten.affine_grid_generator.default, category=CONTRACTION)
 def affine_grid_generator(theta: Dense, size: Sequence[int], align_corners: bool) -> Dense:
-    """Each coordinate of the grid is a row of theta times a base point, of which every coordinate is there."""
+    """Each coordinate of the grid is a row of theta times a base point whose coordinates are all valid."""
     grid = aten.affine_grid_generator(theta.filled(0), size, align_corners)
     rows = theta.any_valid(-1)
     return Dense(grid, None if rows is None else rows[(slice(None), *[None] * (grid.ndim - 2))])
@@ -219,7 +219,7 @@ def affine_grid_generator(theta: Dense, size: Sequence[int], align_corners: bool
 
 @affine_grid_generator.samples
 def _affine_grids(make: Callable[[tuple[int, ...]], Tensor]) -> Iterator[tuple[Any, ...]]:
-    """In the plane and in space."""
+    """In two and in three dimensions."""
     for corners in (False, True):
         yield (make((2, 2, 3)), [2, 1, 3, 4], corners)
         yield (make((2, 3, 4)), [2, 1, 3, 2, 4], corners)
@@ -227,6 +227,6 @@ def _affine_grids(make: Callable[[tuple[int, ...]], Tensor]) -> Iterator[tuple[A
 
 sampled_addmm = refused(
     aten.sparse_sampled_addmm.default,
-    reason="it works on a sparse tensor of torch's own, in which what is absent is zero",
-    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which what is absent is invalid",
+    reason="it works on a torch.sparse tensor, in which unspecified elements are zero",
+    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which they are invalid",
 )

@@ -1,17 +1,17 @@
 """Matrix products with sparse storage.
 
-Law: as matmul.py has it. The tuples whose factors are both valid are among those whose factors are both stored, so
-nothing else is looked at. Sparse by dense is dense, as is dense by sparse; sparse by sparse is sparse; a product of
-dense factors that is added to a sparse tensor is computed in that one's places alone (torch's `sampled_addmm`).
+Law: that of matmul.py. Valid factors are stored, so only pairs of stored factors are visited. Sparse by dense and dense
+by sparse give a dense result, sparse by sparse a sparse one. A product of dense factors that is added to a sparse
+tensor is computed only where that tensor stores elements (torch's `sampled_addmm`).
 
-Where both operands are stored densely but for one, and it has dense dimensions of its own, packed.py goes first.
+Sparse operands with dense dimensions are left to packed.py and sparse_sums.py; __init__.py has the order.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,44 +47,44 @@ from op_registry.ops.contractions.matmul import with_bias
 aten = torch.ops.aten
 
 
-# ----------------------------------------------------------------------------------------------- what they are made of
+# ---------------------------------------------------------------------------------------------- products of two factors
 
 
-def placed(x: Sparse, batched: bool) -> RowColumn:
-    """Where the elements of `x` (*batch, rows, columns) are in one long matrix: batches of rows one below the other.
+def row_column(x: Sparse, batched: bool) -> RowColumn:
+    """The coordinates of the elements of `x` (*batch, rows, columns) in one matrix of all batches' rows.
 
-    `batched`: the columns of each batch are columns of their own, one behind the other.
+    `batched`: the columns of all batches lie side by side as well, so that the matrix is block-diagonal.
     """
-    return x.pattern.remembered(("placed", batched), lambda: _placed(x, batched))
+    return x.pattern.remembered(("placed", batched), lambda: _row_column(x, batched))
 
 
-def _placed(x: Sparse, batched: bool) -> RowColumn:
-    pattern, places = x.pattern, x.pattern.places()
+def _row_column(x: Sparse, batched: bool) -> RowColumn:
+    pattern, coordinates = x.pattern, x.pattern.places()
     *batch, rows, columns = pattern.sizes
     number = math.prod(batch)
-    row = ravel(places[:-1], pattern.sizes[:-1])
-    column = ravel((*places[:-2], places[-1]), (*batch, columns)) if batched else places[-1]
+    row = ravel(coordinates[:-1], pattern.sizes[:-1])
+    column = ravel((*coordinates[:-2], coordinates[-1]), (*batch, columns)) if batched else coordinates[-1]
     in_order = pattern.block is None and pattern.layout not in BY_COLUMN
     ends = pattern.pieces[0] if in_order and len(pattern.pieces) > 1 else None
     ends = ends if ends is None or ends.dtype is torch.int64 else ends.to(torch.int64)
     return RowColumn(row, column, number * rows, columns * (number if batched else 1), in_order=in_order, ends=ends)
 
 
-def matrix(x: Any, least: int = 2) -> Sparse:
-    """A sparse operand without dense dimensions; NotLowered for others."""
-    if not isinstance(x, Sparse) or x.dense_sizes or x.ndim < least or 0 in x.shape:
-        raise NotLowered("its sparse operand is no matrix, or has dense dimensions, or nothing in it")
+def matrix(x: Dense | Sparse) -> Sparse:
+    """A sparse operand that is a matrix, or a batch of them, without dense dimensions; NotLowered otherwise."""
+    if not isinstance(x, Sparse) or x.dense_sizes or x.ndim < 2 or 0 in x.shape:
+        raise NotLowered("its sparse operand is not a matrix, has dense dimensions or is empty")
     return x
 
 
-def checked(a: Any, b: Any) -> None:
-    """Operands that torch would multiply, and with which it would not do anything else first."""
+def check_factors(a: Dense | Sparse, b: Dense | Sparse) -> None:
+    """NotLowered unless torch would multiply these operands, without converting them first."""
     if (
         a.dtype is not b.dtype
         or a.shape[-1] != b.shape[-2]
         or (a.ndim == 3 and b.ndim == 3 and a.shape[0] != b.shape[0])
     ):
-        raise NotLowered(f"{tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype} are no factors")
+        raise NotLowered(f"{tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype} cannot be multiplied")
     if autocast_on(a.device):
         raise NotLowered("autocast chooses another dtype")
     if a.dtype is torch.bool:
@@ -95,132 +95,130 @@ def sparse_by_dense(a: Sparse, b: Dense) -> Dense:
     """(*batch, m, k) by (k, n), or (batch, m, k) by (batch, k, n)."""
     if b.ndim not in (2, a.ndim) or a.ndim > 3:
         raise NotLowered("its operands are broadcast over batches")
-    checked(a, b)
-    where, flat = placed(a, batched=b.ndim == 3), a.flat
+    check_factors(a, b)
+    coordinates, flat = row_column(a, batched=b.ndim == 3), a.flat
     columns = b.shape[-1]
     shape = (*a.shape[:-1], columns)
-    data = spmm(flat.filled(0), b.filled(0).flatten(0, -2), where).reshape(shape)
+    data = spmm(flat.filled(0), b.filled(0).flatten(0, -2), coordinates).reshape(shape)
     if b.validity is None or b.shape[-1] == 0:
-        some = Segments(a, (a.pattern.ndim - 1,)).count(flat) > 0
-        return Dense(data, as_int8(some).reshape(*a.shape[:-1], 1))
-    counts = as_int8(b.full_validity).to(torch.float32).flatten(0, -2)  # type: ignore[arg-type]
-    met = spmm(as_int8(full_mask(flat)).to(torch.float32), counts, where)
-    return Dense(data, as_int8(met > 0.5).reshape(shape))
+        row_exists = Segments(a, (a.pattern.ndim - 1,)).count(flat) > 0
+        return Dense(data, as_int8(row_exists).reshape(*a.shape[:-1], 1))
+    b_valid = as_int8(b.full_validity).to(torch.float32).flatten(0, -2)  # type: ignore[arg-type]
+    valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), b_valid, coordinates)
+    return Dense(data, as_int8(valid_products > 0.5).reshape(shape))
 
 
 def dense_by_sparse(a: Dense, b: Sparse) -> Dense:
-    """(m, k) by (k, n), by transposition."""
+    """(m, k) by (k, n), as the transpose of sparse by dense."""
     if a.ndim != 2 or b.ndim != 2:
         raise NotLowered("its operands are broadcast over batches")
-    checked(a, b)
-    where, flat = placed(b, batched=False).transposed, b.flat
-    data = spmm(flat.filled(0), a.filled(0).t(), where).t().contiguous()
+    check_factors(a, b)
+    coordinates, flat = row_column(b, batched=False).transposed, b.flat
+    data = spmm(flat.filled(0), a.filled(0).t(), coordinates).t().contiguous()
     if a.validity is None or a.shape[0] == 0:
-        some = Segments(b, (0,)).count(flat) > 0
-        return Dense(data, as_int8(some).reshape(1, -1))
-    counts = as_int8(a.full_validity).to(torch.float32)  # type: ignore[arg-type]
-    met = spmm(as_int8(full_mask(flat)).to(torch.float32), counts.t(), where)
-    return Dense(data, as_int8(met > 0.5).t())
+        column_exists = Segments(b, (0,)).count(flat) > 0
+        return Dense(data, as_int8(column_exists).reshape(1, -1))
+    a_valid = as_int8(a.full_validity).to(torch.float32)  # type: ignore[arg-type]
+    valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), a_valid.t(), coordinates)
+    return Dense(data, as_int8(valid_products > 0.5).t())
 
 
 def sparse_by_sparse(a: Sparse, b: Sparse) -> Sparse:
-    """Each element of `a` by the elements in the row of `b` that its column names, summed where they meet.
+    """Each element of `a` times the row of `b` that its column selects; products with equal coordinates are summed.
 
-    Batches are one product of block-diagonal matrices: an element meets the row of its own batch.
+    Batches are one product of block-diagonal matrices, so that each element selects a row of its own batch.
     """
     if a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2]:
         raise NotLowered("its operands are broadcast over batches")
     if being_traced(a.values.data):
-        raise NotLowered("how many products there will be is not known while tracing")
-    checked(a, b)
+        raise NotLowered("the number of products is not known while tracing")
+    check_factors(a, b)
     left, right, batched = a.flat, b.flat, a.ndim > 2
-    where = placed(a, batched)
-    order, columns, ends = placed(b, batched).by_row()
-    each = ends.diff()[where.column]  # partners of every element of `a`
-    source = torch.repeat_interleave(each)
-    before = ends[where.column] - (each.cumsum(0) - each)
-    partner = before[source] + torch.arange(source.shape[0], device=a.device)
-    row, column = where.row[source], columns[partner]
+    coordinates = row_column(a, batched)
+    order, columns, ends = row_column(b, batched).by_row()
+    partner_counts = ends.diff()[coordinates.column]  # for every element of `a`
+    source = torch.repeat_interleave(partner_counts)
+    offset = ends[coordinates.column] - (partner_counts.cumsum(0) - partner_counts)
+    partner = offset[source] + torch.arange(source.shape[0], device=a.device)
+    row, column = coordinates.row[source], columns[partner]
     partner = partner if order is None else order[partner]
     validity = None
     if left.validity is not None or right.validity is not None:
         validity = intersect(as_int8(full_mask(left))[source], as_int8(full_mask(right))[partner])
     products = Dense(left.filled(0)[source] * right.filled(0)[partner], validity)
-    places = (*unravel(row, a.shape[:-1]), column % b.shape[-1]) if batched else (row, column)
-    return coalesce(layout_without_blocks(a.pattern.layout), places, products, (*a.shape[:-1], b.shape[-1]))
+    unraveled = (*unravel(row, a.shape[:-1]), column % b.shape[-1]) if batched else (row, column)
+    return coalesce(layout_without_blocks(a.pattern.layout), unraveled, products, (*a.shape[:-1], b.shape[-1]))
 
 
-def product(a: Any, b: Any) -> Dense | Sparse:
-    """A product of which a factor is sparse."""
-    if isinstance(a, Sparse) and isinstance(b, Sparse):
-        return sparse_by_sparse(matrix(a), matrix(b))
+def product(a: Dense | Sparse, b: Dense | Sparse) -> Dense | Sparse:
+    """A product with one or two sparse factors."""
     if isinstance(a, Sparse):
-        return sparse_by_dense(matrix(a), b)
+        return sparse_by_sparse(matrix(a), matrix(b)) if isinstance(b, Sparse) else sparse_by_dense(matrix(a), b)
     return dense_by_sparse(a, matrix(b))
 
 
 def sampled(self: Sparse, a: Dense, b: Dense, beta: Number, alpha: Number) -> Sparse:
-    """``beta * self + alpha * a @ b`` in the places of `self` alone: where that is absent, the sum is invalid."""
-    checked(a, b)
+    """``beta * self + alpha * a @ b`` where `self` is stored; elsewhere the sum is invalid."""
+    check_factors(a, b)
     if self.shape != (a.shape[0], b.shape[1]) or a.shape[1] == 0 or self.dtype is not a.dtype:
-        raise NotLowered("its operands are broadcast, or of different dtypes, or nothing is contracted")
-    where, flat = placed(self, batched=False), self.flat
-    found = sddmm(a.filled(0), b.filled(0).t(), where)
-    data = alpha * found + (beta * flat.data if beta != 0 else 0)
+        raise NotLowered("its operands are broadcast or differ in dtype, or nothing is contracted")
+    coordinates, flat = row_column(self, batched=False), self.flat
+    products = sddmm(a.filled(0), b.filled(0).t(), coordinates)
+    data = alpha * products + (beta * flat.data if beta != 0 else 0)
     validity = None
     if a.validity is not None or b.validity is not None:
-        met = [as_int8(full_mask(x)).expand(x.shape).to(torch.float32) for x in (a, b)]
-        validity = as_int8(sddmm(met[0], met[1].t(), where) > 0.5)
+        a_valid, b_valid = (as_int8(full_mask(x)).expand(x.shape).to(torch.float32) for x in (a, b))
+        validity = as_int8(sddmm(a_valid, b_valid.t(), coordinates) > 0.5)
     return self.folded(Dense(data, validity).masked_by(flat.full_validity))
 
 
-# ---------------------------------------------------------------------------------------------------------- operators
+# ------------------------------------------------------------------------------------------------------------ operators
 
 
-def rounded_once(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A product of half-precision operands in the precision in which torch sums them, rounded at its end."""
+def rounded_once(lowering: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: products of half-precision operands in torch's accumulation dtype, rounded once at the end."""
 
-    @functools.wraps(run)
-    def wide(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(lowering)
+    def in_accumulation_dtype(*args: Any, **kwargs: Any) -> Any:
         dtypes: set[torch.dtype] = set()
         map_tensors(lambda r: dtypes.add(r.dtype), [*args, *kwargs.values()], (Dense, Sparse))
         (dtype,) = dtypes if len(dtypes) == 1 else (None,)
         if dtype is None or accumulation_dtype(dtype) is dtype or autocast_on(_device_of(args)):
-            return run(*args, **kwargs)
-        precise = accumulation_dtype(dtype)
-        positional, named = map_tensors(lambda r: cast(r, precise), (list(args), list(kwargs.items())), (Dense, Sparse))
-        return map_tensors(lambda r: cast(r, dtype), run(*positional, **dict(named)), (Dense, Sparse))
+            return lowering(*args, **kwargs)
+        wide = accumulation_dtype(dtype)
+        positional, named = map_tensors(lambda r: cast(r, wide), (list(args), list(kwargs.items())), (Dense, Sparse))
+        return map_tensors(lambda r: cast(r, dtype), lowering(*positional, **dict(named)), (Dense, Sparse))
 
-    return wide
-
-
-def _device_of(args: Any) -> torch.device:
-    found: list[torch.device] = []
-    map_tensors(lambda r: found.append(r.device), list(args), (Dense, Sparse))
-    return found[0]
+    return in_accumulation_dtype
 
 
-def cast(record: Any, dtype: torch.dtype) -> Any:
+def _device_of(args: Sequence[Any]) -> torch.device:
+    devices: list[torch.device] = []
+    map_tensors(lambda r: devices.append(r.device), list(args), (Dense, Sparse))
+    return devices[0]
+
+
+def cast(record: Dense | Sparse, dtype: torch.dtype) -> Dense | Sparse:
     """A record in another dtype."""
     if isinstance(record, Sparse):
-        return record.like(cast(record.values, dtype))
+        return record.like(record.values.like(record.values.data.to(dtype)))
     return record.like(record.data.to(dtype))
 
 
 def matrix_dims(op: OpOverload) -> int:
-    """How many dimensions the factors of mm, addmm, bmm and baddbmm have."""
+    """The number of dimensions of the factors of mm, addmm, bmm and baddbmm."""
     return 3 if "bmm" in op._schema.name else 2
 
 
 @rounded_once
-def mm(op: OpOverload, self: Any, mat2: Any, *out_dtype: torch.dtype) -> Any:
+def mm(op: OpOverload, self: Dense | Sparse, mat2: Dense | Sparse, *out_dtype: torch.dtype) -> Any:
     if out_dtype or op._schema.name == "aten::_int_mm" or {self.ndim, mat2.ndim} != {matrix_dims(op)}:
-        raise NotLowered("its result has a dtype of its own, or torch refuses it")
+        raise NotLowered("its result has another dtype, or torch refuses it")
     return product(self, mat2)
 
 
 @rounded_once
-def matmul_with_sparse(op: OpOverload, self: Any, other: Any) -> Any:
+def matmul_with_sparse(op: OpOverload, self: Dense | Sparse, other: Dense | Sparse) -> Any:
     if op not in (aten.matmul.default, aten.mv.default, aten.linalg_matmul.default):
         raise NotLowered("it is a product of vectors")
     if other.ndim == 1:
@@ -237,9 +235,11 @@ def matmul_with_sparse(op: OpOverload, self: Any, other: Any) -> Any:
 
 
 @rounded_once
-def linear_with_sparse(op: OpOverload, input: Any, weight: Any, bias: Any = None) -> Any:
+def linear_with_sparse(
+    op: OpOverload, input: Dense | Sparse, weight: Dense | Sparse, bias: Dense | Sparse | None = None
+) -> Any:
     if weight.ndim != 2 or not isinstance(input, Sparse) or not isinstance(weight, Dense) or isinstance(bias, Sparse):
-        raise NotLowered("its weight is no matrix, or its weight or bias is sparse")
+        raise NotLowered("its weight is not a matrix, or its weight or bias is sparse")
     result = sparse_by_dense(matrix(input), transposed(weight))
     return _summed(result.data, result, bias)
 
@@ -247,26 +247,26 @@ def linear_with_sparse(op: OpOverload, input: Any, weight: Any, bias: Any = None
 @rounded_once
 def addmm_with_sparse(
     op: OpOverload,
-    self: Any,
-    mat1: Any,
-    mat2: Any,
+    self: Dense | Sparse,
+    mat1: Dense | Sparse,
+    mat2: Dense | Sparse,
     *out_dtype: torch.dtype,
     beta: Number = 1,
     alpha: Number = 1,
 ) -> Any:
     if out_dtype:
-        raise NotLowered("its result has a dtype of its own")
+        raise NotLowered("its result has another dtype")
     if not (self.dtype.is_floating_point or self.dtype.is_complex) and any(type(s) is float for s in (beta, alpha)):
-        raise NotLowered("torch rounds the fractions by which it is to multiply integers")
+        raise NotLowered("torch rounds fractional factors of integers")
     if {mat1.ndim, mat2.ndim} != {matrix_dims(op)}:
         raise NotLowered("torch refuses it")
     if isinstance(self, Sparse):
         if not isinstance(mat1, Dense) or not isinstance(mat2, Dense) or beta == 0 or mat1.ndim != 2 or mat2.ndim != 2:
-            raise NotLowered("what it is added to is sparse, and takes no part or its factors are no dense matrices")
+            raise NotLowered("it is added to a sparse operand, with beta=0 or factors that are not dense matrices")
         return sampled(matrix(self), mat1, mat2, beta, alpha)
     result = product(mat1, mat2)
     if not isinstance(result, Dense) or self.dtype is not result.dtype:
-        raise NotLowered("a sparse product is added to a dense tensor, or one of another dtype")
+        raise NotLowered("a sparse product is added to a dense operand, or to one of another dtype")
     return _summed(alpha * result.data, result, self, beta)
 
 
@@ -277,10 +277,18 @@ def _summed(data: Tensor, result: Dense, bias: Dense | None, beta: Number = 1) -
     return with_bias(data, result.full_validity, bias, beta)
 
 
-# Refused on torch's own sparse tensors, in which what is absent is zero. Here it is invalid, and all is well defined.
+# Refused on torch.sparse tensors, whose unspecified elements are zero. Here they are invalid, so it is well defined.
 @matmul.sampled_addmm.lowering(Sparse)
 @rounded_once
-def sampled_by_sparse(op: OpOverload, self: Any, mat1: Any, mat2: Any, *, beta: Number = 1, alpha: Number = 1) -> Any:
+def sampled_by_sparse(
+    op: OpOverload,
+    self: Dense | Sparse,
+    mat1: Dense | Sparse,
+    mat2: Dense | Sparse,
+    *,
+    beta: Number = 1,
+    alpha: Number = 1,
+) -> Any:
     if not isinstance(mat1, Dense) or not isinstance(mat2, Dense) or mat1.ndim != 2 or mat2.ndim != 2:
-        raise NotLowered("its factors are no dense matrices")
+        raise NotLowered("its factors are not dense matrices")
     return sampled(matrix(self), mat1, mat2, beta, alpha)

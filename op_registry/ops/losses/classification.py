@@ -85,7 +85,7 @@ def _data(x: Dense | None, fill: Number) -> Tensor | None:
     return None if x is None else x.filled(fill)
 
 
-# ------------------------------------------------------------------------------------------ negative log likelihood
+# ---------------------------------------------------------------------------------------------- negative log likelihood
 
 
 @masked_rule(aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default, category=LOSS, takes_op=True)
@@ -114,7 +114,7 @@ def nll_loss_forward(
     return Dense(data, labels.rows if reduction == NONE else rows.any_valid()), Dense(total_weight)
 
 
-# ---------------------------------------------------------------------------------------------------- cross entropy
+# -------------------------------------------------------------------------------------------------------- cross entropy
 
 
 @masked_rule(aten.cross_entropy_loss.default, category=LOSS)
@@ -211,7 +211,7 @@ def _of_probabilities(self: Dense, target: Dense, weight: Dense | None, reductio
     return reduced(Dense(each, terms.any_valid(class_dim(self))), reduction)
 
 
-# ------------------------------------------------------------------------------------------------------------ margins
+# -------------------------------------------------------------------------------------------------------------- margins
 
 
 @masked_rule(aten.multi_margin_loss.default, category=LOSS)

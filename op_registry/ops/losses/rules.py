@@ -74,7 +74,7 @@ def elementwise_loss(
     return reduced(Dense(each.data, aligned_validity(each)), reduction, zero)
 
 
-# --------------------------------------------------------------------------------------------------- input and target
+# ----------------------------------------------------------------------------------------------------- input and target
 
 
 @masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)
@@ -111,7 +111,7 @@ def margin_ranking_loss(
     return elementwise_loss((input1, input2, target), (0, 0, 1), losses, reduction)
 
 
-# ------------------------------------------------------------------------------------------------------- likelihoods
+# ---------------------------------------------------------------------------------------------------------- likelihoods
 
 
 @masked_rule(aten.binary_cross_entropy.default, category=LOSS)
@@ -152,7 +152,7 @@ def poisson_nll_loss(input: Dense, target: Dense, log_input: bool, full: bool, e
     return elementwise_loss((input, target), (1, 1), losses, reduction)
 
 
-# ------------------------------------------------------------------------------------------------ between two vectors
+# -------------------------------------------------------------------------------------------------- between two vectors
 
 
 @masked_rule(aten.cosine_embedding_loss.default, category=LOSS)

@@ -21,7 +21,7 @@ from op_registry.ops.normalization.norms import affine, saved_statistics, shaped
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------------- shared helpers
+# ------------------------------------------------------------------------------------------------------- shared helpers
 
 
 def channel_shape(x: Dense) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def write(running: Dense | None, values: Tensor | None) -> None:
             running.data.copy_(values)
 
 
-# ------------------------------------------------------------------------------------------------------- batch_norm
+# ----------------------------------------------------------------------------------------------------------- batch_norm
 
 
 def dims_but_channels(x: Dense) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def batch_norm_with_update(
     return (*results[:3], x.data.new_empty(0, dtype=torch.uint8), *results[3:])
 
 
-# ---------------------------------------------------------------------------------------------------- instance_norm
+# -------------------------------------------------------------------------------------------------------- instance_norm
 
 
 @masked_slices(aten.instance_norm, category=NORMALIZATION)

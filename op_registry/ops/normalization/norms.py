@@ -41,7 +41,7 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------------- shared helpers
+# ------------------------------------------------------------------------------------------------------- shared helpers
 
 
 def with_validity(x: Dense) -> Dense:
@@ -81,7 +81,7 @@ def saved_statistics(
     return Dense(mean, exists), Dense(scale, exists)
 
 
-# ------------------------------------------------------------------------------------------ over the last dimensions
+# --------------------------------------------------------------------------------------------- over the last dimensions
 
 
 def last_dims(op: OpOverload, x: Dense, shape: Sequence[int], *parameters: Dense | None) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def rms_norm(
     return result if op is aten.rms_norm.default else (result, Dense(scale, exists))
 
 
-# ----------------------------------------------------------------------------------------------- groups of channels
+# --------------------------------------------------------------------------------------------------- groups of channels
 
 
 @masked_slices(aten.group_norm, category=NORMALIZATION)
@@ -209,7 +209,7 @@ def grouped(
     return Dense(result, valid_in_all(x, weight, bias)), m, scale
 
 
-# --------------------------------------------------------------------------------------------------- norms of slices
+# ------------------------------------------------------------------------------------------------------ norms of slices
 
 
 @masked_slices(aten.renorm, category=NORMALIZATION)

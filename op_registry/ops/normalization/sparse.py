@@ -38,7 +38,7 @@ from op_registry.ops.normalization.norms import affine, saved_statistics, shaped
 
 aten = torch.ops.aten
 
-# ------------------------------------------------------------------------------------------- over the last dimensions
+# --------------------------------------------------------------------------------------------- over the last dimensions
 
 
 def last_slices(x: Dense | Sparse, normalized_shape: Sequence[int]) -> tuple[Sparse, Segments]:
@@ -115,7 +115,7 @@ def layer_norm(
     return (result, *saved_statistics(flat, (weight, bias), m, scale, shape))
 
 
-# ------------------------------------------------------------------------------------------------ group_norm
+# ----------------------------------------------------------------------------------------------------------- group_norm
 
 
 def by_channel(parameter: Dense | None, x: Sparse) -> Dense | None:
@@ -317,7 +317,7 @@ def instance_norm(
     return _normalised(x, dims, (weight, bias, running_mean, running_var), use_input_stats, momentum, eps)[0]
 
 
-# ----------------------------------------------------------------------------------------------------- norms of slices
+# ------------------------------------------------------------------------------------------------------ norms of slices
 
 
 @norms.renorm.lowering(Sparse)

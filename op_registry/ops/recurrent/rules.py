@@ -116,7 +116,7 @@ def there(network: Network, x: Dense, weights: Sequence[Dense | None]) -> Tensor
     return as_bool(gates).expand(*x.shape[:-1], w_ih.shape[0]).unflatten(-1, (network.gates, -1)).all(-2)
 
 
-# --------------------------------------------------------------------------------- one layer in one direction, by rows
+# ---------------------------------------------------------------------------------- one layer in one direction, by rows
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _strength(x: Tensor) -> float:
     return 2.0**14 if torch.float16 in (x.dtype, narrow) else 2.0**60
 
 
-# -------------------------------------------------------------------------------- one layer in one direction, by units
+# --------------------------------------------------------------------------------- one layer in one direction, by units
 
 
 def by_units(
@@ -239,7 +239,7 @@ def by_units(
     return Dense(output, as_int8(kept[0])), [Dense(s, as_int8(k.any(0))) for s, k in zip(state, kept, strict=True)]
 
 
-# ----------------------------------------------------------------------------------------------------- whole networks
+# ------------------------------------------------------------------------------------------------------- whole networks
 
 
 def stacked(
@@ -363,7 +363,7 @@ gru_data = masked_rule(aten.gru.data, category=RECURRENT, takes_op=True)(on_pack
 rnn_tanh_data = masked_rule(aten.rnn_tanh.data, category=RECURRENT, takes_op=True)(on_packed)
 rnn_relu_data = masked_rule(aten.rnn_relu.data, category=RECURRENT, takes_op=True)(on_packed)
 
-# --------------------------------------------------------------------------------------------------------------- cells
+# ---------------------------------------------------------------------------------------------------------------- cells
 
 
 def one_step(

@@ -66,7 +66,7 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
     return x.like(result) if dim is not None and len(dim) == 0 else Dense(result, x.any_valid(dim, keepdim))
 
 
-# ------------------------------------------------------------------------------------------------ mean, var, std
+# ------------------------------------------------------------------------------------------------------- mean, var, std
 
 
 @masked_slices(aten.mean.default, aten.mean.dim, category=REDUCTION, slices=Slices())
@@ -140,7 +140,7 @@ def variance(m: Moments, correction: Number | None) -> Tensor:
     return quotient
 
 
-# ----------------------------------------------------------------------------------------------- extrema
+# -------------------------------------------------------------------------------------------------------------- extrema
 
 
 @masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION, slices=Slices())
@@ -185,7 +185,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
     return Dense(squeeze_reduced(reduced_dims(x, dim), index, keepdim), exists)
 
 
-# ------------------------------------------------------------------------------------------------------ logsumexp
+# ------------------------------------------------------------------------------------------------------------ logsumexp
 
 
 @masked_slices(aten.logsumexp, category=REDUCTION, slices=Slices())
@@ -195,7 +195,7 @@ def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Den
     return Dense(op(filled_for_exp_alone(x, dim), dim, keepdim), x.any_valid(dim, keepdim))
 
 
-# ---------------------------------------------------------------------------------------------------------- norms
+# ---------------------------------------------------------------------------------------------------------------- norms
 
 
 @masked_slices(aten.linalg_vector_norm, category=REDUCTION, slices=Slices())

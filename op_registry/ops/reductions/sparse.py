@@ -39,7 +39,7 @@ from op_registry.ops.reductions.rules import variance
 aten = torch.ops.aten
 
 
-# ------------------------------------------------------------------------------------------------------------- sums
+# ----------------------------------------------------------------------------------------------------------------- sums
 
 
 @lowers_by_segments(reductions.sum, reductions.nansum)
@@ -71,7 +71,7 @@ def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
     return Dense(result.to(torch.uint8) if x.dtype is torch.uint8 else result, segment_validity(over, x))
 
 
-# --------------------------------------------------------------------------------------------------------- variance
+# ------------------------------------------------------------------------------------------------------------- variance
 
 
 @lowers_by_segments(reductions.var, reductions.std, reductions.var_mean, reductions.std_mean)
@@ -85,7 +85,7 @@ def var(over: Segments, x: Dense, op: OpOverload, *, correction: Number | None =
     return (result, Dense(m.mean.to(x.dtype), m.exists)) if "mean" in name else result
 
 
-# -------------------------------------------------------------------------------------------------------- extremum
+# ------------------------------------------------------------------------------------------------------------- extremum
 
 
 @lowers_by_segments(reductions.amax, reductions.aminmax)
@@ -112,7 +112,7 @@ def extremum(over: Segments, x: Dense, op: OpOverload) -> Dense:
     return Dense((base + rest / tie_count).to(x.dtype), exists)
 
 
-# ------------------------------------------------------------------------------------------------------ exponentials
+# --------------------------------------------------------------------------------------------------------- exponentials
 
 
 @lowers_by_segments(reductions.logsumexp)
@@ -131,7 +131,7 @@ def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
     return Dense((logarithm + base).to(x.dtype), as_int8(exists))
 
 
-# ------------------------------------------------------------------------------------------------------------ norms
+# ---------------------------------------------------------------------------------------------------------------- norms
 
 
 @lowers_by_segments(reductions.linalg_vector_norm, reductions.norm)

@@ -35,7 +35,7 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# -------------------------------------------------------------------------------------------------------- quantile
+# ------------------------------------------------------------------------------------------------------------- quantile
 
 
 @masked_slices(
@@ -102,7 +102,7 @@ def as_returned(values: Tensor, keepdim_sizes: list[int], keepdim: bool, dim: in
     return values.reshape(([values.shape[0]] if q_ndim else []) + sizes)
 
 
-# ------------------------------------------------------------------------------------------------- cov and corrcoef
+# ----------------------------------------------------------------------------------------------------- cov and corrcoef
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def dims_last(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
     return tensor.permute([*rest, *dims]).reshape([tensor.shape[d] for d in rest] + [-1])
 
 
-# --------------------------------------------------------- over the last dimension, roughly in the result dtype
+# ----------------------------------------------------------------- over the last dimension, roughly in the result dtype
 
 
 def first_result(op: OpOverload, x: AnyRecord, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ OVER_LAST: dict[str, Callable[..., Any]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ on sparse storage
+# ---------------------------------------------------------------------------------------------------- on sparse storage
 
 
 def _empty_slices(mask: Dense | Sparse, shape: Sequence[int], dims: tuple[int, ...]) -> Tensor:

@@ -68,7 +68,7 @@ def topk(
     return Dense(order.values.narrow(dim, 0, k), validity), Dense(order.index.narrow(dim, 0, k), validity)
 
 
-# -------------------------------------------------------------------------------------------- one element of the order
+# --------------------------------------------------------------------------------------------- one element of the order
 
 
 def element_at(x: Dense, order: Order, rank: Tensor, dim: int, keepdim: bool, exists: Tensor) -> tuple[Dense, Dense]:

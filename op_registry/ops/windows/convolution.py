@@ -116,7 +116,7 @@ def _for_each(sizes: Sequence[int], ndim: int) -> Sequence[int]:
     return list(sizes) * ndim if len(sizes) == 1 else sizes
 
 
-# ---------------------------------------------------------------------------------------------------------- operators
+# ------------------------------------------------------------------------------------------------------------ operators
 
 
 @masked_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, category=CONTRACTION, takes_op=True)
