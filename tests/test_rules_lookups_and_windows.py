@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from op_registry import MaskedSemanticsError, registry
 from op_registry.authoring import Dense
-from op_registry.ops.windows.interpolation import EVERY
+from op_registry.ops.windows.interpolation import NEEDS_ALL_VALID
 from op_registry.sparse import lookup_gradient as row_gradients
 
 aten = torch.ops.aten
@@ -227,7 +227,7 @@ def test_bicubic_interpolation_needs_every_element_with_a_weight():
     known = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     known[..., 2, 3] = False
     x = Dense(torch.where(known, torch.randn(1, 1, 6, 6), math.nan), flags(known))
-    for op in (packet.default for packet in EVERY):
+    for op in (packet.default for packet in NEEDS_ALL_VALID):
         mask, values = seen(apply(op, x, [12, 12], False))
         touched = op((~known).to(torch.float64), [12, 12], False).abs() > 1e-9
         assert torch.equal(mask, ~touched)

@@ -1,11 +1,11 @@
 """Windows: convolution, pooling, interpolation.
 
-Law: each result is computed from the valid elements of its window; windows without any are invalid.
+Law: each result is computed from the valid elements of its window; a window without valid elements is invalid.
 
-    convolution    convolutions, and their transposes
-    pooling        averages and maxima
-    interpolation  resizing
-    sparse         nearest neighbours, on sparse storage
+    convolution    convolutions and transposed convolutions
+    pooling        average and maximum pooling
+    interpolation  resizing: nearest, linear, bicubic, antialiased
+    sparse         nearest-neighbour interpolation on sparse storage
     backward       torch's gradient formulas, called by hand
 """
 

@@ -1,4 +1,4 @@
-"""Gradient formulas of windows, called by hand; op_registry/derivatives.py has the law."""
+"""Gradient formulas of windows, called by hand; the law is in op_registry/derivatives.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from op_registry.authoring import (
     run_plain,
     vjp,
 )
-from op_registry.ops.windows.interpolation import EVERY, LINEAR, NEAREST
+from op_registry.ops.windows.interpolation import LINEAR, NEAREST, NEEDS_ALL_VALID
 
 aten = torch.ops.aten
 
@@ -32,12 +32,12 @@ avg_pool3d_backward = derivative(aten.avg_pool3d_backward.default, of=aten.avg_p
 _adaptive_avg_pool2d_backward = derivative(
     aten._adaptive_avg_pool2d_backward.default,
     of=aten._adaptive_avg_pool2d.default,
-    output_size=lambda given: given["grad_output"].shape[-2:],
+    output_size=lambda bound: bound["grad_output"].shape[-2:],
 )
 _adaptive_avg_pool3d_backward = derivative(
     aten._adaptive_avg_pool3d_backward.default,
     of=aten._adaptive_avg_pool3d.default,
-    output_size=lambda given: given["grad_output"].shape[-3:],
+    output_size=lambda bound: bound["grad_output"].shape[-3:],
 )
 
 
@@ -52,7 +52,7 @@ _adaptive_avg_pool3d_backward = derivative(
     takes_op=True,
 )
 def max_pool_backward(op: OpOverload, grad_output: Dense, self: Dense, *arguments: Any) -> Dense:
-    """To where the indices, which come last, say that a maximum was found; one that is invalid says nothing."""
+    """The gradient goes to the maxima that `indices`, the last argument, points at; where it is invalid, nowhere."""
     *geometry, indices = arguments
     counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, indices.validity), 0)
     return self.like(op(counted, self.data, *geometry, indices.filled(0)))
@@ -72,7 +72,7 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Dense | None, ...]:
-    """Of input, weight and bias. A bias is known by its size alone, and all of it is valid."""
+    """For input, weight and bias. The operator takes only the size of the bias, which counts as all valid."""
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     if all_valid(grad_output, input, weight):
         arguments = (grad_output, input, weight, bias_sizes, *geometry, output_mask)
@@ -95,7 +95,7 @@ def _slow_conv2d_backward(
     padding: Sequence[int],
     output_mask: Sequence[bool],
 ) -> Any:
-    """The same, without dilation and groups."""
+    """As convolution_backward, without dilation and groups."""
     if all_valid(grad_output, self, weight):
         arguments = (grad_output, self, weight, kernel_size, stride, padding, output_mask)
         return run_plain(aten._slow_conv2d_backward.output_mask, arguments, {})
@@ -104,7 +104,7 @@ def _slow_conv2d_backward(
 
 
 @masked_rule(
-    *(getattr(aten, f"{packet_name(packet)}_backward").default for packet in (*NEAREST, *LINEAR, *EVERY)),
+    *(getattr(aten, f"{packet_name(packet)}_backward").default for packet in (*NEAREST, *LINEAR, *NEEDS_ALL_VALID)),
     category=DERIVATIVE,
     takes_op=True,
 )

@@ -1,13 +1,13 @@
 """Convolutions.
 
-Law: a contraction over channels and taps. An output is the sum over the taps whose input and weight are both valid, and
-is valid where there is at least one such tap, or where torch had none to begin with: in a window of padding alone (the
-convolution's own padding is no element), or in the holes between the strides of a transposed convolution. A bias is
-elementwise and never revives. Masks grow this way; `x.mask_like(other)` takes them back.
+Law: a contraction over channels and taps. An output sums the taps whose input and weight are both valid. It is valid
+where there is at least one such tap, or where its window has no input elements at all: only padding, which does not
+count as elements, or a gap between the strides of a transposed convolution. A bias is elementwise and never makes
+an invalid output valid. Valid regions grow this way; `x.mask_like(other)` restores a mask.
 
-The operator runs once, on factors filled with 0. With one masked factor, its mask costs a convolution of one channel
-(for each group): the other factor is all ones, and "any channel" comes first. A mask that has one value for all
-channels, or for all samples, stays that small in the result.
+The operator runs once, on factors filled with 0. With one masked factor, the result's mask costs a convolution of one
+channel (per group): the other factor is all ones, and the mask is reduced over channels first. A mask with one value
+for all channels, or for all samples, stays that small in the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from op_registry.authoring import CONTRACTION, Dense, aligned_validity, as_int8,
 
 aten = torch.ops.aten
 
-# One convolution of given geometry: input, weight, bias and number of groups.
+# A convolution of fixed geometry, called with input, weight, bias and number of groups.
 Convolve = Callable[[Tensor, Tensor, Tensor | None, int], Any]
 Sizes = Sequence[int]
 
@@ -37,7 +37,7 @@ def convolved(
     transposed: bool = False,
     covered: bool = False,
 ) -> Dense:
-    """The convolution of records. `covered`: every window is known to lie on at least one element."""
+    """The convolution of records. `covered`: every window is known to contain an input element."""
     data = convolve(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0), groups)
     validity = convolved_validity(convolve, input, weight, groups, transposed, covered)
     if bias is not None and bias.validity is not None:
@@ -49,48 +49,48 @@ def convolved(
 def convolved_validity(
     convolve: Convolve, input: Dense, weight: Dense, groups: int, transposed: bool, covered: bool
 ) -> Tensor | None:
-    """Where at least one tap has a valid input and a valid weight, or no tap has an input at all."""
+    """Where at least one tap has a valid input and a valid weight, or no tap has an input element."""
     if (input.validity is None and weight.validity is None) or 0 in (*weight.shape, *input.shape[-weight.ndim + 1 :]):
         return None
-    here = aligned_validity(input)
-    if here is not None:
+    valid_inputs = aligned_validity(input)
+    if valid_inputs is not None:
         if input.ndim < weight.ndim:
-            here = here.unsqueeze(0)
-        here = as_int8(here).expand(-1, -1, *input.shape[2 - weight.ndim :])
+            valid_inputs = valid_inputs.unsqueeze(0)
+        valid_inputs = as_int8(valid_inputs).expand(-1, -1, *input.shape[2 - weight.ndim :])
     one_position = weight.data.new_ones((1, 1, *input.shape[2 - weight.ndim :]), dtype=torch.float32)
     one_tap = weight.data.new_ones((1, 1, *weight.shape[2:]), dtype=torch.float32)
     if weight.validity is None:
-        assert here is not None
-        taps = _of_each_group(convolve, here, one_tap, weight, groups, transposed)
-    elif here is None or here.shape[1] == 1:
-        some_channel = _of_any_input_channel(weight, groups, transposed)
-        taps = convolve(one_position if here is None else here.to(torch.float32), some_channel, None, 1)
+        assert valid_inputs is not None
+        taps = _valid_taps_by_group(convolve, valid_inputs, one_tap, weight, groups, transposed)
+    elif valid_inputs is None or valid_inputs.shape[1] == 1:
+        one_channel = one_position if valid_inputs is None else valid_inputs.to(torch.float32)
+        taps = convolve(one_channel, _any_input_channel(weight, groups, transposed), None, 1)
     else:
         full = weight.full_validity
         assert full is not None
-        batched = here.expand(-1, input.shape[1 - weight.ndim], *here.shape[2:])
-        taps = convolve(batched.to(torch.float32), full.to(torch.float32), None, groups)
+        all_channels = valid_inputs.expand(-1, input.shape[1 - weight.ndim], *valid_inputs.shape[2:])
+        taps = convolve(all_channels.to(torch.float32), full.to(torch.float32), None, groups)
     valid = taps > 0.5
     if not covered:
         valid = valid | (convolve(one_position, one_tap, None, 1) < 0.5)
     return as_int8(valid if input.ndim == weight.ndim else valid.squeeze(0))
 
 
-def _of_each_group(
-    convolve: Convolve, here: Tensor, one_tap: Tensor, weight: Dense, groups: int, transposed: bool
+def _valid_taps_by_group(
+    convolve: Convolve, valid_inputs: Tensor, one_tap: Tensor, weight: Dense, groups: int, transposed: bool
 ) -> Tensor:
-    """Number of valid inputs under a window of each group's channels, for each output channel (or one for all)."""
-    if here.shape[1] == 1 or groups == 1:
-        taps: Tensor = convolve(here.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
+    """The number of valid inputs in each group's window, for each output channel (or one for all)."""
+    if valid_inputs.shape[1] == 1 or groups == 1:
+        taps: Tensor = convolve(valid_inputs.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
         return taps
-    by_group = here.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
+    by_group = valid_inputs.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
     taps = convolve(by_group.flatten(0, 1).unsqueeze(1), one_tap, None, 1).unflatten(0, (-1, groups))
     outputs = weight.shape[1] if transposed else weight.shape[0] // groups
     return taps.expand(-1, -1, outputs, *taps.shape[3:]).flatten(1, 2)
 
 
-def _of_any_input_channel(weight: Dense, groups: int, transposed: bool) -> Tensor:
-    """A weight for one input channel: 1 where any of the group's input channels has a valid weight."""
+def _any_input_channel(weight: Dense, groups: int, transposed: bool) -> Tensor:
+    """A weight with one input channel: 1 where any of the group's input channels has a valid weight."""
     full = weight.full_validity
     assert full is not None
     if transposed:
@@ -101,18 +101,18 @@ def _of_any_input_channel(weight: Dense, groups: int, transposed: bool) -> Tenso
 
 
 def covers(weight: Dense, padding: Sizes | str, dilation: Sizes) -> bool:
-    """Whether every window certainly lies on at least one element: no gaps in it, and padding narrower than it is."""
+    """Whether every window surely contains an element: it has no gaps, and the padding is narrower than the kernel."""
     if padding == "valid":
         return True
     kernel = weight.shape[2:]
-    dense = all(d == 1 for d in _for_each(dilation, len(kernel)))
+    no_gaps = all(d == 1 for d in _per_dim(dilation, len(kernel)))
     if isinstance(padding, str):
-        return dense
-    pads = _for_each(padding, len(kernel))
-    return all(p == 0 or (dense and p < k) for p, k in zip(pads, kernel, strict=True))
+        return no_gaps
+    pads = _per_dim(padding, len(kernel))
+    return all(p == 0 or (no_gaps and p < k) for p, k in zip(pads, kernel, strict=True))
 
 
-def _for_each(sizes: Sequence[int], ndim: int) -> Sequence[int]:
+def _per_dim(sizes: Sequence[int], ndim: int) -> Sequence[int]:
     return list(sizes) * ndim if len(sizes) == 1 else sizes
 
 
@@ -154,7 +154,7 @@ def conv_padding(
     dilation: Sizes = (1,),
     groups: int = 1,
 ) -> Dense:
-    """Padding by name. torch's decomposition may pad the input itself, and those zeros would count as elements."""
+    """Padding by name. torch's decomposition may pad the input first, and those zeros would count as elements."""
 
     def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
         return op(x, w, b, stride, padding, dilation, g)

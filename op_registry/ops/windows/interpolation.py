@@ -1,8 +1,9 @@
 """Interpolation.
 
-Law: the weighted mean of what is valid, valid where something of non-zero weight is: the nearest element moves with
-its validity, and a linear interpolation is renormalised by the weight of what is valid. Bicubic and antialiasing
-weights may be negative, so that a part of them says nothing: there every element with a weight has to be valid.
+Law: the weighted mean of the valid elements, valid where one of them has a non-zero weight. Nearest-neighbour
+interpolation moves an element with its validity; linear interpolation is renormalised by the weight of the valid
+elements. Bicubic and antialiasing weights may be negative, so that some of them do not give a mean: there every element
+with a non-zero weight must be valid.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.authoring import POOLING, Dense, as_int8, masked_rule, packet_name
-from op_registry.ops.windows.pooling import averaged, shares, spatial_dims
+from op_registry.ops.windows.pooling import averaged, numeric_validity, spatial_dims
 
 aten = torch.ops.aten
 
@@ -29,15 +30,15 @@ NEAREST = (
     aten._upsample_nearest_exact3d,
 )
 LINEAR = (aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d)
-# Not every torch that we support has the last one.
-EVERY = tuple(
+# Not every supported version of torch has the last one.
+NEEDS_ALL_VALID = tuple(
     getattr(aten, name)
     for name in ("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa")
     if hasattr(aten, name)
 )
 
 
-def defaults(packets: Sequence[Any]) -> list[OpOverload]:
+def defaults(packets: Sequence[OpOverloadPacket]) -> list[OpOverload]:
     return [packet.default for packet in packets]
 
 
@@ -46,7 +47,7 @@ def upsample_nearest(op: OpOverload, self: Dense, output_size: Sequence[int], *s
     data = op(self.data, output_size, *scales)
     if self.validity is None:
         return Dense(data)
-    return Dense(data, as_int8(op(shares(self, spatial_dims(op)), output_size, *scales) != 0))
+    return Dense(data, as_int8(op(numeric_validity(self, spatial_dims(op)), output_size, *scales) != 0))
 
 
 @masked_rule(*defaults(LINEAR), category=POOLING, takes_op=True)
@@ -56,45 +57,45 @@ def upsample_linear(
     def interpolate(x: Tensor) -> Any:
         return op(x, output_size, align_corners, *scales)
 
-    return averaged(interpolate, self, spatial_dims(op), whole=torch.round)
+    return averaged(interpolate, self, spatial_dims(op), to_integer=torch.round)
 
 
-@masked_rule(*defaults(EVERY), category=POOLING, takes_op=True)
+@masked_rule(*defaults(NEEDS_ALL_VALID), category=POOLING, takes_op=True)
 def upsample_every(
     op: OpOverload, self: Dense, output_size: Sequence[int], align_corners: bool, *scales: float | None
 ) -> Dense:
-    """Valid where nothing invalid has a weight, which is told dimension by dimension."""
+    """Valid where no invalid element has a weight, which is decided dimension by dimension."""
     data = op(self.filled(0), output_size, align_corners, *scales)
     if self.validity is None:
         return Dense(data)
-    invalid = 1 - shares(self, 2)
+    invalid = 1 - numeric_validity(self, 2)
     vertical, horizontal = scales or (None, None)
 
-    def weighs(dim: int, scale: float | None) -> Tensor:
-        """(in, out): 1 where an output has a weight on an input, as far as one dimension is concerned."""
+    def has_weight(dim: int, scale: float | None) -> Tensor:
+        """(in, out): 1 where an output has a weight on an input along one dimension."""
         size = invalid.shape[dim]
         basis = torch.eye(size, dtype=invalid.dtype, device=invalid.device)[None, None]
-        found = op(basis, [size, output_size[dim]], align_corners, None, scale)
-        # Rounding leaves dust where there is no weight.
-        return (found[0, 0].abs() > 1e-6).to(invalid.dtype)
+        weights = op(basis, [size, output_size[dim]], align_corners, None, scale)
+        # Rounding leaves tiny values where there is no weight.
+        return (weights[0, 0].abs() > 1e-6).to(invalid.dtype)
 
-    missed = torch.matmul(weighs(-2, vertical).T, torch.matmul(invalid, weighs(-1, horizontal)))
-    return Dense(data, as_int8(missed < 0.5))
+    invalid_taps = torch.matmul(has_weight(-2, vertical).T, torch.matmul(invalid, has_weight(-1, horizontal)))
+    return Dense(data, as_int8(invalid_taps < 0.5))
 
 
-WITH_VEC = {
+VEC_RULES = {
     packet.vec: rule
-    for rule, packets in ((upsample_nearest, NEAREST), (upsample_linear, LINEAR), (upsample_every, EVERY))
+    for rule, packets in ((upsample_nearest, NEAREST), (upsample_linear, LINEAR), (upsample_every, NEEDS_ALL_VALID))
     for packet in packets
 }
 
 
-@masked_rule(*WITH_VEC, category=POOLING, takes_op=True)
+@masked_rule(*VEC_RULES, category=POOLING, takes_op=True)
 def upsample_vec(op: OpOverload, input: Dense, output_size: Sequence[int] | None, *options: Any) -> Any:
-    """What torch.nn.functional calls: an output size, or scale factors for it, which come last."""
+    """The overloads that torch.nn.functional calls: with an output size, or with scale factors as the last argument."""
     *align_corners, factors = options
     default = getattr(aten, packet_name(op)).default
-    run = WITH_VEC[op].bind(default)
+    run = VEC_RULES[op].bind(default)
     if output_size is not None:
         return run(input, output_size, *align_corners)
     spatial = spatial_dims(op)

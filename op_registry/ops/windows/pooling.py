@@ -1,11 +1,11 @@
 """Pooling.
 
-Law: over the valid elements of the window. An average is their sum over their number (and the padding that
-`count_include_pad` counts), a `divisor_override` is used as it is, a maximum is theirs. Valid where the window has a
-valid element, or none at all.
+Law: over the valid elements of the window. An average is their sum divided by their number (plus the padding that
+`count_include_pad` counts) or by a given `divisor_override`; a maximum is their maximum. Valid where the window has a
+valid element, or no elements at all.
 
-torch's kernel runs once on filled data, and once on the mask, which may be as small as one channel of one sample: the
-average of a mask is the share of the window that is valid, and what the data's average has to be divided by.
+torch's kernel runs once on the filled data and once on the mask, which may be as small as one channel of one sample.
+The average of the mask is the valid share of the window, by which the average of the data is divided.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ aten = torch.ops.aten
 Sizes = Sequence[int]
 
 
-def shares(x: Dense, spatial: int) -> Tensor:
-    """The validity as numbers: of full size in the pooled dimensions, no larger than it is stored in the others."""
+def numeric_validity(x: Dense, spatial: int) -> Tensor:
+    """The validity as numbers: expanded in the pooled dimensions, as small as it is stored in the others."""
     v = aligned_validity(x)
     assert v is not None
     return v.expand(*v.shape[:-spatial], *x.shape[-spatial:]).to(
@@ -40,36 +40,36 @@ def averaged(
     average: Callable[[Tensor], Tensor],
     x: Dense,
     spatial: int,
-    beside_padding: bool = False,
+    count_padding: bool = False,
     divide: bool = True,
-    whole: Callable[[Tensor], Tensor] = torch.trunc,
+    to_integer: Callable[[Tensor], Tensor] = torch.trunc,
 ) -> Dense:
     """`average(tensor)` over valid elements, for operators that are a weighted mean with positive weights.
 
-    beside_padding  the divisor counts padding, which is always there
-    divide          whether the operator divides by what it takes in
-    whole           how integers come to be whole numbers again
+    count_padding  whether the divisor counts padding
+    divide         whether the operator divides by the number of elements
+    to_integer     how results of integer data are rounded
     """
     if x.validity is None:
         return Dense(average(x.data))
-    whole_numbers = not x.dtype.is_floating_point
-    valid_part = shares(x, spatial)
-    # Sums and shares by the same weights, which kernels for half precision round. Autocast has its own opinion.
-    alike = whole_numbers or not autocast_on(x.device)
-    data = average(x.filled(0).to(valid_part.dtype if alike else x.dtype))
-    share = average(valid_part)
-    valid = share != 0
+    integers = not x.dtype.is_floating_point
+    mask = numeric_validity(x, spatial)
+    # Data and mask in one dtype, so that half-precision kernels round their weights alike; autocast chooses its own.
+    same_dtype = integers or not autocast_on(x.device)
+    data = average(x.filled(0).to(mask.dtype if same_dtype else x.dtype))
+    valid_share = average(mask)
+    valid = valid_share != 0
     if not divide:
-        return Dense((whole(data) if whole_numbers else data).to(x.dtype if alike else data.dtype), as_int8(valid))
-    if beside_padding:
-        elements = average(valid_part.new_ones((*[1] * (x.ndim - spatial), *x.shape[-spatial:])))
-        share = 1 - (elements - share)
-    # A window without valid elements is divided by 1: its derivative has to be finite.
-    exact = data / torch.where(valid, share, 1)
-    if whole_numbers:
-        # A quotient that rounding has put just below a whole number is that number.
-        return Dense(whole(exact * (1 + 1e-6)).to(x.dtype), as_int8(valid))
-    return Dense(exact.to(x.dtype if alike else data.dtype), as_int8(valid))
+        return Dense((to_integer(data) if integers else data).to(x.dtype if same_dtype else data.dtype), as_int8(valid))
+    if count_padding:
+        element_share = average(mask.new_ones((*[1] * (x.ndim - spatial), *x.shape[-spatial:])))
+        valid_share = 1 - (element_share - valid_share)
+    # A window without valid elements is divided by 1: its derivative must be finite.
+    quotient = data / torch.where(valid, valid_share, 1)
+    if integers:
+        # Rounding may have put a quotient just below a whole number.
+        return Dense(to_integer(quotient * (1 + 1e-6)).to(x.dtype), as_int8(valid))
+    return Dense(quotient.to(x.dtype if same_dtype else data.dtype), as_int8(valid))
 
 
 @masked_rule(aten.avg_pool1d.default, category=POOLING)
@@ -122,7 +122,7 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
 
 
 def spatial_dims(op: OpOverload) -> int:
-    """How many dimensions a pooling operator pools: the number before the d in its name."""
+    """The number of pooled dimensions: the digit before the "d" in the operator's name."""
     name = op._schema.name
     return next(n for n in (1, 2, 3) if f"{n}d" in name)
 
@@ -130,15 +130,15 @@ def spatial_dims(op: OpOverload) -> int:
 # --------------------------------------------------------------------------------------------------------------- maxima
 
 
-def greatest(pool: Callable[[Tensor], Any], x: Dense, spatial: int) -> Any:
-    """`pool(tensor)`: a maximum, or a maximum and where it was found."""
+def max_pooled(pool: Callable[[Tensor], Any], x: Dense, spatial: int) -> Any:
+    """`pool(tensor)` over valid elements: maxima, or maxima and their indices."""
     result = pool(x.filled(lowest(x.dtype)))
     if x.validity is None:
         validity = None
     else:
-        found = pool(shares(x, spatial))
-        # 1 where something is valid, 0 where nothing is, and -inf in a window of padding alone.
-        validity = as_int8((found if isinstance(found, Tensor) else found[0]) != 0)
+        of_mask = pool(numeric_validity(x, spatial))
+        # 1 if the window has a valid element, 0 if not, and -inf if it has only padding.
+        validity = as_int8((of_mask if isinstance(of_mask, Tensor) else of_mask[0]) != 0)
     if isinstance(result, Tensor):
         return Dense(result, validity)
     return tuple(Dense(r, validity) for r in result)
@@ -166,7 +166,7 @@ def max_pool(
     def pool(x: Tensor) -> Any:
         return op(x, kernel_size, stride, padding, dilation, ceil_mode)
 
-    return greatest(pool, self, spatial_dims(op))
+    return max_pooled(pool, self, spatial_dims(op))
 
 
 @masked_rule(
@@ -180,25 +180,25 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Any:
     def pool(x: Tensor) -> Any:
         return op(x, output_size)
 
-    return greatest(pool, self, spatial_dims(op))
+    return max_pooled(pool, self, spatial_dims(op))
 
 
 @masked_rule(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, category=POOLING, takes_op=True)
 def fractional_max_pool(
     op: OpOverload, self: Dense, kernel_size: Sizes, output_size: Sizes, random_samples: Dense
 ) -> Any:
-    """Every channel of every sample has windows of its own: the mask is needed in full size, and where the random
-    numbers that place the windows are invalid, what is in them is.
+    """Every channel of every sample has its own windows, so that the mask is needed in full size. Where the random
+    numbers that place a channel's windows are invalid, its results are.
     """
 
     def pool(x: Tensor) -> Any:
-        # In one dtype, which decides where windows begin.
+        # Data and mask in one dtype, because the dtype affects where windows begin.
         return op(x.to(self.dtype), kernel_size, output_size, random_samples.filled(0.5))
 
-    results = greatest(pool, Dense(self.data, self.full_validity), spatial_dims(op))
+    results = max_pooled(pool, Dense(self.data, self.full_validity), spatial_dims(op))
     validity = random_samples.full_validity
     if validity is None:
         return results
-    placed = as_bool(validity).all(-1)
-    placed = placed.reshape(self.shape[: -spatial_dims(op)] + (1,) * spatial_dims(op))
-    return tuple(result.masked_by(placed) for result in results)
+    windows_valid = as_bool(validity).all(-1)
+    windows_valid = windows_valid.reshape(self.shape[: -spatial_dims(op)] + (1,) * spatial_dims(op))
+    return tuple(result.masked_by(windows_valid) for result in results)
