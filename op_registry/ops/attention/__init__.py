@@ -1,11 +1,11 @@
 """Attention.
 
-Law: a softmax over the valid keys of each query, and their values weighted by it. A query without a valid key has no
-valid result.
+Law: for each query a softmax over its valid keys, and the mean of their values weighted by it. A query without a valid
+key has no valid result.
 
-    rules     dense storage
-    packed    packed batches, one sequence at a time
-    backward  torch's gradient formula, called by hand
+    rules     scaled_dot_product_attention, its kernels, and the fused layers of torch.nn
+    packed    attention of packed batches, one sequence at a time
+    backward  torch's gradient formulas, called by hand
 """
 
 from op_registry.ops.attention import backward, packed, rules

@@ -1,20 +1,19 @@
 """Attention of packed batches, one sequence at a time.
 
-Law: as attention.py has it for the padded batch. A key that is not stored is invalid, so no query may attend to it, and
-it is not there; the rule for dense storage runs on what is there of each sequence, with its own kernel and without a
-mask for padding. Three things are left to say, since that rule does not see what is not there:
+Law: that of rules.py for the padded batch. Keys that are not stored are invalid, so no query attends to them: the rule
+for dense storage runs on the stored rows of each sequence, with its own kernel and without a mask for padding. Three
+cases need care, since that rule does not see missing keys:
 
-    a query all of whose permitted keys are missing is invalid; one to which `attn_mask` permits none is torch's result
-    causal is by position: the same as by order where queries and keys are stored in the same places, else a mask
-    dropout is drawn for all weights of the padded batch, so that storage does not change the stream of random numbers
+    a query whose permitted keys are all missing is invalid; one to which `attn_mask` permits no key has torch's result
+    causality is by position: without a mask if queries and keys have the same sparsity pattern, else with one
+    dropout is drawn for all weights of the padded batch, so that storage does not change the random numbers
 
-Queries, keys and values are (B, T, D) as they are stored, or (B, H, T, D) seen of (B, T, H, D).
+Queries, keys and values are (B, T, D) as stored, or a permuted view (B, H, T, D) of stored (B, T, H, D).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     PACKED,
+    AnyRecord,
     Dense,
     NotLowered,
     Permuted,
@@ -41,33 +41,33 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 def attention(
     op: OpOverload,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: AnyRecord,
+    key: AnyRecord,
+    value: AnyRecord,
+    attn_mask: AnyRecord | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Sparse | Permuted:
     q, k, v = (_stored_by_sequence(x, query) for x in (query, key, value))
     if not k.pattern.same_as(v.pattern) or q.shape[0] != k.shape[0]:
-        raise NotLowered("keys and values are not stored in the same places")
+        raise NotLowered("keys and values have different sparsity patterns")
     if attn_mask is not None and not isinstance(attn_mask, Dense):
         raise NotLowered("attn_mask is sparse")
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:
-        raise NotLowered("there is nothing in it")
-    same = q.pattern.same_as(k.pattern)
-    in_order = attn_mask is None and dropout_p == 0 and (same or not is_causal)
-    if in_order and all_valid(q.values, k.values, v.values):
-        alike = all(len(set(x.pattern.lengths())) == 1 for x in (q, k)) and 0 not in (
+        raise NotLowered("an operand is empty")
+    same_pattern = q.pattern.same_as(k.pattern)
+    unrestricted = attn_mask is None and dropout_p == 0 and (same_pattern or not is_causal)
+    if unrestricted and all_valid(q.values, k.values, v.values):
+        equal_lengths = all(len(set(x.pattern.lengths())) == 1 for x in (q, k)) and 0 not in (
             q.pattern.stored,
             k.pattern.stored,
         )
-        values = (_at_once if alike else _one_by_one)(q, k, v, is_causal, scale, enable_gqa)
+        values = (_at_once if equal_lengths else _one_by_one)(q, k, v, is_causal, scale, enable_gqa)
     else:
-        batch = _Batch(q, k, attn_mask, is_causal, dropout_p, query)
+        batch = _Batch(q, k, attn_mask, is_causal, dropout_p, query.shape)
         parts = zip(*(_by_sequence(x) for x in (q, k, v)), strict=True)
         outputs = [batch.attend(n, *part, scale=scale, enable_gqa=enable_gqa) for n, part in enumerate(parts)]
         values = concat_values([output.map(lambda t: _rows_first(t).squeeze(0)) for output in outputs])
@@ -78,38 +78,38 @@ scaled_dot_product_attention.lowering(Sparse)(attention)
 scaled_dot_product_attention.lowering(Permuted)(attention)
 
 
-def _stored_by_sequence(x: Any, query: Any) -> Sparse:
-    """The record of a batch of sequences, (B, T, D) or (B, T, H, D)."""
+def _stored_by_sequence(x: AnyRecord, query: AnyRecord) -> Sparse:
+    """The packed record of an operand, (B, T, D) or (B, T, H, D); NotLowered for others."""
     base = x.base if isinstance(x, Permuted) else x
     if not isinstance(base, Sparse) or base.pattern.layout is not PACKED:
         raise NotLowered("queries, keys and values are not all packed")
     order = x.order if isinstance(x, Permuted) else tuple(range(x.ndim))
     if order != ((0, 1, 2) if query.ndim == 3 else HEADS_FIRST):
-        raise NotLowered("time is not the dimension before the last")
+        raise NotLowered("time is not the second-to-last dimension")
     if being_traced(base.values.data) or being_traced(base.pattern.pieces[0]):
-        raise NotLowered("how long each sequence is, is not known while tracing")
+        raise NotLowered("the lengths of sequences are not known while tracing")
     return base
 
 
 def _at_once(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
-    """Sequences of one length: a batch without padding."""
+    """Sequences of equal length: a batch without padding."""
     count = len(q.pattern.lengths())
-    given = [_heads_first(x.values.data.unflatten(0, (count, -1))) for x in (q, k, v)]
-    output = aten.scaled_dot_product_attention(*given, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    operands = [_heads_first(x.values.data.unflatten(0, (count, -1))) for x in (q, k, v)]
+    output = aten.scaled_dot_product_attention(*operands, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     return Dense(_rows_first(output).flatten(0, 1))
 
 
 def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
-    """One call of torch's kernel for each sequence, on its rows as they lie."""
+    """One call of torch's kernel for each sequence, on its stored rows."""
     queries, keys = q.pattern.lengths(), k.pattern.lengths()
-    # Divided as they lie: gradients are then joined as they lie, and copied once.
+    # Split in the stored order: gradients are then concatenated in that order, with a single copy.
     parts = [
         map(_heads_first, x.values.data.unsqueeze(0).split_with_sizes(lengths, 1))
         for x, lengths in ((q, queries), (k, keys), (v, keys))
     ]
     outputs = []
-    for query, key, value, there in zip(*parts, keys, strict=True):
-        if there and query.shape[-2]:
+    for query, key, value, key_count in zip(*parts, keys, strict=True):
+        if key_count and query.shape[-2]:
             attended = aten.scaled_dot_product_attention(
                 query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -119,12 +119,12 @@ def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float |
     rows = torch.cat(outputs, 1).squeeze(0)
     if all(keys):
         return Dense(rows)
-    served = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.places()[0]]
-    return Dense(rows, served.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
+    has_keys = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.places()[0]]
+    return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
 
 
 def _by_sequence(x: Sparse) -> list[Dense]:
-    """The rows of each sequence, (1, H, length, D) or (1, length, D); divided at once, as gradients are joined."""
+    """The rows of each sequence, (1, H, length, D) or (1, length, D); one split, so that gradients are joined once."""
     lengths = x.pattern.lengths()
     data = x.values.data.split_with_sizes(lengths)
     v = x.values.full_validity
@@ -132,90 +132,91 @@ def _by_sequence(x: Sparse) -> list[Dense]:
     return [Dense(d, m).map(lambda t: _heads_first(t.unsqueeze(0))) for d, m in zip(data, validity, strict=True)]
 
 
-def _heads_first(rows: Tensor) -> Tensor:
-    """(batch, T, H, D) → (batch, H, T, D); (batch, T, D) as it is."""
-    return rows.transpose(1, 2) if rows.ndim == 4 else rows
+def _heads_first(x: Tensor) -> Tensor:
+    """(batch, T, H, D) → (batch, H, T, D); (batch, T, D) unchanged. Self-inverse."""
+    return x.transpose(1, 2) if x.ndim == 4 else x
 
 
 _rows_first = _heads_first
 
 
 class _Batch:
-    """What the sequences of one call have in common."""
+    """The masks and dropout of one call, shared by its sequences."""
 
     def __init__(
-        self, q: Sparse, k: Sparse, attn_mask: Dense | None, is_causal: bool, dropout_p: float, query: Any
+        self,
+        q: Sparse,
+        k: Sparse,
+        attn_mask: Dense | None,
+        is_causal: bool,
+        dropout_p: float,
+        query_shape: torch.Size,
     ) -> None:
         self.same = q.pattern.same_as(k.pattern)
         self.is_causal = is_causal
         self.keys = k.shape[1]
         self.dropout_p = dropout_p
         self.attn_mask = None
+        shape = (*query_shape[:-1], self.keys)
         if attn_mask is not None:
-            shape = (*query.shape[:-1], self.keys)
             self.attn_mask = attn_mask.map(lambda t: t.expand(_broadcast_to(t.shape, shape)))
-        self.positions: Any = None
+        # The positions in time of queries and keys of each sequence, where they are needed.
+        self.positions: list[tuple[Tensor, Tensor]] = []
         if attn_mask is not None or dropout_p > 0 or (is_causal and not self.same):
-            self.positions = [
-                (a, b)
-                for a, b in zip(
-                    q.pattern.pieces[1].to(torch.int64).split(q.pattern.lengths()),
-                    k.pattern.pieces[1].to(torch.int64).split(k.pattern.lengths()),
-                    strict=True,
-                )
-            ]
-        self.dropped: Tensor | None = None
+            query_positions, key_positions = (
+                x.pattern.pieces[1].to(torch.int64).split(x.pattern.lengths()) for x in (q, k)
+            )
+            self.positions = list(zip(query_positions, key_positions, strict=True))
+        self.dropout_factors: Tensor | None = None
         if dropout_p > 0:
-            shape = (*query.shape[:-1], self.keys)
-            self.dropped = aten.dropout(q.values.data.new_ones(shape), dropout_p, True)
+            self.dropout_factors = aten.dropout(q.values.data.new_ones(shape), dropout_p, True)
 
     def attend(self, n: int, q: Dense, k: Dense, v: Dense, *, scale: float | None, enable_gqa: bool) -> Dense:
         """The outputs of sequence `n`."""
         if q.shape[-2] == 0:
             return Dense(_zeros_of(q.data, k.data, v.data))
-        mask, served = self._restriction(n, q)
+        mask, has_key = self._restriction(n, q)
         causal = self.is_causal and mask is None
         if k.shape[-2] == 0:
-            # Not the result of no keys, which is torch's: there were some, and all are invalid.
+            # Not torch's result without keys: the sequence has keys, but all of them are invalid.
             data = _zeros_of(q.data, k.data, v.data)
-            served = torch.zeros_like(data[..., :1], dtype=torch.bool) if served is None else served
-            return Dense(data, as_int8(served.expand(data.shape)))
-        if self.dropped is None:
+            has_key = torch.zeros_like(data[..., :1], dtype=torch.bool) if has_key is None else has_key
+            return Dense(data, as_int8(has_key.expand(data.shape)))
+        if self.dropout_factors is None:
             output = scaled_dot_product_attention.run(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa)
         else:
             output = self._with_dropout(n, q, k, v, mask, causal, scale, enable_gqa)
-        if served is None:
+        if has_key is None:
             return output
-        return Dense(output.data, intersect(output.full_validity, as_int8(served.expand(output.shape).contiguous())))
+        return Dense(output.data, intersect(output.full_validity, as_int8(has_key.expand(output.shape).contiguous())))
 
     def _restriction(self, n: int, q: Dense) -> tuple[Dense | None, Tensor | None]:
-        """`attn_mask` and causality for the keys that are there, and which queries lack none but forbidden keys."""
+        """Mask and causality for the stored keys; which queries have a stored key, or no permitted key at all."""
         if self.attn_mask is None and (not self.is_causal or self.same):
             return None, None
         at_query, at_key = self.positions[n]
-        everywhere = torch.arange(self.keys, device=q.device)
-        permitted: Tensor | None = None
+        permitted: Tensor | None = None  # for all keys of the padded batch
         if self.is_causal:
-            permitted = at_query[:, None] >= everywhere
-        rows: Dense | None = None
+            permitted = at_query[:, None] >= torch.arange(self.keys, device=q.device)
+        mask: Dense | None = None  # for the stored keys
         if self.attn_mask is not None:
-            own = self.attn_mask.map(lambda t: t.narrow(0, min(n, t.shape[0] - 1), 1).index_select(-2, at_query))
-            rows = own.map(lambda t: t.index_select(-1, at_key))
-            given = own.filled(own.dtype is torch.bool)
-            reachable = given if given.dtype is torch.bool else given != -torch.inf
-            permitted = reachable if permitted is None else reachable & permitted
+            of_queries = self.attn_mask.map(lambda t: t.narrow(0, min(n, t.shape[0] - 1), 1).index_select(-2, at_query))
+            mask = of_queries.map(lambda t: t.index_select(-1, at_key))
+            filled = of_queries.filled(of_queries.dtype is torch.bool)
+            by_mask = filled if filled.dtype is torch.bool else filled != -torch.inf
+            permitted = by_mask if permitted is None else by_mask & permitted
         assert permitted is not None
-        here = permitted.index_select(-1, at_key)
-        served = here.any(-1, keepdim=True) | ~permitted.any(-1, keepdim=True)
-        if rows is None:
-            return Dense(here), served
+        permitted_stored = permitted.index_select(-1, at_key)
+        has_key = permitted_stored.any(-1, keepdim=True) | ~permitted.any(-1, keepdim=True)
+        if mask is None:
+            return Dense(permitted_stored), has_key
         if self.is_causal:
             causal = at_query[:, None] >= at_key
-            if rows.dtype is torch.bool:
-                rows = rows.like(rows.data & causal)
+            if mask.dtype is torch.bool:
+                mask = mask.like(mask.data & causal)
             else:
-                rows = rows.like(torch.where(causal, rows.data, -torch.inf))
-        return rows, served
+                mask = mask.like(torch.where(causal, mask.data, -torch.inf))
+        return mask, has_key
 
     def _with_dropout(
         self,
@@ -228,10 +229,10 @@ class _Batch:
         scale: float | None,
         enable_gqa: bool,
     ) -> Dense:
-        """The same in steps, with what was drawn for these weights."""
+        """The same, operator by operator, with the dropout that was drawn for these weights."""
         if not all(x.validity is None for x in (q, k, v)) or (mask is not None and mask.validity is not None):
-            raise NotLowered("with dropout, rows have to be valid throughout")
-        assert self.dropped is not None
+            raise NotLowered("with dropout, all stored rows must be valid")
+        assert self.dropout_factors is not None
         at_query, at_key = self.positions[n]
         keys, values = k.data, v.data
         if enable_gqa:
@@ -240,22 +241,22 @@ class _Batch:
         if causal:
             mask = Dense(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril())
         if mask is not None:
-            added = mask.data.dtype is not torch.bool
-            scores = scores + mask.data if added else scores.masked_fill(~mask.data, -torch.inf)
+            is_bias = mask.data.dtype is not torch.bool
+            scores = scores + mask.data if is_bias else scores.masked_fill(~mask.data, -torch.inf)
         weights = aten._safe_softmax(scores, -1)
-        drawn = self.dropped[n : n + 1].index_select(-2, at_query).index_select(-1, at_key)
-        return Dense((weights * drawn) @ values)
+        factors = self.dropout_factors[n : n + 1].index_select(-2, at_query).index_select(-1, at_key)
+        return Dense((weights * factors) @ values)
 
 
 def _zeros_of(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Outputs that are 0, and a graph in which queries, keys and values are: of their values, nothing is read."""
-    nothing = [x[..., :0].sum() for x in (query, key, value)]
-    return sum(nothing, query.new_zeros((*query.shape[:-1], value.shape[-1])))
+    """Outputs of 0 that are connected to queries, keys and values in the graph, without reading their values."""
+    empty_sums = [x[..., :0].sum() for x in (query, key, value)]
+    return sum(empty_sums, query.new_zeros((*query.shape[:-1], value.shape[-1])))
 
 
-def _broadcast_to(given: torch.Size, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """`given` with as many dimensions as `shape`, and its size in the last two; NotLowered where it does not fit."""
-    padded = (1,) * (len(shape) - len(given)) + tuple(given)
-    if len(given) > len(shape) or any(a not in (1, b) for a, b in zip(padded, shape, strict=True)):
-        raise NotLowered(f"attn_mask of shape {tuple(given)} does not fit weights of shape {shape}")
+def _broadcast_to(mask_shape: torch.Size, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """`mask_shape` with the dimensions of `shape`, expanded in the last two; NotLowered where it does not broadcast."""
+    padded = (1,) * (len(shape) - len(mask_shape)) + tuple(mask_shape)
+    if len(mask_shape) > len(shape) or any(a not in (1, b) for a, b in zip(padded, shape, strict=True)):
+        raise NotLowered(f"attn_mask of shape {tuple(mask_shape)} does not broadcast to weights of shape {shape}")
     return (*padded[:-2], *shape[-2:])

@@ -1,15 +1,14 @@
 """Attention.
 
-Law: softmax over the keys that share a valid feature with the query, and each output feature the sum over the keys
-whose value is valid there; `attn_mask` and `is_causal` further restrict the keys. An output is valid where the query
-has a valid feature, and at least one key that it may attend to is valid for it and in that output feature. A query
-that `attn_mask` alone leaves without keys gets what torch gives it, valid.
+Law: softmax over the keys that share a valid feature with the query; each output feature is the sum over the keys whose
+value is valid in it. `attn_mask` and `is_causal` restrict the keys further. An output is valid where the query has a
+valid feature and at least one permitted key shares a feature with it and has a valid value in that output feature. A
+query that `attn_mask` alone leaves without keys has torch's result, valid.
 
-On features filled with 0, scores are already sums over shared valid features and outputs are sums over valid values,
-so that torch's fused kernel serves all of it: only keys that share nothing with a query have to be excluded, by its
-`attn_mask`. With one validity for a token that is a mask of the size of the keys. A query to which nothing is left
-attends to what `attn_mask` alone would have left it, zeros where they are invalid: its output is invalid, and its
-derivatives are finite.
+With invalid features filled with 0, scores are already sums over shared valid features, and outputs are sums over valid
+values, so that torch's fused kernels can be used: only keys that share no feature with a query must be excluded, by
+`attn_mask`. With one validity per token that is a mask of the size of the keys. A query without any key left attends to
+the keys that `attn_mask` alone would permit, filled with zeros: its output is invalid, and its derivatives are finite.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Plan:
-    """How torch's kernel is to be called, and what of its results is valid.
+    """How to call torch's kernel, and the validity of its results.
 
-    attn_mask  the keys that a query may attend to, and biases; None for all
-    is_causal  whether the kernel is to apply the causal restriction too
-    rows       validity of results that a query has one of (…, L or 1, 1)
+    attn_mask  the keys that a query may attend to, or biases; None for all
+    is_causal  whether the kernel applies the causal restriction too
+    rows       validity of results with one value per query (…, L or 1, 1)
     weights    validity of attention weights (…, L or 1, S or 1)
     output     validity of outputs (…, L or 1, Ev or 1)
     """
@@ -66,30 +65,31 @@ class Plan:
 def plan(
     query: Dense, key: Dense, value: Dense, attn_mask: Dense | None, is_causal: bool, enable_gqa: bool = False
 ) -> Plan:
-    """What masks mean for one attention call."""
+    """The plan of one attention call."""
     if all_valid(query, key, value, attn_mask):
         return Plan(None if attn_mask is None else attn_mask.data, is_causal, None, None, None)
     if enable_gqa:
         key, value = (_for_every_query_head(x, query.shape[-3]) for x in (key, value))
-    queries = query.any_valid(-1, keepdim=True) if query.shape[-1] != 0 else None
+    query_validity = query.any_valid(-1, keepdim=True) if query.shape[-1] != 0 else None
     related = _related(query, key)
-    given = None
+    mask = None
     if attn_mask is not None:
-        # An entry that is invalid is no key excluded by `attn_mask` alone: True, or a bias of 0, stands in for it.
-        given = attn_mask.filled(attn_mask.dtype is torch.bool)
+        # An invalid entry does not count as excluded by `attn_mask`: it is filled with True, or with a bias of 0.
+        mask = attn_mask.filled(attn_mask.dtype is torch.bool)
         related = intersect(related, attn_mask.validity)
-    reachable = _reachable(given, query, key, is_causal)
+    reachable = _reachable(mask, query, key, is_causal)
     if related is None:
-        return Plan(given, is_causal, queries, queries, _output_validity(queries, reachable, reachable, value))
+        output = _output_validity(query_validity, reachable, reachable, value)
+        return Plan(mask, is_causal, query_validity, query_validity, output)
     allowed = as_bool(related) if reachable is None else as_bool(related) & reachable
-    served = allowed.any(-1, keepdim=True)
+    has_key = allowed.any(-1, keepdim=True)
     if reachable is None:
-        effective, rows = allowed | ~served, intersect(queries, served)
+        effective, rows = allowed | ~has_key, intersect(query_validity, has_key)
     else:
-        effective = torch.where(served, allowed, reachable)
-        rows = intersect(queries, served | ~reachable.any(-1, keepdim=True))
-    if given is not None and given.dtype is not torch.bool:
-        effective = torch.where(effective, given, -torch.inf)
+        effective = torch.where(has_key, allowed, reachable)
+        rows = intersect(query_validity, has_key | ~reachable.any(-1, keepdim=True))
+    if mask is not None and mask.dtype is not torch.bool:
+        effective = torch.where(effective, mask, -torch.inf)
     return Plan(
         attn_mask=effective,
         is_causal=False,
@@ -100,7 +100,7 @@ def plan(
 
 
 def _for_every_query_head(x: Dense, heads: int) -> Dense:
-    """Keys or values of grouped-query attention with the validity repeated, one for each query head."""
+    """Keys or values of grouped-query attention, with the validity repeated for every query head."""
     v = aligned_validity(x)
     if v is None or v.shape[-3] == 1:
         return x
@@ -108,21 +108,21 @@ def _for_every_query_head(x: Dense, heads: int) -> Dense:
 
 
 def _related(query: Dense, key: Dense) -> Tensor | None:
-    """Where a query and a key share a valid feature, (…, L or 1, S), given that the query has one at all."""
+    """Where a query and a key share a valid feature, (…, L or 1, S), provided that the query has a valid feature."""
     if key.validity is None or 0 in key.shape[-2:]:
         return None
     q = aligned_validity(query)
     if q is None or q.shape[-1] == 1:
-        some = key.any_valid(-1, keepdim=True)
-        related = None if some is None else some.mT
+        key_validity = key.any_valid(-1, keepdim=True)
+        related = None if key_validity is None else key_validity.mT
     else:
         related = product_validity(query, transposed(key))
     return None if related is None else related.expand(*related.shape[:-1], key.shape[-2])
 
 
-def _reachable(given: Tensor | None, query: Dense, key: Dense, is_causal: bool) -> Tensor | None:
+def _reachable(mask: Tensor | None, query: Dense, key: Dense, is_causal: bool) -> Tensor | None:
     """The keys that `attn_mask` and `is_causal` alone let a query attend to, bool; None for all."""
-    reachable = given if given is None or given.dtype is torch.bool else given != -torch.inf
+    reachable = mask if mask is None or mask.dtype is torch.bool else mask != -torch.inf
     if is_causal:
         causal = query.data.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
         reachable = causal if reachable is None else reachable & causal
@@ -132,7 +132,7 @@ def _reachable(given: Tensor | None, query: Dense, key: Dense, is_causal: bool) 
 def _output_validity(
     rows: Tensor | None, reachable: Tensor | None, allowed: Tensor | None, value: Dense
 ) -> Tensor | None:
-    """Validity of outputs: of the query, and of one of its allowed values in that feature (or it may have none)."""
+    """Validity of outputs: the query is valid, and one of its allowed values in that feature (or it may have none)."""
     if value.validity is None or value.shape[-2] == 0:
         return rows
     if allowed is None:
@@ -141,14 +141,14 @@ def _output_validity(
     assert v is not None
     allowed = allowed.expand(*allowed.shape[:-1], value.shape[-2])
     if v.shape[-1] == 1:
-        served = (allowed & as_bool(v).mT).any(-1, keepdim=True)
+        has_value = (allowed & as_bool(v).mT).any(-1, keepdim=True)
     else:
-        served = (
+        has_value = (
             torch.matmul(allowed.to(torch.float32), v.expand(*v.shape[:-2], *value.shape[-2:]).to(torch.float32)) > 0.5
         )
     if reachable is not None:
-        served = served | ~reachable.any(-1, keepdim=True)
-    return intersect(rows, served)
+        has_value = has_value | ~reachable.any(-1, keepdim=True)
+    return intersect(rows, has_value)
 
 
 # ------------------------------------------------------------------------------------------------------ fused attention
@@ -200,7 +200,7 @@ def _scaled_dot_product_flash_attention_for_cpu(
 
 
 def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to scores: these operators, unlike the one that calls them, do not know True and False."""
+    """The mask as a bias: unlike scaled_dot_product_attention, these operators do not take bool masks."""
     if allowed is None or allowed.dtype is not torch.bool:
         return allowed
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, -torch.inf)
@@ -247,25 +247,25 @@ def _scaled_dot_product_attention_math(
     takes_op=True,
 )
 def kernels_of_other_devices(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Chosen by scaled_dot_product_attention, which also gives them the mask that they need, in the form they need."""
+    """scaled_dot_product_attention chooses one of them and gives it a mask in the form that it needs."""
     for record in records_in((*args, *kwargs.values())):
         if not known_all_valid(record):
             raise MaskedSemanticsError(
-                f"{packet_name(op)} is one of several kernels, each with ways of its own to leave keys out, and is "
-                f"given a partly valid tensor of shape {tuple(record.shape)}. Call "
-                "torch.nn.functional.scaled_dot_product_attention, which chooses one and tells it what is valid."
+                f"{packet_name(op)} is one of several kernels, each with its own way of excluding keys, and was called "
+                f"with a partly valid tensor of shape {tuple(record.shape)}. Call "
+                "torch.nn.functional.scaled_dot_product_attention, which chooses a kernel and excludes invalid keys."
             )
     return run_plain(op, args, kwargs)
 
 
 @masked_rule(aten._fused_sdp_choice.default, category=QUERY)
 def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
-    """Which kernel would be chosen for the data: no value is read."""
+    """Which kernel torch would choose for the data; no value is read."""
     choice: int = aten._fused_sdp_choice(*data_of(args), **{name: data_of(value) for name, value in kwargs.items()})
     return choice
 
 
-# ------------------------------------------------------------------------- whole layers, which torch.nn calls in eval()
+# -------------------------------------------------------------------------------- fused layers of torch.nn in eval mode
 
 
 def _in_heads(x: Dense, heads: int) -> Dense:
@@ -297,7 +297,7 @@ def _native_multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Dense, Dense]:
-    """nn.MultiheadAttention in eval mode, batch first. `mask` is True (or not 0) where a key is *excluded*:
+    """nn.MultiheadAttention in eval mode, batch first. `mask` is True (or non-zero) where a key is *excluded*:
 
     ``mask_type`` 0 for every query and key (L, S), 1 for every key of a sample (B, S), 2 for both (B, heads, L, S).
     """
@@ -395,5 +395,5 @@ def _transformer_encoder_layer_fwd(
 
 @masked_rule(aten._nested_tensor_from_mask_left_aligned.default, category=QUERY)
 def _nested_tensor_from_mask_left_aligned(t: Dense, mask: Dense) -> bool:
-    """Whether nn.TransformerEncoder may make a nested tensor of its input: never, a mask would be lost on the way."""
+    """Whether nn.TransformerEncoder may convert its input to a nested tensor: never, because it would lose the mask."""
     return False
