@@ -393,7 +393,7 @@ def test_lengths_have_to_be_known():
     lengths = masked_tensor(torch.tensor([2, 1]), torch.tensor([True, False]))
     with pytest.raises(
         MaskedSemanticsError,
-        match=r"_pack_padded_sequence has no meaning with invalid lengths \(shape \(2,\)\): nothing says where a "
+        match=r"_pack_padded_sequence has no meaning with invalid lengths \(shape \(2,\)\): it is unknown where a "
         r"sequence ends. Fill them first with x.to_tensor\(value\).",
     ):
         torch.ops.aten._pack_padded_sequence(torch.ones(2, 2, 1), lengths, False)

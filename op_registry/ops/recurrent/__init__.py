@@ -1,10 +1,10 @@
 """Recurrent networks over padded and packed sequences.
 
-Law: a step is taken for valid inputs only; the last state of a sequence is that of its last valid step.
+Law: only valid steps update the state; the last state of a sequence is that after its last valid step.
 
     rules    RNN, LSTM, GRU and their cells
-    packing  pack_padded_sequence and its inverse
-    samples  calls for conformance, of operators that torch's database does not know
+    packing  pack_padded_sequence, pad_packed_sequence and pad_sequence
+    samples  calls for conformance, which torch's operator database lacks
 """
 
 from op_registry.ops.recurrent import packing, rules, samples

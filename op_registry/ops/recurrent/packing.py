@@ -1,6 +1,6 @@
-"""Packed sequences: what pack_padded_sequence, pad_packed_sequence and pad_sequence do.
+"""Packed sequences: the operators of pack_padded_sequence, pad_packed_sequence and pad_sequence.
 
-Law: a step moves with its validity, and padding is valid. Lengths have to be known.
+Law: a step moves with its validity, and padding is valid. Lengths must be valid.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ aten = torch.ops.aten
 
 
 def known_sizes(op: OpOverload, sizes: Dense) -> Tensor:
-    """Lengths of sequences, or how many of them have each step: all of them have to be known."""
+    """The lengths of sequences, or the batch size of each step, all of which must be valid."""
     if not known_all_valid(sizes):
         raise MaskedSemanticsError(
-            f"{packet_name(op)} has no meaning with invalid lengths (shape {tuple(sizes.shape)}): nothing says where a "
-            "sequence ends. Fill them first with x.to_tensor(value)."
+            f"{packet_name(op)} has no meaning with invalid lengths (shape {tuple(sizes.shape)}): it is unknown where "
+            "a sequence ends. Fill them first with x.to_tensor(value)."
         )
     return sizes.data
 
 
 @masked_rule(aten._pack_padded_sequence.default, category=MOVEMENT, plain=(1,))
 def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tuple[Dense, Tensor]:
-    """The steps of each row up to its length, and how many rows have each."""
+    """The steps of each row up to its length, and the batch size of each step."""
     sizes = known_sizes(aten._pack_padded_sequence.default, lengths)
     data, batch_sizes = aten._pack_padded_sequence(input.data, sizes, batch_first)
     v = aligned_validity(input)
@@ -53,7 +53,7 @@ def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tu
 def _pad_packed_sequence(
     data: Dense, batch_sizes: Dense, batch_first: bool, padding_value: Number, total_length: int
 ) -> tuple[Dense, Tensor]:
-    """The packed steps, and padding, which is valid."""
+    """The packed steps, with valid padding."""
     sizes = known_sizes(aten._pad_packed_sequence.default, batch_sizes)
     padded, lengths = aten._pad_packed_sequence(data.data, sizes, batch_first, padding_value, total_length)
     v = aligned_validity(data)
@@ -66,7 +66,7 @@ def _pad_packed_sequence(
 def pad_sequence(
     sequences: Sequence[Dense], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
 ) -> Dense:
-    """Sequences side by side, and padding, which is valid."""
+    """Sequences side by side, with valid padding."""
     data = aten.pad_sequence([x.data for x in sequences], batch_first, padding_value, padding_side)
     if all_valid(*sequences):
         return Dense(data)

@@ -1,15 +1,15 @@
 """Recurrent networks: lstm, gru, rnn_tanh and rnn_relu, on padded and on packed sequences, and their cells.
 
-Law: a scan over time. A step is there for a row where at least one of its features is valid; its products sum over
-the valid ones, as any contraction. An invalid step carries the state unchanged, so that outputs at valid steps are what
-torch gives on the row with its invalid steps removed, in both directions and in every layer; `h_n` and `c_n` are the
-state after the last valid step, invalid for a row without one. An output is valid where the step's input is. An invalid
-element of the initial state counts as 0, which is what torch takes where no state is given.
+Law: a scan over time. A step of a row is valid where at least one of its features is; its products sum over the valid
+features, as in any contraction. An invalid step leaves the state unchanged, so that outputs at valid steps are torch's
+on the row with its invalid steps removed, in both directions and in every layer. `h_n` and `c_n` are the state after
+the last valid step, invalid for a row without one. An output is valid where its step is. An invalid element of the
+initial state counts as 0, torch's default.
 
-A cell is one step of this. Its result is the state: the new one where the step is there, elsewhere the old one, as
-valid as it was. So a loop over a cell gives what the layer gives.
+A cell is one such step. Its result is the new state where the step is valid, and elsewhere the old state with its
+validity. So a loop over a cell gives the same results as the layer.
 
-Invalid weights and biases follow the law of contractions, unit by unit: a step is there for a unit where each of its
+Invalid weights and biases follow the law of contractions, unit by unit: a step is valid for a unit where each of its
 gates has a pair of valid factors in both products, and valid biases.
 """
 
@@ -47,7 +47,6 @@ from op_registry.authoring import (
 from op_registry.ops.recurrent.packing import known_sizes
 
 aten = torch.ops.aten
-Move = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Network:
     layer  its operator on sequences
     cell   its operator on one step
     gates  how many gates (linear maps of input and state) a hidden unit has
-    quiet  for each gate the sign of a weight that keeps a step from leaving a trace; empty where it cannot leave one
+    quiet  for each gate the sign of a weight that stops a step from having an effect; empty if none is needed
     """
 
     layer: OpOverloadPacket
@@ -66,21 +65,21 @@ class Network:
     quiet: tuple[int, ...] = ()
 
     def scan(self, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> list[Tensor]:
-        """Outputs and last state of the layer, by torch's own kernel."""
-        return list(self.layer.input(x, _as_given(state), params, *options))
+        """Outputs and last state of the layer, from torch's kernel."""
+        return list(self.layer.input(x, _state_argument(state), params, *options))
 
     def step(self, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor | None]) -> list[Tensor]:
         """The state after one step."""
-        result = self.cell(x, _as_given(state), *weights)
+        result = self.cell(x, _state_argument(state), *weights)
         return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _as_given(state: Sequence[Tensor]) -> Any:
-    """A state as operators take it: lstm's pair as a list, the others' tensor by itself."""
+def _state_argument(state: Sequence[Tensor]) -> Any:
+    """A state as operators take it: a list of two for lstm, a tensor for the others."""
     return list(state) if len(state) > 1 else state[0]
 
 
-# Past its last step, an lstm keeps its memory (input gate shut, forget gate open), a relu gives 0.
+# After its last step, an lstm keeps its memory (input gate closed, forget gate open), and a relu gives 0.
 LSTM = Network(aten.lstm, aten.lstm_cell.default, gates=4, quiet=(-1, 1, 0, 0))
 GRU = Network(aten.gru, aten.gru_cell.default, gates=3)
 RNN_TANH = Network(aten.rnn_tanh, aten.rnn_tanh_cell.default, gates=1)
@@ -94,14 +93,14 @@ def network_of(op: OpOverload) -> Network:
 
 
 def zero_filled(value: Any) -> Any:
-    """Arguments with 0 in the place of what is invalid."""
+    """Arguments with records replaced by their data, invalid elements filled with 0."""
     return map_tensors(lambda record: record.filled(0), value, Dense)
 
 
-def there(network: Network, x: Dense, weights: Sequence[Dense | None]) -> Tensor | None:
-    """Where a step is there for a unit: (…, 1) or (…, units), None for everywhere.
+def step_validity(network: Network, x: Dense, weights: Sequence[Dense | None]) -> Tensor | None:
+    """Where a step is valid for a unit: (…, 1) or (…, units), None for everywhere.
 
-    weights  of the input, of the state, and biases
+    `weights` are those of the input and of the state, and biases.
     """
     if all_valid(*weights):
         return x.any_valid(-1, keepdim=True)
@@ -121,18 +120,18 @@ def there(network: Network, x: Dense, weights: Sequence[Dense | None]) -> Tensor
 
 @dataclass(frozen=True)
 class Steps:
-    """Which steps of each row of a batch (T, B, …) there are, and where they stand.
+    """Which steps of each row of a batch (T, B, …) are valid, and the order in which they run.
 
-    validity  as results have it (T or 1, B or 1, 1); None where all are there
-    here      the same (T, B), bool
-    count     how many each row has (B)
-    places    the place of each step when those that are there stand in front, in the order in which they run (T, B)
+    validity   in the shape of results (T or 1, B or 1, 1); None where all are valid
+    valid      the same (T, B), bool
+    count      the number of valid steps of each row (B)
+    positions  the position of each step when valid steps come first, in the order in which they run (T, B)
     """
 
     validity: Tensor | None
-    here: Tensor
+    valid: Tensor
     count: Tensor
-    places: Tensor
+    positions: Tensor
 
     @classmethod
     def of(cls, x: Dense) -> Steps:
@@ -144,25 +143,25 @@ class Steps:
 
     def reversed(self) -> Steps:
         """The same steps, run from the last to the first."""
-        places = torch.where(self.here, self.count - 1 - self.places, self.places)
-        return Steps(self.validity, self.here, self.count, places)
+        positions = torch.where(self.valid, self.count - 1 - self.positions, self.positions)
+        return Steps(self.validity, self.valid, self.count, positions)
 
     def in_order(self, x: Tensor) -> Tensor:
-        """The steps (T, B, features) in the order in which they are run, those that are not there at the end."""
-        steps = arange_along(len(x), 0, self.places).expand_as(self.places)
-        return _rows(x, torch.zeros_like(self.places).scatter(0, self.places, steps))
+        """The steps (T, B, features) in the order in which they run, invalid ones last."""
+        steps = arange_along(len(x), 0, self.positions).expand_as(self.positions)
+        return _rows(x, torch.zeros_like(self.positions).scatter(0, self.positions, steps))
 
-    def in_place(self, x: Tensor) -> Tensor:
-        """What was run in order, each step where it stood."""
-        return _rows(x, self.places)
+    def in_input_order(self, x: Tensor) -> Tensor:
+        """The inverse of `in_order`."""
+        return _rows(x, self.positions)
 
     def last(self, x: Tensor) -> Tensor:
-        """What was run in order after the last step of each row (B, features)."""
+        """Of results in running order, those after the last valid step of each row (B, features)."""
         return _rows(x, (self.count.clamp(min=1) - 1).unsqueeze(0)).squeeze(0)
 
-    def beyond(self, dtype: torch.dtype) -> Tensor:
-        """1 for each place that has no step, 0 for the others (T, B, 1)."""
-        return (arange_along(len(self.places), 0, self.places) >= self.count).to(dtype).unsqueeze(-1)
+    def past_end(self, dtype: torch.dtype) -> Tensor:
+        """In running order, 0 for each valid step and 1 after the last of them (T, B, 1)."""
+        return (arange_along(len(self.positions), 0, self.positions) >= self.count).to(dtype).unsqueeze(-1)
 
     @property
     def exists(self) -> Tensor:
@@ -171,7 +170,7 @@ class Steps:
 
 
 def _rows(x: Tensor, steps: Tensor) -> Tensor:
-    """``x[steps[s, b], b]`` for every s and b: whole rows are moved, much quicker than to gather elements."""
+    """``x[steps[s, b], b]`` for every s and b. It moves whole rows, much faster than gathering elements."""
     batch = x.shape[1]
     rows = steps * batch + torch.arange(batch, device=x.device)
     return x.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, steps.shape)
@@ -180,15 +179,15 @@ def _rows(x: Tensor, steps: Tensor) -> Tensor:
 def by_rows(
     network: Network, x: Dense, steps: Steps, state: list[Tensor], weights: list[Dense], has_biases: bool, train: bool
 ) -> tuple[Dense, list[Dense]]:
-    """With plain weights: the steps that are there, moved to the front, by torch's own kernel.
+    """With all-valid weights: torch's kernel on the valid steps, moved to the front.
 
-    The kernel goes on to the end of the longest row. That must leave no trace, neither in an lstm's memory, which it
-    gives for the very end alone, nor by an overflow, of which backward would make 0 · ∞. So a step beyond the last one
-    raises a further feature, which has the network's `quiet` weights.
+    The kernel runs to the end of the longest row. Steps past a row's last valid one must have no effect: neither on an
+    lstm's memory, which the kernel returns for the very end only, nor by an overflow, which backward would turn into
+    0 · ∞. So these steps set an additional feature, which has the network's `quiet` weights.
     """
     data, params = steps.in_order(x.filled(0)), [w.data for w in weights]
     if network.quiet:
-        data = torch.cat([data, steps.beyond(data.dtype)], -1)
+        data = torch.cat([data, steps.past_end(data.dtype)], -1)
         ones = data.new_ones((params[0].shape[0] // network.gates, 1))
         quiet = torch.cat([ones * (sign * _strength(data)) for sign in network.quiet])
         params[0] = torch.cat([params[0], quiet.to(params[0].dtype)], -1)
@@ -196,13 +195,13 @@ def by_rows(
         data, [s.unsqueeze(0) for s in state], params, has_biases, 1, 0.0, train, False, False
     )
     final = [steps.last(output), *(c.squeeze(0) for c in memory)]
-    return Dense(steps.in_place(output), steps.validity), [Dense(s, steps.exists) for s in final]
+    return Dense(steps.in_input_order(output), steps.validity), [Dense(s, steps.exists) for s in final]
 
 
 def _strength(x: Tensor) -> float:
-    """A weight that outweighs all others, and whose product with a gradient is finite in the dtype of the products."""
-    narrow = torch.get_autocast_dtype(x.device.type) if autocast_on(x.device) else x.dtype
-    return 2.0**14 if torch.float16 in (x.dtype, narrow) else 2.0**60
+    """A weight that outweighs all others, but whose product with a gradient stays finite in the computing dtype."""
+    product_dtype = torch.get_autocast_dtype(x.device.type) if autocast_on(x.device) else x.dtype
+    return 2.0**14 if torch.float16 in (x.dtype, product_dtype) else 2.0**60
 
 
 # --------------------------------------------------------------------------------- one layer in one direction, by units
@@ -211,32 +210,33 @@ def _strength(x: Tensor) -> float:
 def by_units(
     network: Network, x: Dense, reverse: bool, state: list[Tensor], weights: list[Dense], has_biases: bool
 ) -> tuple[Dense, list[Dense]]:
-    """With masked weights, where each unit has steps of its own: cell by cell."""
-    of_gates = 4 if has_biases else 2
-    here = there(network, x, weights[:of_gates])
+    """With masked weights, where valid steps differ between units: step by step."""
+    gate_weights = 4 if has_biases else 2
+    validity = step_validity(network, x, weights[:gate_weights])
     units = (*x.shape[:2], state[-1].shape[-1])
-    computed = (x.data.new_ones((), dtype=torch.bool) if here is None else as_bool(here)).expand(units)
-    kept = [computed] * len(state)
-    params, projection = zero_filled(weights[:of_gates]), None
-    if len(weights) > of_gates:
-        # Of what is projected, the state (…, projections) enters the gates like further features of the step.
+    updates = (x.data.new_ones((), dtype=torch.bool) if validity is None else as_bool(validity)).expand(units)
+    state_updates = [updates] * len(state)
+    params, projection = zero_filled(weights[:gate_weights]), None
+    if len(weights) > gate_weights:
+        # The projected state (…, projections) enters the gates like additional features of the step.
         w_ih, w_hh, *biases = params
         params = [torch.cat([w_ih, w_hh], -1), w_hh.new_zeros((len(w_hh), units[-1])), *biases]
         projection = transposed(weights[-1])
-        validity = product_validity(Dense(x.data.new_empty(()).expand(units), as_int8(computed)), projection)
-        assert validity is not None
-        kept[0] = as_bool(validity).expand(*units[:2], projection.shape[-1])
+        projected = product_validity(Dense(x.data.new_empty(()).expand(units), as_int8(updates)), projection)
+        assert projected is not None
+        state_updates[0] = as_bool(projected).expand(*units[:2], projection.shape[-1])
     data, outputs = x.filled(0), []
     for t in reversed(range(len(data))) if reverse else range(len(data)):
         if projection is None:
             new = network.step(data[t], state, params)
         else:
             new = network.step(torch.cat([data[t], state[0]], -1), [torch.zeros_like(state[1]), state[1]], params)
-            new[0] = torch.where(computed[t], new[0], 0) @ projection.filled(0)
-        state = [torch.where(k[t], n, s) for k, n, s in zip(kept, new, state, strict=True)]
+            new[0] = torch.where(updates[t], new[0], 0) @ projection.filled(0)
+        state = [torch.where(u[t], n, s) for u, n, s in zip(state_updates, new, state, strict=True)]
         outputs.append(state[0])
     output = torch.stack(outputs[::-1] if reverse else outputs)
-    return Dense(output, as_int8(kept[0])), [Dense(s, as_int8(k.any(0))) for s, k in zip(state, kept, strict=True)]
+    last = [Dense(s, as_int8(u.any(0))) for s, u in zip(state, state_updates, strict=True)]
+    return Dense(output, as_int8(state_updates[0])), last
 
 
 # ------------------------------------------------------------------------------------------------------- whole networks
@@ -249,28 +249,28 @@ def stacked(
     params: Sequence[Dense],
     has_biases: bool,
     num_layers: int,
-    drop: Move,
+    drop: Callable[[Tensor], Tensor],
     train: bool,
     bidirectional: bool,
 ) -> list[Dense]:
-    """Outputs and last states of layers on steps (T, B, features); `drop` is what happens between two of them."""
+    """Outputs and last states of layers on steps (T, B, features); `drop` is the dropout between two layers."""
     directions = 2 if bidirectional else 1
     runs = num_layers * directions
-    each = len(params) // runs
-    start = [h.filled(0) for h in hx]
+    params_per_run = len(params) // runs
+    initial = [h.filled(0) for h in hx]
     last: list[list[Dense]] = []
     for layer in range(num_layers):
         if layer > 0:
             x = x.like(drop(x.data))
         outputs, steps = [], Steps.of(x)
         for n in range(layer * directions, (layer + 1) * directions):
-            begin, weights = [s[n] for s in start], list(params[n * each : (n + 1) * each])
+            start, weights = [s[n] for s in initial], list(params[n * params_per_run : (n + 1) * params_per_run])
             reverse = n % directions == 1
             if all_valid(*weights):
                 order = steps.reversed() if reverse else steps
-                output, state = by_rows(network, x, order, begin, weights, has_biases, train)
+                output, state = by_rows(network, x, order, start, weights, has_biases, train)
             else:
-                output, state = by_units(network, x, reverse, begin, weights, has_biases)
+                output, state = by_units(network, x, reverse, start, weights, has_biases)
             outputs.append(output)
             last.append(state)
         x = by_rule(aten.cat.default, outputs, -1) if bidirectional else outputs[0]
@@ -289,7 +289,7 @@ def on_padded(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """The operator itself where no step is in doubt; also where there is none, of which it has its own to say."""
+    """The operator itself if all steps are valid; also if there are none, for torch's own errors and results."""
     if all_valid(input, *params) or 0 in input.shape[:2]:
         options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
         return results_like(op(input.filled(0), zero_filled(hx), zero_filled(params), *options), None)
@@ -297,14 +297,14 @@ def on_padded(
     def drop(x: Tensor) -> Tensor:
         return torch.dropout(x, dropout, train)
 
-    x = _turned(input) if batch_first else input
+    x = _time_first(input) if batch_first else input
     state = [hx] if isinstance(hx, Dense) else hx
     output, *last = stacked(network_of(op), x, state, params, has_biases, num_layers, drop, train, bidirectional)
-    return (_turned(output) if batch_first else output, *last)
+    return (_time_first(output) if batch_first else output, *last)
 
 
-def _turned(x: Dense) -> Dense:
-    """Time and batch exchanged."""
+def _time_first(x: Dense) -> Dense:
+    """The first two dimensions, time and batch, exchanged. Self-inverse."""
     v = aligned_validity(x)
     return Dense(x.data.transpose(0, 1), None if v is None else v.transpose(0, 1))
 
@@ -321,7 +321,7 @@ def on_packed(
     train: bool,
     bidirectional: bool,
 ) -> Any:
-    """Packed sequences are padded, with steps that are not there."""
+    """Packed sequences are padded with invalid steps."""
     sizes = known_sizes(op, batch_sizes)
     if all_valid(data, *params):
         options = (has_biases, num_layers, dropout, train, bidirectional)
@@ -336,7 +336,7 @@ def on_packed(
         return result
 
     def drop(x: Tensor) -> Tensor:
-        # Drawn for the steps that there are, as torch draws.
+        # As in torch, random numbers are drawn for packed steps only.
         return padded(torch.dropout(packed(x), dropout, train)) if dropout and train else x
 
     v = aligned_validity(data)
@@ -375,20 +375,20 @@ def one_step(
     b_ih: Dense | None = None,
     b_hh: Dense | None = None,
 ) -> Any:
-    """The new state where the step is there, elsewhere the old one."""
+    """The new state where the step is valid, elsewhere the old one."""
     weights = (w_ih, w_hh, b_ih, b_hh)
     result = op(input.filled(0), zero_filled(hx), *zero_filled(weights))
-    here = there(network_of(op), input, weights)
-    if here is None:
+    validity = step_validity(network_of(op), input, weights)
+    if validity is None:
         return results_like(result, None)
 
-    def stay(old: Dense, new: Tensor) -> Dense:
-        data = torch.where(as_bool(here), new, old.filled(0).to(new.dtype))
-        return Dense(data, unite(here, old.validity))
+    def updated(old: Dense, new: Tensor) -> Dense:
+        data = torch.where(as_bool(validity), new, old.filled(0).to(new.dtype))
+        return Dense(data, unite(validity, old.validity))
 
     if isinstance(hx, Dense):
-        return stay(hx, result)
-    return tuple(map(stay, hx, result))
+        return updated(hx, result)
+    return tuple(map(updated, hx, result))
 
 
 lstm_cell = masked_rule(aten.lstm_cell.default, category=RECURRENT, takes_op=True)(one_step)

@@ -1,4 +1,4 @@
-"""Calls on which conformance tries recurrent networks and packed sequences: torch's own database has none."""
+"""Conformance samples of recurrent networks and packed sequences, which torch's operator database lacks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def weights(make: Make, module: nn.Module) -> list[Tensor]:
 
 
 def state(make: Make, module: nn.Module, batch: Sequence[int], projections: int = 0) -> Any:
-    """An initial state, in the form in which the network takes it."""
+    """An initial state, in the form that the network takes."""
     h = make((*batch, projections or HIDDEN), low=-1, high=1)
     with_memory = isinstance(module, (nn.LSTM, nn.LSTMCell))
     return [h, make((*batch, HIDDEN), low=-1, high=1)] if with_memory else h
 
 
-def layers(of: Any, packed: bool, make: Make) -> Iterator[tuple[Any, ...]]:
-    """Layers, directions, biases, dropout and projections of several kinds."""
+def layers(network: Callable[..., nn.Module], packed: bool, make: Make) -> Iterator[tuple[Any, ...]]:
+    """Several numbers of layers and directions, with and without biases, dropout and projections."""
     for number, bidirectional, has_biases, dropout, projections in (
         (1, False, True, 0.0, 0),
         (2, True, True, 0.0, 0),
         (2, False, False, 0.5, 0),
-        *([(2, True, True, 0.0, 1)] if of is nn.LSTM else []),
+        *([(2, True, True, 0.0, 1)] if network is nn.LSTM else []),
     ):
         projected = {"proj_size": projections} if projections else {}
-        module = of(FEATURES, HIDDEN, number, bias=has_biases, bidirectional=bidirectional, **projected)
+        module = network(FEATURES, HIDDEN, number, bias=has_biases, bidirectional=bidirectional, **projected)
         hx = state(make, module, (number * (1 + bidirectional), BATCH), projections)
         options = (hx, weights(make, module), has_biases, number, dropout, True, bidirectional)
         if packed:
@@ -50,15 +50,17 @@ def layers(of: Any, packed: bool, make: Make) -> Iterator[tuple[Any, ...]]:
             yield (make((BATCH, STEPS, FEATURES)), *options, True)
 
 
-def cells(of: Any, make: Make) -> Iterator[tuple[Any, ...]]:
+def cells(cell: Callable[..., nn.Module], make: Make) -> Iterator[tuple[Any, ...]]:
     """With and without biases."""
     for bias in (True, False):
-        module = of(FEATURES, HIDDEN, bias=bias)
+        module = cell(FEATURES, HIDDEN, bias=bias)
         yield (make((BATCH, FEATURES)), state(make, module, (BATCH,)), *weights(make, module))
 
 
-def register(network: Any, cell: Any, on_padded: Rule, on_packed: Rule, one_step: Rule) -> None:
-    """Samples of one network for each of its rules."""
+def register(
+    network: Callable[..., nn.Module], cell: Callable[..., nn.Module], on_padded: Rule, on_packed: Rule, one_step: Rule
+) -> None:
+    """Register samples of one network for each of its rules."""
     on_padded.samples(functools.partial(layers, network, False))
     on_packed.samples(functools.partial(layers, network, True))
     one_step.samples(functools.partial(cells, cell))
@@ -72,20 +74,20 @@ register(nn.RNN, nn.RNNCell, recurrent.rnn_relu, recurrent.rnn_relu_data, recurr
 
 @packing._pack_padded_sequence.samples
 def pack(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Rows in either order of dimensions."""
+    """With either batch_first."""
     for batch_first in (False, True):
         yield (make((3, 3, 2)), torch.tensor(PACKED), batch_first)
 
 
 @packing._pad_packed_sequence.samples
 def pad(make: Make) -> Iterator[tuple[Any, ...]]:
-    """To the longest sequence, and beyond it."""
+    """Padded to the longest sequence, and beyond it."""
     for batch_first, total in ((False, 0), (True, 5)):
         yield (make((sum(PACKED), 2)), torch.tensor(PACKED), batch_first, 0.5, total)
 
 
 @packing.pad_sequence.samples
 def pad_each(make: Make) -> Iterator[tuple[Any, ...]]:
-    """On either side."""
+    """With padding on either side."""
     for batch_first, side in ((False, "right"), (True, "left")):
         yield ([make((n, 2)) for n in PACKED], batch_first, 0.5, side)
