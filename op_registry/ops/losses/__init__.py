@@ -1,12 +1,12 @@
 """Losses.
 
-Law: elementwise where input and target are valid; "mean" divides by what took part, "sum" adds it up.
+Law: a loss is valid where its input and target are; "mean" divides by the number of valid losses, "sum" adds them.
 
-    rules                 losses of operands of one shape
+    rules                 elementwise losses, and losses between vectors
     classification        losses over classes, and their labels
-    linear_cross_entropy  torch's fused operator
-    sparse                composed of operators that keep elements where they are stored
-    packed                hybrid storage, row by row
+    linear_cross_entropy  torch's fused operator, in chunks of the batch
+    sparse                losses over classes and between vectors on sparse storage, composed of other operators
+    packed                losses on stored values: elementwise, or over one dense dimension of classes
     backward              torch's gradient formulas, called by hand
 """
 
@@ -15,6 +15,6 @@ from op_registry.ops.losses import backward, classification, linear_cross_entrop
 
 __all__ = ["backward", "classification", "linear_cross_entropy", "packed", "rules", "sparse"]
 
-# Classes along a sparse dimension; then along a dense one, row by row.
+# Classes along a sparse dimension, else row by row along a dense one.
 classification.nll_loss.lowering(Sparse)(first_of(sparse.nll_loss, packed.nll_loss))
 classification.cross_entropy_loss.lowering(Sparse)(first_of(sparse.cross_entropy_loss, packed.cross_entropy_loss))

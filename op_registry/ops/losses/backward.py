@@ -1,4 +1,4 @@
-"""Gradient formulas of losses, called by hand; op_registry/derivatives.py has the law."""
+"""Gradient formulas of losses, called by hand; the law is in op_registry/derivatives.py."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Losses over classes.
 
-Law: a row's loss is valid where its target is and the element of the input (and the class weight) that the target
-points at; ``ignore_index`` rows are torch's own 0, valid. A softmax inside a loss runs over the valid classes of the
-row, and an inner mean over classes, or label smoothing, counts the valid ones. ``'mean'`` divides by torch's own
-denominator, restricted to the valid rows, and is torch's 0/0 with none but ignored rows.
+Law: a row's loss is valid where its target, the input at the target's class and that class's weight are valid; rows
+with ``ignore_index`` have torch's loss of 0, valid. A softmax inside a loss runs over the valid classes of the row; a
+mean over classes and label smoothing count the valid classes. ``'mean'`` divides by torch's denominator restricted to
+the valid rows, and is torch's 0/0 if all valid rows are ignored.
 
-To torch's kernels an invalid row is one to ignore: that leaves it out of sums, denominators and gradients alike, and
-a target that is garbage is never looked up.
+Invalid rows are passed to torch's kernels as rows to ignore. That excludes them from sums, denominators and gradients,
+and an invalid target is never used as an index.
 """
 
 from __future__ import annotations
@@ -42,46 +42,46 @@ def class_dim(x: Dense) -> int:
 
 
 class Labels:
-    """Targets that are class indices, as torch's kernels may see them.
+    """Targets that are class indices, in a form that is safe for torch's kernels.
 
-    classes  int64, `ignore_index` wherever the row is invalid (or was to be ignored)
+    classes  int64, `ignore_index` where the row is invalid or ignored
     rows     validity of the rows; None where all are valid
     """
 
     def __init__(self, self_: Dense, target: Dense, weight: Dense | None, ignore_index: int) -> None:
-        given = target.data.to(torch.int64) if target.dtype is torch.uint8 else target.data
-        given = fill_where_invalid(given, target.validity, ignore_index)
-        readable = intersect(_at_class(self_, given), _weight_at(weight, given))
-        if readable is None:
-            self.classes, self.rows = given, target.validity
+        classes = target.data.to(torch.int64) if target.dtype is torch.uint8 else target.data
+        classes = fill_where_invalid(classes, target.validity, ignore_index)
+        valid_at_class = intersect(_validity_at_class(self_, classes), _weight_validity(weight, classes))
+        if valid_at_class is None:
+            self.classes, self.rows = classes, target.validity
             return
-        # A class out of range is torch's to refuse, and an ignored one is never read.
+        # torch refuses a class out of range, and never reads the input of an ignored row.
         count = self_.shape[class_dim(self_)]
-        unread = (given == ignore_index) | (given < 0) | (given >= count)
-        kept = as_bool(readable) | unread
-        self.classes = torch.where(kept, given, ignore_index)
-        self.rows = intersect(target.validity, kept)
+        not_read = (classes == ignore_index) | (classes < 0) | (classes >= count)
+        valid = as_bool(valid_at_class) | not_read
+        self.classes = torch.where(valid, classes, ignore_index)
+        self.rows = intersect(target.validity, valid)
 
 
-def _at_class(x: Dense, classes: Tensor) -> Tensor | None:
+def _validity_at_class(x: Dense, classes: Tensor) -> Tensor | None:
     """Validity of the input at each row's class."""
     v, dim = aligned_validity(x), class_dim(x)
     if v is None:
         return None
     if v.shape[dim] == 1:
         return v.squeeze(dim)
-    safe = classes.clamp(0, x.shape[dim] - 1).unsqueeze(dim)
-    return v.expand(x.shape).gather(dim, safe).squeeze(dim)
+    index = classes.clamp(0, x.shape[dim] - 1).unsqueeze(dim)
+    return v.expand(x.shape).gather(dim, index).squeeze(dim)
 
 
-def _weight_at(weight: Dense | None, classes: Tensor) -> Tensor | None:
+def _weight_validity(weight: Dense | None, classes: Tensor) -> Tensor | None:
     """Validity of the class weight of each row."""
     if weight is None or weight.validity is None:
         return None
     return weight.validity.expand(weight.shape).take(classes.clamp(0, weight.shape[0] - 1))
 
 
-def _data(x: Dense | None, fill: Number) -> Tensor | None:
+def _filled(x: Dense | None, fill: Number) -> Tensor | None:
     return None if x is None else x.filled(fill)
 
 
@@ -98,7 +98,7 @@ def nll_loss(
     ignore_index: int = -100,
 ) -> Dense:
     labels = Labels(self, target, weight, ignore_index)
-    data = op(self.filled(0), labels.classes, _data(weight, 1), reduction, ignore_index)
+    data = op(self.filled(0), labels.classes, _filled(weight, 1), reduction, ignore_index)
     rows = Dense(labels.classes, labels.rows)
     return Dense(data, labels.rows if reduction == NONE else rows.any_valid())
 
@@ -107,9 +107,9 @@ def nll_loss(
 def nll_loss_forward(
     op: OpOverload, self: Dense, target: Dense, weight: Dense | None, reduction: int, ignore_index: int
 ) -> tuple[Dense, Dense]:
-    """The loss, and the total weight of the rows that it is a mean of."""
+    """The loss, and the total weight of the rows in its mean."""
     labels = Labels(self, target, weight, ignore_index)
-    data, total_weight = op(self.filled(0), labels.classes, _data(weight, 1), reduction, ignore_index)
+    data, total_weight = op(self.filled(0), labels.classes, _filled(weight, 1), reduction, ignore_index)
     rows = Dense(labels.classes, labels.rows)
     return Dense(data, labels.rows if reduction == NONE else rows.any_valid()), Dense(total_weight)
 
@@ -136,7 +136,7 @@ def cross_entropy_loss(
     labels = Labels(self, target, weight, ignore_index)
     if label_smoothing == 0:
         data = aten.cross_entropy_loss(
-            _scores(self), labels.classes, _data(weight, 1), reduction, ignore_index, label_smoothing
+            _scores(self), labels.classes, _filled(weight, 1), reduction, ignore_index, label_smoothing
         )
         rows = Dense(labels.classes, labels.rows)
         return Dense(data, labels.rows if reduction == NONE else rows.any_valid())
@@ -144,7 +144,7 @@ def cross_entropy_loss(
 
 
 def _scores(x: Dense) -> Tensor:
-    """The input with -inf where a class is invalid, for a softmax over the others; zeros in rows without any."""
+    """The input with -inf at invalid classes, for a softmax over the valid ones; 0 in rows without valid classes."""
     v = aligned_validity(x)
     if v is None or v.shape[class_dim(x)] == 1:
         return x.filled(0)
@@ -157,7 +157,7 @@ def _log_softmax(x: Dense) -> Dense:
 
 
 def _by_class(weight: Tensor, x: Dense) -> Tensor:
-    """A value for each class, beside an input of classes in dimension `class_dim`."""
+    """One value per class, shaped to broadcast with `x`."""
     return weight.reshape(-1, *[1] * (x.ndim - class_dim(x) - 1))
 
 
@@ -167,12 +167,12 @@ def _weighted(logp: Dense, weight: Dense | None) -> Dense:
         return logp
     validity = None if weight.validity is None else _by_class(weight.validity.expand(weight.shape), logp)
     filled = logp.filled(0) * _by_class(weight.filled(1), logp)
-    both = Dense(filled, intersect(logp.validity, validity))
-    return Dense(filled, aligned_validity(both))
+    product = Dense(filled, intersect(logp.validity, validity))
+    return Dense(filled, aligned_validity(product))
 
 
 def _number_of_classes(x: Dense) -> Tensor | int:
-    """How many classes of each row are valid (at least 1, to divide by)."""
+    """The number of valid classes of each row, at least 1, as a divisor."""
     n = Dense(x.data, aligned_validity(x)).count(class_dim(x))
     return n.clamp(min=1) if isinstance(n, Tensor) else n
 
@@ -180,35 +180,35 @@ def _number_of_classes(x: Dense) -> Tensor | int:
 def _smoothed(
     self: Dense, labels: Labels, weight: Dense | None, reduction: int, ignore_index: int, smoothing: float
 ) -> Dense:
-    """(1 - smoothing) · the loss + smoothing · its mean over the row's valid classes."""
+    """(1 - smoothing) · loss + smoothing · mean loss over the row's valid classes."""
     logp = _log_softmax(self)
-    weights = _data(weight, 1)
-    chosen = aten.nll_loss_nd(logp.filled(0), labels.classes, weights, NONE, ignore_index)
-    spread = -_weighted(logp, weight).filled(0).sum(class_dim(self)) / _number_of_classes(self)
+    weights = _filled(weight, 1)
+    nll = aten.nll_loss_nd(logp.filled(0), labels.classes, weights, NONE, ignore_index)
+    uniform_loss = -_weighted(logp, weight).filled(0).sum(class_dim(self)) / _number_of_classes(self)
     counted = labels.classes != ignore_index
-    each = torch.where(counted, (1 - smoothing) * chosen + smoothing * spread, 0)
+    losses = torch.where(counted, (1 - smoothing) * nll + smoothing * uniform_loss, 0)
     if reduction not in (MEAN, SUM):
-        return Dense(each, labels.rows)
-    total = each.sum(dtype=accumulation_dtype(each.dtype))
+        return Dense(losses, labels.rows)
+    total = losses.sum(dtype=accumulation_dtype(losses.dtype))
     if reduction == MEAN:
         per_row = counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
         total = total / per_row.sum()
-    return Dense(total.to(each.dtype), Dense(labels.classes, labels.rows).any_valid())
+    return Dense(total.to(losses.dtype), Dense(labels.classes, labels.rows).any_valid())
 
 
 def _of_probabilities(self: Dense, target: Dense, weight: Dense | None, reduction: int, smoothing: float) -> Dense:
-    """Targets that are probabilities: the sum over the classes that are valid in input and target."""
+    """Targets that are probabilities: the sum over the classes that are valid in both input and target."""
     logp = _log_softmax(self)
-    shares: Any = target.filled(0)
+    probabilities: Any = target.filled(0)
     if smoothing > 0:
         n = _number_of_classes(self)
         uniform = smoothing / (n if isinstance(n, int) else n.unsqueeze(class_dim(self)))
-        shares = shares * (1 - smoothing) + uniform
+        probabilities = probabilities * (1 - smoothing) + uniform
     terms = _weighted(logp, weight)
-    terms = Dense(terms.filled(0) * shares, intersect(terms.validity, target.validity))
+    terms = Dense(terms.filled(0) * probabilities, intersect(terms.validity, target.validity))
     terms = Dense(terms.data, aligned_validity(terms))
-    each = -terms.filled(0).sum(class_dim(self))
-    return reduced(Dense(each, terms.any_valid(class_dim(self))), reduction)
+    losses = -terms.filled(0).sum(class_dim(self))
+    return reduced(Dense(losses, terms.any_valid(class_dim(self))), reduction)
 
 
 # -------------------------------------------------------------------------------------------------------------- margins
@@ -223,39 +223,41 @@ def multi_margin_loss(
     weight: Dense | None = None,
     reduction: int = MEAN,
 ) -> Dense:
-    """The mean over the row's valid classes: an input of -inf is within any margin, and adds nothing."""
+    """The mean over the row's valid classes: an input of -inf is within any margin and contributes nothing."""
     if all_valid(self, target, weight):
         weights = None if weight is None else weight.data
         return Dense(aten.multi_margin_loss(self.data, target.data, p, margin, weights, reduction))
     x, classes = _with_classes(self), target.filled(0)
-    rows = intersect(target.validity, intersect(_target_is_valid(x, classes), _weight_at(weight, classes)))
-    each = aten.multi_margin_loss(_within_margin(x, rows), classes, p, margin, _data(weight, 1), NONE)
-    return _mean_over_classes(x, each, rows, reduction)
+    rows = intersect(target.validity, intersect(_validity_at_row_class(x, classes), _weight_validity(weight, classes)))
+    losses = aten.multi_margin_loss(_within_margin(x, rows), classes, p, margin, _filled(weight, 1), NONE)
+    return _mean_over_classes(x, losses, rows, reduction)
 
 
 @masked_rule(aten.multilabel_margin_loss.default, category=LOSS)
 def multilabel_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
-    """Targets end at the first -1. A row is valid where all targets before it are, and the input there."""
+    """Targets end at the first -1. A row is valid where all targets before it are, and the input at them."""
     if all_valid(self, target):
         return Dense(aten.multilabel_margin_loss(self.data, target.data, reduction))
     x, labels = _with_classes(self), _with_classes(target)
-    given = labels.filled(0)
-    ends = given == -1 if labels.valid is None else (given == -1) & labels.valid
-    read = ends.to(torch.int32).cumsum(-1) == 0
+    filled = labels.filled(0)
+    ends = filled == -1 if labels.valid is None else (filled == -1) & labels.valid
+    is_label = ends.to(torch.int32).cumsum(-1) == 0
     v = aligned_validity(x)
-    known = intersect(labels.validity, None if v is None else v.expand(x.shape).gather(-1, given.clamp(min=0)))
-    rows = None if known is None else (as_bool(known) | ~read).all(-1)
-    classes = torch.where(read if rows is None else read & rows.unsqueeze(-1), given, -1)
-    each = aten.multilabel_margin_loss(_within_margin(x, rows), classes, NONE)
-    return _mean_over_classes(x, each, rows, reduction)
+    label_validity = intersect(
+        labels.validity, None if v is None else v.expand(x.shape).gather(-1, filled.clamp(min=0))
+    )
+    rows = None if label_validity is None else (as_bool(label_validity) | ~is_label).all(-1)
+    classes = torch.where(is_label if rows is None else is_label & rows.unsqueeze(-1), filled, -1)
+    losses = aten.multilabel_margin_loss(_within_margin(x, rows), classes, NONE)
+    return _mean_over_classes(x, losses, rows, reduction)
 
 
 def _with_classes(x: Dense) -> Dense:
-    """A 0-d input as one of a single class."""
+    """A 0-d input as a row with one class."""
     return x.map(lambda t: t.reshape(1)) if x.ndim == 0 else x
 
 
-def _target_is_valid(x: Dense, classes: Tensor) -> Tensor | None:
+def _validity_at_row_class(x: Dense, classes: Tensor) -> Tensor | None:
     """Validity of the input at the class of its row, for inputs (C) and (N, C)."""
     v = aligned_validity(x)
     if v is None:
@@ -265,19 +267,19 @@ def _target_is_valid(x: Dense, classes: Tensor) -> Tensor | None:
 
 
 def _within_margin(x: Dense, rows: Tensor | None) -> Tensor:
-    """The input, -inf where a class is invalid and 0 in all of an invalid row."""
-    inside = x.filled(-torch.inf)
-    return inside if rows is None else fill_where_invalid(inside, _as_rows(rows, x).unsqueeze(-1), 0)
+    """The input, with -inf at invalid classes and 0 throughout invalid rows."""
+    scores = x.filled(-torch.inf)
+    return scores if rows is None else fill_where_invalid(scores, _as_rows(rows, x).unsqueeze(-1), 0)
 
 
 def _as_rows(rows: Tensor, x: Dense) -> Tensor:
-    """Validity of a row each, in the shape of x without its classes; a target of one row may be 0-d or of size 1."""
+    """The validity of rows in the shape of x without its classes; a target of one row may be 0-d or of size 1."""
     return rows.expand(x.shape[:-1]) if rows.ndim == x.ndim - 1 else rows.reshape(x.shape[:-1])
 
 
-def _mean_over_classes(x: Dense, each: Tensor, rows: Tensor | None, reduction: int) -> Dense:
-    """Row losses that torch has divided by the number of all classes, divided by that of the valid ones instead."""
+def _mean_over_classes(x: Dense, losses: Tensor, rows: Tensor | None, reduction: int) -> Dense:
+    """Row losses that torch has divided by the number of all classes, divided by the number of valid ones instead."""
     n = x.count(-1)
     if isinstance(n, Tensor):
-        each = each * x.shape[-1] / n.clamp(min=1).expand(x.shape[:-1]).reshape(each.shape)
-    return reduced(Dense(each, None if rows is None else _as_rows(rows, x).reshape(each.shape)), reduction)
+        losses = losses * x.shape[-1] / n.clamp(min=1).expand(x.shape[:-1]).reshape(losses.shape)
+    return reduced(Dense(losses, None if rows is None else _as_rows(rows, x).reshape(losses.shape)), reduction)

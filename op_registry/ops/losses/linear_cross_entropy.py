@@ -1,9 +1,9 @@
-"""torch.nn.functional.linear_cross_entropy in chunks of the batch, as its `options` ask for.
+"""torch.nn.functional.linear_cross_entropy in chunks of the batch, as chosen by its `options`.
 
-Law: composed of linear and cross_entropy, nothing more. (Without options torch itself composes it so.)
+Law: the composition of linear and cross_entropy. (Without options torch itself decomposes it so.)
 
-With a mask both are computed whole: what the chunks save is memory, and their operators compute gradients ahead of time
-in a way that knows no mask. They are computed in `acc_dtype` throughout, as in the chunks.
+With a mask both run on the whole batch: chunks only save memory, and their operators compute gradients in the forward
+pass without a mask. As in the chunks, everything is computed in `acc_dtype`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def composed(
     return Dense(loss.data.to(input.dtype), loss.validity)
 
 
-# Not every torch that we support has it.
+# Not every supported version of torch has it.
 if hasattr(torch.nn, "LinearCrossEntropyOptions"):
-    # Where it is defined: torch itself imports it with the first call.
+    # The module that defines the operators; torch imports it at the first call.
     import torch.nn.modules.linear_cross_entropy
 
     torch_nn = torch.ops.torch_nn
@@ -62,7 +62,7 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
         acc_dtype: torch.dtype,
         *gradients: bool,
     ) -> tuple[Any, ...]:
-        """The loss, and gradients computed ahead of time: of those there are none, as where they are not asked for."""
+        """The loss and, instead of gradients from the forward pass, the empty tensors of a call without gradients."""
         tensors = (input, linear_weight, target, linear_bias, weight)
         if all_valid(*tensors):
             options = (reduction, ignore_index, label_smoothing, batch_chunk_size, acc_policy, acc_dtype)
@@ -71,8 +71,8 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
             )
             return result
         loss = composed(*tensors, {"mean": MEAN, "sum": SUM}[reduction], ignore_index, acc_dtype)
-        nothing: list[Tensor] = [input.data.new_empty(size) for size in ((0, 0), (0, 0), (0,))]
-        return (loss, *nothing)
+        no_gradients: list[Tensor] = [input.data.new_empty(size) for size in ((0, 0), (0, 0), (0,))]
+        return (loss, *no_gradients)
 
     @masked_rule(torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default, category=LOSS)
     def _linear_cross_entropy_batch_chunked_no_reduction(

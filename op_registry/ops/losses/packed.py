@@ -1,17 +1,18 @@
-"""Losses of hybrid storage: computed on the stored rows.
+"""Losses on stored values, by each rule itself.
 
-The reduction counts those rows: what is not stored is invalid, and adds nothing.
+The reduction counts stored rows only: rows that are not stored are invalid and contribute nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    AnyRecord,
     Dense,
     NotLowered,
     Number,
@@ -31,43 +32,46 @@ from op_registry.authoring import (
 from op_registry.ops.losses import classification
 from op_registry.ops.losses import rules as losses
 
+T = TypeVar("T")  # records, through lists and tuples
 
-def _never_empty(records: Any, lead: Sparse) -> Any:
-    """The operands of a reduction with one invalid row where no row is stored of a tensor that has some.
 
-    Of no rows at all a reduction is what torch makes of nothing; of none that is valid it is invalid.
+def _with_invalid_row(records: T, lead: Sparse) -> T:
+    """The operands with one invalid row appended if a non-empty tensor has no stored rows.
+
+    The reduction of an empty tensor is torch's; that of a non-empty one without valid rows is invalid.
     """
     if lead.values.shape[0] != 0 or 0 in lead.shape:
         return records
 
-    def grown(record: Dense) -> Dense:
+    def appended(record: Dense) -> Dense:
         if record.ndim == 0 or record.shape[0] != 0:
             return record
         row = (1, *record.shape[1:])
         data = torch.cat([record.data, record.data.new_zeros(row)])
         return Dense(data, torch.zeros([1] * data.ndim, dtype=torch.int8, device=data.device))
 
-    return map_tensors(grown, records, Dense)
+    padded: T = map_tensors(appended, records, Dense)
+    return padded
 
 
-def _as_loss(result: Dense, lead: Sparse) -> Any:
-    """A loss that was reduced as it is, one for each row in the rows' places."""
+def _as_loss(result: Dense, lead: Sparse) -> Dense | Sparse:
+    """A reduced loss as it is, one loss per row with the sparsity pattern of `lead`."""
     return result if result.ndim == 0 else lead.like(result.map(lambda t: t[: lead.values.shape[0]]))
 
 
-def _loss_by_place(rule: Rule) -> None:
-    """A loss of operands of one shape."""
+def _lower_elementwise(rule: Rule) -> None:
+    """Lower a loss of operands of one shape: it runs on the values of one and the aligned values of the others."""
 
-    def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        found: list[Dense | Sparse] = []
-        map_tensors(found.append, [*args, *kwargs.values()], (Dense, Sparse))
-        lead = lead_operand(found)
-        there = map_tensors(lambda r: align_to(r, lead), (args, list(kwargs.items())), (Dense, Sparse))
-        args, named = _never_empty(there, lead)
+    def on_values(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        operands: list[Dense | Sparse] = []
+        map_tensors(operands.append, [*args, *kwargs.values()], (Dense, Sparse))
+        lead = lead_operand(operands)
+        aligned = map_tensors(lambda r: align_to(r, lead), (args, list(kwargs.items())), (Dense, Sparse))
+        args, named = _with_invalid_row(aligned, lead)
         return map_tensors(lambda r: _as_loss(r, lead), rule.bind(op)(*args, **dict(named)), Dense)
 
-    rule.lowering(Sparse)(run)
-    rule.lowering(Permuted)(in_base_order(run))
+    rule.lowering(Sparse)(on_values)
+    rule.lowering(Permuted)(in_base_order(on_values))
 
 
 for _rule in (
@@ -81,69 +85,78 @@ for _rule in (
     losses.hinge_embedding_loss,
     losses.margin_ranking_loss,
 ):
-    _loss_by_place(_rule)
+    _lower_elementwise(_rule)
 
 
-def _loss_over_classes(rule: Rule) -> Callable[..., Any]:
-    """A loss whose classes are the one dense dimension: (N, C), or (B, C, T, …) seen of (B, T, …, C)."""
+def _lower_over_classes(rule: Rule) -> Callable[..., Any]:
+    """Lower a loss whose classes are the only dense dimension: (N, C), or a permuted view (B, C, T, …) of (B, T, …, C).
 
-    def run(
+    Registered for permuted records; returned for sparse ones.
+    """
+
+    def on_rows(
         op: OpOverload,
-        self: Any,
-        target: Any,
-        weight: Any = None,
+        self: AnyRecord,
+        target: AnyRecord,
+        weight: AnyRecord | None = None,
         reduction: int = losses.MEAN,
         ignore_index: int = -100,
         *smoothing: float,
-    ) -> Any:
+    ) -> Dense | Sparse:
         x = self.base if isinstance(self, Permuted) else self
         if not isinstance(x, Sparse) or len(x.dense_sizes) != 1 or x.pattern.block or isinstance(weight, Sparse):
-            raise NotLowered("its classes are no dense dimension of the input")
-        seen = self.order if isinstance(self, Permuted) else tuple(range(x.ndim))
-        if seen != (0, x.ndim - 1, *range(1, x.ndim - 1)) and x.ndim != 2:
-            raise NotLowered("its classes are no dense dimension of the input")
-        labels = Sparse(x.values.map(lambda t: t[:, 0]), x.pattern)
+            raise NotLowered("its classes are not the only dense dimension of the input")
+        order = self.order if isinstance(self, Permuted) else tuple(range(x.ndim))
+        if order != (0, x.ndim - 1, *range(1, x.ndim - 1)) and x.ndim != 2:
+            raise NotLowered("its classes are not the second dimension of the input")
+        rows = Sparse(x.values.map(lambda t: t[:, 0]), x.pattern)  # one value per row, for the shape and the pattern
         values = x.values
-        if target.shape == labels.shape:
-            there = align_to(target, labels)
+        if target.shape == rows.shape and not isinstance(target, Permuted):
+            labels = align_to(target, rows)
             if reduction not in (losses.MEAN, losses.SUM):
-                if being_traced(there.data):
+                if being_traced(labels.data):
                     raise NotLowered("which rows are ignored is not known while tracing")
-                if bool(_ignored(target, ignore_index) > _ignored(there, ignore_index)):
-                    raise NotLowered("rows that are not stored are ignored, which gives them a valid loss of 0")
-            elif 0 not in x.shape and (values.shape[0] == 0 or not all_valid(values, there)):
-                # Which of the stored losses is valid is unknown. An ignored row is valid, stored or not.
-                elsewhere = _ignored(target, ignore_index) > _ignored(there, ignore_index)
-                values = _with_row(values, 0, torch.ones_like(elsewhere))
-                there = _with_row(there, ignore_index, elsewhere)
+                if bool(_ignored(target, ignore_index) > _ignored(labels, ignore_index)):
+                    raise NotLowered("some rows that are not stored are ignored, so that they have a valid loss of 0")
+            elif 0 not in x.shape and (values.shape[0] == 0 or not all_valid(values, labels)):
+                # Possibly no stored loss is valid. An ignored row is valid, stored or not: one row stands for them.
+                ignored_elsewhere = _ignored(target, ignore_index) > _ignored(labels, ignore_index)
+                values = _with_row(values, 0, torch.ones_like(ignored_elsewhere))
+                labels = _with_row(labels, ignore_index, ignored_elsewhere)
         elif target.shape == self.shape:
-            there = align_to(to_base_order(target, self) if isinstance(self, Permuted) else target, x)
-            values, there = _never_empty((values, there), x)
+            labels = align_to(_in_stored_order(target, self), x)
+            values, labels = _with_invalid_row((values, labels), x)
         else:
-            raise NotLowered(f"a target of shape {tuple(target.shape)} has neither a class nor classes for each row")
-        return _as_loss(rule.bind(op)(values, there, weight, reduction, ignore_index, *smoothing), labels)
+            raise NotLowered(f"a target of shape {tuple(target.shape)} has neither one class nor all classes per row")
+        return _as_loss(rule.bind(op)(values, labels, weight, reduction, ignore_index, *smoothing), rows)
 
-    rule.lowering(Permuted)(run)
-    return run
+    rule.lowering(Permuted)(on_rows)
+    return on_rows
 
 
-def _ignored(target: Any, ignore_index: int) -> torch.Tensor:
-    """How many valid targets say that their row is to be ignored."""
-    if not isinstance(target, Dense):
-        target = target.values
-    ignored = target.data == ignore_index
-    return (ignored if target.valid is None else ignored & target.valid).sum()
+def _in_stored_order(target: AnyRecord, self: AnyRecord) -> Dense | Sparse:
+    """The target with its dimensions in the order in which the input is stored."""
+    if isinstance(self, Permuted):
+        return to_base_order(target, self)
+    if isinstance(target, Permuted):
+        raise NotLowered("its target has dense dimensions before sparse ones")
+    return target
+
+
+def _ignored(target: Dense | Sparse, ignore_index: int) -> torch.Tensor:
+    """The number of valid targets whose row is ignored."""
+    labels = target.values if isinstance(target, Sparse) else target
+    ignored = labels.data == ignore_index
+    return (ignored if labels.valid is None else ignored & labels.valid).sum()
 
 
 def _with_row(rows: Dense, value: Number, valid: torch.Tensor) -> Dense:
-    """The rows, and one more behind them that holds `value`."""
+    """The rows, with one more that holds `value` appended."""
     sizes = (1, *rows.shape[1:])
     data = torch.cat([rows.data, rows.data.new_full(sizes, value)])
     validity = torch.cat([as_int8(full_mask(rows)), as_int8(valid).expand(sizes)])
     return Dense(data, validity)
 
 
-nll_loss = _loss_over_classes(classification.nll_loss)
-
-
-cross_entropy_loss = _loss_over_classes(classification.cross_entropy_loss)
+nll_loss = _lower_over_classes(classification.nll_loss)
+cross_entropy_loss = _lower_over_classes(classification.cross_entropy_loss)

@@ -1,9 +1,9 @@
-"""Losses, elementwise or of pairs. Those over classes are in classification.py.
+"""Elementwise losses, and losses between vectors. Losses over classes are in classification.py.
 
-Law: the elementwise part as elementwise, then reduced over what is valid: ``'mean'`` divides by the number of valid
-losses, ``'sum'`` adds them, and both are valid where there is at least one. The operator itself runs without its
-reduction on operands filled with harmless values, so that its own dtypes, autocast policy and errors hold; sums of
-half precision are taken in float32 and rounded once.
+Law: losses are elementwise, then reduced over the valid ones: ``'mean'`` divides by their number, ``'sum'`` adds them,
+and both are valid where there is at least one. The operator itself runs without its reduction, on operands filled
+with harmless values, so that its dtypes, autocast policy and errors apply; half-precision sums are computed in float32
+and rounded once.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(loss: Dense, reduction: int, zero_where_invalid: bool = False) -> Dense:
-    """The losses themselves, their sum, or their mean over what is valid."""
+    """The losses themselves, or the sum or mean of the valid ones."""
     if reduction not in (MEAN, SUM):
         return loss
     total = (loss.data if zero_where_invalid else loss.filled(0)).sum(dtype=accumulation_dtype(loss.dtype))
     if reduction == MEAN:
         n = loss.count()
-        # Nothing valid gives an invalid 0, not 0/0, whose derivative would be NaN; no losses at all give torch's NaN.
+        # Without valid losses an invalid 0, not 0/0, whose derivative would be NaN; without any losses torch's NaN.
         total = total / (n.clamp(min=1) if isinstance(n, Tensor) and loss.data.numel() else n)
     return Dense(total.to(loss.dtype), loss.any_valid())
 
@@ -57,21 +57,21 @@ def elementwise_loss(
 ) -> Dense:
     """`losses(tensors, reduction)` over what is valid in all operands.
 
-    `fills` says for each operand what stands in for it where the loss is invalid: values at which the loss and its
-    derivatives are finite; `zero`, that the loss is then 0, which spares another fill.
+    `fills` has a value for each operand to fill it with where the loss is invalid, so that the loss and its derivatives
+    are finite. `zero` says that this loss is 0, which saves another fill.
     """
     validity = valid_in_all(*operands)
     if validity is None:
         return Dense(losses([None if x is None else x.data for x in operands], reduction))
 
     def filled(x: Dense | None, value: Number) -> Tensor | None:
-        # A 0-d operand stays one: with a shape it would weigh in type promotion.
+        # A 0-d operand stays 0-d: with a shape it would count in type promotion.
         return None if x is None else fill_where_invalid(x.data, validity if x.ndim else x.validity, value)
 
     tensors = [filled(x, value) for x, value in zip(operands, fills, strict=True)]
-    each = Dense(losses(tensors, NONE), validity)
+    unreduced = Dense(losses(tensors, NONE), validity)
     zero = zero and all(x is None or x.ndim > 0 for x in operands)
-    return reduced(Dense(each.data, aligned_validity(each)), reduction, zero)
+    return reduced(Dense(unreduced.data, aligned_validity(unreduced)), reduction, zero)
 
 
 # ----------------------------------------------------------------------------------------------------- input and target
@@ -159,20 +159,20 @@ def poisson_nll_loss(input: Dense, target: Dense, log_input: bool, full: bool, e
 def cosine_embedding_loss(
     input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
 ) -> Dense:
-    """The cosine over the coordinates that are valid in both; valid where there is one, and the target is."""
+    """The cosine over the coordinates that are valid in both; valid where there is one and the target is valid."""
     if all_valid(input1, input2, target):
         return Dense(aten.cosine_embedding_loss(input1.data, input2.data, target.data, margin, reduction))
     joint = valid_in_all(input1, input2)
     pairs = Dense(input1.data, joint)
-    some = pairs.any_valid(-1, keepdim=True)
+    has_common = pairs.any_valid(-1, keepdim=True)
 
-    def coordinates(x: Dense) -> Tensor:
-        # Two vectors without a common coordinate are 1, where a cosine has derivatives.
-        return fill_where_invalid(fill_where_invalid(x.data, joint, 0), some, 1)
+    def filled(x: Dense) -> Tensor:
+        # Vectors without a common coordinate are filled with 1, where a cosine has finite derivatives.
+        return fill_where_invalid(fill_where_invalid(x.data, joint, 0), has_common, 1)
 
-    each = aten.cosine_embedding_loss(coordinates(input1), coordinates(input2), target.filled(1), margin, NONE)
-    rows = None if some is None else some.squeeze(-1)
-    return reduced(Dense(each, intersect(rows, target.validity)), reduction)
+    losses = aten.cosine_embedding_loss(filled(input1), filled(input2), target.filled(1), margin, NONE)
+    rows = None if has_common is None else has_common.squeeze(-1)
+    return reduced(Dense(losses, intersect(rows, target.validity)), reduction)
 
 
 @masked_rule(aten.triplet_margin_loss.default, category=LOSS)
@@ -186,7 +186,7 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: int = MEAN,
 ) -> Dense:
-    """Each distance over the coordinates that are valid in both of its ends; valid where every one has a coordinate."""
+    """Each distance over the coordinates that are valid in both vectors; valid where all have such a coordinate."""
     if all_valid(anchor, positive, negative):
         plain = data_of([anchor, positive, negative])
         return Dense(aten.triplet_margin_loss(*plain, margin, p, eps, swap, reduction))
@@ -198,21 +198,21 @@ def triplet_margin_loss(
         between = _distance(positive, negative, p, eps)
         nearest = torch.minimum(nearest, between.data)
         validity = intersect(validity, between.validity)
-    each = torch.clamp_min(margin + to_positive.data - nearest, 0)
-    return reduced(Dense(each, validity), reduction)
+    losses = torch.clamp_min(margin + to_positive.data - nearest, 0)
+    return reduced(Dense(losses, validity), reduction)
 
 
 def _distance(x: Dense, y: Dense, p: float, eps: float) -> Dense:
     joint = valid_in_all(x, y)
     difference = Dense(upcast_under_autocast(x.data) - upcast_under_autocast(y.data) + eps, joint)
     difference = Dense(difference.data, aligned_validity(difference))
-    some = difference.any_valid(-1, keepdim=True)
-    # Without a coordinate the norm is that of ones: a norm of zeros need not have a derivative.
-    coordinates = fill_where_invalid(difference.filled(0), some, 1)
-    distance = torch.linalg.vector_norm(coordinates, p, -1)
-    return Dense(distance, None if some is None else some.squeeze(-1))
+    has_common = difference.any_valid(-1, keepdim=True)
+    # Without a common coordinate the norm is that of ones: a norm of zeros may have no derivative.
+    filled = fill_where_invalid(difference.filled(0), has_common, 1)
+    distance = torch.linalg.vector_norm(filled, p, -1)
+    return Dense(distance, None if has_common is None else has_common.squeeze(-1))
 
 
-# Alignments of whole sequences: nothing says what a hole in one means.
+# Alignments of whole sequences: an invalid element inside one has no defined meaning.
 ctc_loss = opaque(aten.ctc_loss)
 _ctc_loss = opaque(aten._ctc_loss)
