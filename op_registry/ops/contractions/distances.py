@@ -71,9 +71,9 @@ def all_pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
 def pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
     """The norm of the differences along the last dimension, in the dtype of `result`."""
     difference = upcast_under_autocast(x.data) - upcast_under_autocast(y.data)
-    both = intersect(x.validity, y.validity)
-    assert both is not None
-    differences = Dense(difference, as_int8(both).expand(difference.shape))
+    joint = intersect(x.validity, y.validity)
+    assert joint is not None
+    differences = Dense(difference, as_int8(joint).expand(difference.shape))
     has_common = differences.any_valid(-1, keepdim=True)
     assert has_common is not None
     # The fill is 0 for pairs with a common coordinate, and 1 for the others.
