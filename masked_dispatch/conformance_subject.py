@@ -1,4 +1,4 @@
-"""MaskedTensor as op_registry's conformance sees it: eager, compiled, and compiled down to kernels."""
+"""MaskedTensor as the subject of op_registry's conformance: eager, compiled, and compiled to kernels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
-from masked_dispatch.densification import watchers
+from masked_dispatch.densification import on_densify
 from op_registry.conformance.subject import Subject
 
 
 class Eager(Subject):
-    """MaskedTensor, called as a user calls it."""
+    """MaskedTensor, called eagerly."""
 
     name = "eager"
 
@@ -30,7 +30,7 @@ class Eager(Subject):
 
     def __init__(self) -> None:
         self._densified: list[str] = []
-        watchers.append(lambda found: self._densified.append(f"{found.op}: {found.why}"))
+        on_densify.append(lambda event: self._densified.append(f"{event.op}: {event.why}"))
 
     def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
         if not is_masked_tensor(value) or value.ndim < (1 if storage == "coo" else 2):
@@ -38,7 +38,7 @@ class Eager(Subject):
         with torch.no_grad():
             mask = value.get_mask()
             if roomy:
-                # Every other element is stored whether it is valid or not, and then declared to be what it is.
+                # Every other element is stored, valid or not, and then masked again.
                 every_other = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape) % 2 == 0
                 value = masked_tensor(value.get_data(), mask | every_other)
             stored = value.to_layout(**_layout(storage, value.shape))
@@ -47,15 +47,15 @@ class Eager(Subject):
         return stored.requires_grad_(requires_grad)
 
     def densified(self) -> list[str]:
-        found, self._densified = self._densified, []
-        return found
+        densified, self._densified = self._densified, []
+        return densified
 
     def modes(self) -> dict[str, Subject]:
         return {"aot_eager": Compiled("aot_eager"), "inductor": Compiled("inductor")}
 
 
 def _layout(storage: str, shape: torch.Size) -> dict[str, Any]:
-    """Arguments of to_layout: blocks as small as divide the shape, one sparse dimension in hybrid, two in packed."""
+    """Arguments of to_layout: the smallest blocks that divide the shape; one sparse dimension in hybrid."""
     if storage == "hybrid":
         return {"layout": torch.sparse_coo, "sparse_dim": 1}
     if storage == "packed":
@@ -90,10 +90,10 @@ class Compiled(Eager):
     def _compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         torch.compiler.reset()
 
-        def called(*given: Any, **named: Any) -> Any:
-            return fn(*given, **named)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
 
-        return torch.compile(called, backend=self.backend, fullgraph=True)
+        return torch.compile(function, backend=self.backend, fullgraph=True)
 
     def modes(self) -> dict[str, Subject]:
         return {}

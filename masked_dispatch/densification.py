@@ -1,6 +1,6 @@
-"""Sparse operands that were stored densely for a call: told to whoever watches, and logged.
+"""Reports of sparse operands that were stored densely for a call: to callbacks, and to a logger.
 
-The logger is ``masked_dispatch.storage``, the level INFO, so that nothing is printed unless it is asked for::
+The logger is ``masked_dispatch.storage``, the level INFO, so nothing is printed by default::
 
     logging.basicConfig()
     logging.getLogger("masked_dispatch.storage").setLevel(logging.INFO)
@@ -14,7 +14,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import torch
+from torch import Tensor
 
 logger = logging.getLogger("masked_dispatch.storage")
 
@@ -25,13 +27,13 @@ class Densification:
 
     op        the operator, as torch prints it, or the function of this library
     operands  shape, layout and number of stored elements of each
-    bytes     what they take densely together, data and mask; symbolic while a graph with symbolic sizes is traced
+    bytes     their total size when dense, data and mask; symbolic while tracing with symbolic sizes
     why       why the operator has no sparse form for the call
     """
 
     op: str
     operands: tuple[str, ...]
-    bytes: Any
+    bytes: int | torch.SymInt
     why: str
 
     def __str__(self) -> str:
@@ -39,43 +41,43 @@ class Densification:
         return f"{self.op} stores {' and '.join(self.operands)} densely, {size} bytes: {self.why}"
 
 
-# Told of every densification in this process; conformance counts them.
-watchers: list[Callable[[Densification], None]] = []
+# Called with every densification in this process; conformance counts them.
+on_densify: list[Callable[[Densification], None]] = []
 _collected: contextvars.ContextVar[list[Densification] | None] = contextvars.ContextVar(
     "masked_dispatch.densifications", default=None
 )
 
 
-def report(what: str, tensors: Sequence[Any], why: str) -> None:
-    """Tell that `tensors` are about to be stored densely for `what`: an operator, or a function of this library."""
+def report(what: str, tensors: Sequence[Tensor], why: str) -> None:
+    """Report that `tensors` are about to be stored densely for `what`: an operator, or a function of this library."""
     collected = _collected.get()
-    if not watchers and collected is None and not logger.isEnabledFor(logging.INFO):
+    if not on_densify and collected is None and not logger.isEnabledFor(logging.INFO):
         return
-    found = Densification(what, tuple(map(storage_of, tensors)), bytes_needed(tensors), why)
-    for watcher in watchers:
-        watcher(found)
+    densification = Densification(what, tuple(map(storage_of, tensors)), bytes_needed(tensors), why)
+    for callback in on_densify:
+        callback(densification)
     if collected is not None:
-        collected.append(found)
-    logger.info("%s", found)
+        collected.append(densification)
+    logger.info("%s", densification)
 
 
-def bytes_needed(tensors: Sequence[Any]) -> int:
-    """What tensors take densely: data, and a byte of mask for each element."""
+def bytes_needed(tensors: Sequence[Tensor]) -> int:
+    """The size of tensors when dense: data, and one byte of mask per element."""
     return sum(math.prod(t.shape) * (t.dtype.itemsize + 1) for t in tensors)
 
 
-def storage_of(tensor: Any) -> str:
-    """How a masked tensor is stored, or one of torch's own sparse ones."""
+def storage_of(tensor: Tensor) -> str:
+    """The shape, layout and number of stored elements of a masked or torch.sparse tensor."""
     layout, stored = getattr(tensor, "storage_layout", tensor.layout), getattr(tensor, "nnz", None)
     return f"shape {tuple(tensor.shape)} as {layout} with {tensor._nnz() if stored is None else stored} stored"
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[Densification]]:
-    """A list of what this thread or task stores densely inside the block."""
-    found: list[Densification] = []
-    token = _collected.set(found)
+    """A list that collects what this thread or task stores densely inside the block."""
+    collected: list[Densification] = []
+    token = _collected.set(collected)
     try:
-        yield found
+        yield collected
     finally:
         _collected.reset(token)

@@ -1,17 +1,17 @@
 """torch.func's transforms, for functions that take and return masked tensors.
 
-Functorch wraps the tensors that it is given; around a masked tensor it would hide the mask, and differentiate with the
-formulas of the plain operators. So at the boundary of each transform a masked tensor is taken apart (`data` and
-`validity`) and put together again inside, where its inner tensors carry the transform. The signatures are torch.func's,
-and the transforms nest: ``vmap(grad(f))``, ``hessian(f)``, ``torch.compile(vmap(grad(f)))``.
+Functorch wraps the tensors it is given; around a masked tensor that would hide the mask, and differentiate with the
+formulas of the plain operators. So at the boundary of each transform a masked tensor is split into `data` and
+`validity` and reassembled inside, where its inner tensors carry the transform. The signatures are torch.func's, and
+the transforms nest: ``vmap(grad(f))``, ``hessian(f)``, ``torch.compile(vmap(grad(f)))``.
 
 ==================  ===================================================================================================
-vmap                maps over data and mask alike; ``in_dims`` and ``out_dims`` speak of the masked tensor's dimensions;
-                    what is stored sparsely is stored densely for it, as for an operator without sparse form
+vmap                maps over data and mask alike; ``in_dims`` and ``out_dims`` are dimensions of the masked tensor;
+                    sparse storage is stored densely for it, as for an operator without a sparse form
 grad, vjp           with respect to the data; a gradient has the mask and the storage of its argument. A masked scalar
-                    is a loss; one that has nothing valid has zero gradients
-jvp                 tangents count as zero where they are invalid; the tangent of an output has the output's mask
-jacrev, jacfwd      an element is valid where its output element and its input element are; stored densely, as in vmap
+                    is a loss; an invalid one has zero gradients
+jvp                 tangents count as zero where invalid; the tangent of an output has the output's mask
+jacrev, jacfwd      an element is valid if its output element and its input element are; stored densely, as in vmap
 ==================  ===================================================================================================
 """
 
@@ -36,59 +36,59 @@ Argnums = int | tuple[int, ...]
 __all__ = ["grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jvp", "vjp", "vmap"]
 
 
-# ------------------------------------------------------------------------------------- taking apart, putting together
+# ------------------------------------------------------------------------------------- splitting and reassembling
 
 
-class _Parts(NamedTuple):
+class _DataAndValidity(NamedTuple):
     """A masked tensor as vmap sees it: two tensors of the same shape."""
 
     data: Tensor
     validity: Tensor
 
 
-class _AllValid(NamedTuple):
-    """The same where no validity is stored."""
+class _DataOnly(NamedTuple):
+    """The same if no validity is stored."""
 
     data: Tensor
 
 
-def _densely(value: Any, transform: str) -> Any:
-    """What is stored sparsely, stored densely for a transform that has no other way, if the policy in force lets it."""
+def _densely(value: object, transform: str) -> object:
+    """A sparsely stored tensor, stored densely for a transform without a sparse form if the policy allows it."""
     if not isinstance(value, SparseMaskedTensor):
         return value
-    check_allowed(f"masked_dispatch.functional.{transform}", [value], "it maps over dimensions of what is stored")
+    check_allowed(f"masked_dispatch.functional.{transform}", [value], "it maps over dimensions of the stored values")
     return value._stored_densely()
 
 
-def _to_parts(value: Any) -> Any:
+def _split_for_vmap(value: object) -> object:
     value = _densely(value, "vmap")
     if not isinstance(value, MaskedTensor):
         return value
-    if value._given_validity is None:
-        return _AllValid(_ops.data_of(value))
-    return _Parts(_ops.data_of(value), _ops.validity_of(value).expand(value.shape))
+    if value._graph_validity is None:
+        return _DataOnly(_ops.data_of(value))
+    return _DataAndValidity(_ops.data_of(value), _ops.validity_of(value).expand(value.shape))
 
 
-def _from_parts(value: Any) -> Any:
-    if isinstance(value, _Parts):
+def _reassemble(value: object) -> object:
+    if isinstance(value, _DataAndValidity):
         return _ops.from_parts(value.data, value.validity)
-    return _ops.from_parts(value.data, None) if isinstance(value, _AllValid) else value
+    return _ops.from_parts(value.data, None) if isinstance(value, _DataOnly) else value
 
 
-def _is_parts(value: Any) -> bool:
-    return isinstance(value, (_Parts, _AllValid))
+def _is_split(value: object) -> bool:
+    return isinstance(value, (_DataAndValidity, _DataOnly))
 
 
-def _taken_apart(tree: Any) -> Any:
-    return tree_map(_to_parts, tree)
+def _split_tree(tree: object) -> Any:
+    return tree_map(_split_for_vmap, tree)
 
 
-def _put_together(tree: Any) -> Any:
-    return tree_map(_from_parts, tree, is_leaf=_is_parts)
+def _reassemble_tree(tree: object) -> Any:
+    return tree_map(_reassemble, tree, is_leaf=_is_split)
 
 
-class _Where(NamedTuple):
-    """Where a sparsely stored tensor has its values, but for the index tensors, of which there are `pieces`."""
+class _Sparsity(NamedTuple):
+    """The sparsity pattern of a tensor except its index tensors, of which there are `pieces`."""
 
     layout: torch.layout
     sizes: tuple[int, ...]
@@ -98,171 +98,183 @@ class _Where(NamedTuple):
     shape: tuple[int, ...]  # of the tensor
 
 
-_Kind = tuple[int, _Where | None]
+_MaskKind = tuple[int, _Sparsity | None]
+# What leaves a transform unchanged: the mask tensors of the outputs and of the aux, and the aux without masks.
+_Carried = tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]
 
 
-class _Mark(NamedTuple):
-    """What one leaf of a tree is beside its data: masked, and how it is stored (None: densely).
+class _Mask(NamedTuple):
+    """What a masked leaf of a tree has besides its data.
 
-    tensors  a validity where one is stored; behind the index tensors, where it is stored sparsely
+    tensors   the validity if one is stored; for sparse storage, after the index tensors
+    sparsity  None for dense storage
     """
 
     tensors: tuple[Tensor, ...] = ()
-    where: _Where | None = None
+    sparsity: _Sparsity | None = None
 
-    def masked(self, data: Tensor) -> Any:
+    def masked(self, data: Tensor) -> Tensor:
         """The leaf with `data`."""
-        where = self.where
-        if where is None:
-            return _ops.from_parts(data, self.tensors[0] if self.tensors else None)
-        pieces, validity = self.tensors[: where.pieces], self.tensors[where.pieces :]
-        return _ops.from_stored(data, validity[0] if validity else None, list(pieces), *where[:4])
+        sparsity = self.sparsity
+        if sparsity is None:
+            masked: Tensor = _ops.from_parts(data, self.tensors[0] if self.tensors else None)
+            return masked
+        pieces, validity = self.tensors[: sparsity.pieces], self.tensors[sparsity.pieces :]
+        stored: Tensor = _ops.from_stored(data, validity[0] if validity else None, list(pieces), *sparsity[:4])
+        return stored
 
     def values_of(self, tangent: Tensor) -> Tensor:
-        """What a tangent has where the leaf, which is stored sparsely, has its values."""
-        where = self.where
-        assert where is not None
-        if tuple(tangent.shape) != where.shape:
+        """The elements of a tangent at the coordinates of the leaf's values, for a leaf in sparse storage."""
+        sparsity = self.sparsity
+        assert sparsity is not None
+        if tuple(tangent.shape) != sparsity.shape:
             raise RuntimeError(
                 f"a tangent or cotangent of shape {tuple(tangent.shape)} was given for a masked tensor of shape "
-                f"{where.shape} that is stored as {where.layout}; it has to have that shape, however it is stored"
+                f"{sparsity.shape} stored as {sparsity.layout}; it has to have that shape, in any layout"
             )
-        values: Tensor = _ops.values_in_places(tangent, list(self.tensors[: where.pieces]), *where[:4])
+        values: Tensor = _ops.values_in_places(tangent, list(self.tensors[: sparsity.pieces]), *sparsity[:4])
         return values
 
     @property
-    def kind(self) -> _Kind:
-        """How many tensors it has, and all else of it."""
-        return len(self.tensors), self.where
+    def kind(self) -> _MaskKind:
+        """The number of tensors, and the sparsity."""
+        return len(self.tensors), self.sparsity
 
 
-def _data_and_mark(leaf: MaskedTensor) -> tuple[Tensor, _Mark]:
+def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
     if isinstance(leaf, SparseMaskedTensor):
         pattern = leaf._pattern
-        where = _Where(
+        sparsity = _Sparsity(
             pattern.layout, pattern.sizes, pattern.block, leaf._order, len(pattern.pieces), tuple(leaf.shape)
         )
         values, *tensors = _ops.stored_of(leaf)
-        return values, _Mark(tuple(tensors), where)
-    return _ops.data_of(leaf), _Mark(() if leaf._given_validity is None else (_ops.validity_of(leaf),))
+        return values, _Mask(tuple(tensors), sparsity)
+    return _ops.data_of(leaf), _Mask(() if leaf._graph_validity is None else (_ops.validity_of(leaf),))
 
 
-def _split(tree: Any) -> tuple[Any, list[_Mark | None]]:
-    """A tree with data in place of masked tensors, and the mark of each of its leaves; None for what is not masked."""
+def _without_masks(tree: object) -> tuple[Any, list[_Mask | None]]:
+    """A tree with data instead of masked tensors, and the mask of each leaf; None for a leaf that is not masked."""
     leaves, spec = tree_flatten(tree)
-    parts = [_data_and_mark(leaf) if isinstance(leaf, MaskedTensor) else (leaf, None) for leaf in leaves]
-    return tree_unflatten([data for data, _ in parts], spec), [mark for _, mark in parts]
+    parts = [_data_and_mask(leaf) if isinstance(leaf, MaskedTensor) else (leaf, None) for leaf in leaves]
+    return tree_unflatten([data for data, _ in parts], spec), [mask for _, mask in parts]
 
 
-def _masked(data: Any, mark: _Mark | None) -> Any:
-    return data if mark is None or not isinstance(data, Tensor) else mark.masked(data)
+def _masked_leaf(data: object, mask: _Mask | None) -> object:
+    return data if mask is None or not isinstance(data, Tensor) else mask.masked(data)
 
 
-def _join(tree: Any, marks: Sequence[_Mark | None]) -> Any:
-    """The inverse of `_split`."""
+def _with_masks(tree: object, masks: Sequence[_Mask | None]) -> Any:
+    """The inverse of `_without_masks`."""
     leaves, spec = tree_flatten(tree)
-    return tree_unflatten([_masked(d, m) for d, m in zip(leaves, marks, strict=True)], spec)
+    return tree_unflatten([_masked_leaf(d, m) for d, m in zip(leaves, masks, strict=True)], spec)
 
 
-def _zero_filled(tree: Any, marks: Sequence[_Mark | None]) -> Any:
-    """Tangents or cotangents as torch.func takes them, beside data of such marks: zero where they are invalid."""
+def _plain_tangents(tree: object, masks: Sequence[_Mask | None]) -> Any:
+    """Tangents or cotangents as torch.func takes them, for data with these masks: plain, zero where invalid."""
     leaves, spec = tree_flatten(tree)
-    if len(leaves) != len(marks):
-        return tree  # torch says what does not fit
-    return tree_unflatten([_beside(leaf, mark) for leaf, mark in zip(leaves, marks, strict=True)], spec)
+    if len(leaves) != len(masks):
+        return tree  # torch raises
+    return tree_unflatten([_plain_tangent(leaf, mask) for leaf, mask in zip(leaves, masks, strict=True)], spec)
 
 
-def _beside(tangent: Any, mark: _Mark | None) -> Any:
-    if mark is not None and mark.where is not None and isinstance(tangent, Tensor):
-        return mark.values_of(tangent)
+def _plain_tangent(tangent: object, mask: _Mask | None) -> object:
+    if mask is not None and mask.sparsity is not None and isinstance(tangent, Tensor):
+        return mask.values_of(tangent)
     return tangent.to_tensor(0) if isinstance(tangent, MaskedTensor) else tangent
 
 
 class _Call:
-    """One call of a differentiating transform: arguments taken apart, results put together by what the function gave.
+    """One call of a differentiating transform: splits arguments, and reassembles results.
 
-    torch.func calls `inside` with data, and hands on what it returns second (`has_aux`) unchanged: the validities of
-    the outputs leave the transform that way.
+    torch.func calls `inside` with data, and passes on its second result (`has_aux`) unchanged: by that way the
+    validities of the outputs leave the transform.
     """
 
     def __init__(
-        self, func: Callable[..., Any], has_aux: bool, args: Any, kwargs: dict[str, Any], densely_for: str | None = None
+        self,
+        func: Callable[..., Any],
+        has_aux: bool,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        densely_for: str | None = None,
     ) -> None:
         self.func, self.has_aux, self.densely_for = func, has_aux, densely_for
-        args = self._stored_for_it(args)
-        split = [_split(arg) for arg in args]
+        args = self._densely_if_needed(args)
+        split = [_without_masks(arg) for arg in args]
         self.args = tuple(data for data, _ in split)
-        self.marks = [marks for _, marks in split]
-        self.kwargs, self.keyword_marks = _split(kwargs)
-        # For each leaf of the function's output, and of its aux: is it masked, and is there a validity?
-        self.output_kinds: list[_Kind | None] = []
-        self.aux_kinds: list[_Kind | None] = []
+        self.masks = [masks for _, masks in split]
+        self.kwargs, self.keyword_masks = _without_masks(kwargs)
+        # The kind of mask of each leaf of the function's output and aux; None if not masked.
+        self.output_kinds: list[_MaskKind | None] = []
+        self.aux_kinds: list[_MaskKind | None] = []
 
-    def _stored_for_it(self, tree: Any) -> Any:
+    def _densely_if_needed(self, tree: object) -> Any:
         transform = self.densely_for
         return tree if transform is None else tree_map(lambda leaf: _densely(leaf, transform), tree)
 
     def inside(self, *args: Any, **kwargs: Any) -> Any:
         """The function, from data to data."""
-        args = tuple(_join(arg, marks) for arg, marks in zip(args, self.marks, strict=True))
-        result = self.func(*args, **_join(kwargs, self.keyword_marks))
+        args = tuple(_with_masks(arg, masks) for arg, masks in zip(args, self.masks, strict=True))
+        result = self.func(*args, **_with_masks(kwargs, self.keyword_masks))
         aux: Any = ()
         if self.has_aux:
             if not (isinstance(result, tuple) and len(result) == 2):
-                raise RuntimeError("the function has to return a tuple (output, aux) where has_aux=True")
+                raise RuntimeError("the function has to return a tuple (output, aux) if has_aux=True")
             result, aux = result
-        output, marks = _split(self._stored_for_it(result))
-        aux, aux_marks = _split(aux)
-        self.output_kinds = [None if m is None else m.kind for m in marks]
-        self.aux_kinds = [None if m is None else m.kind for m in aux_marks]
-        return output, (_tensors(marks), _tensors(aux_marks), aux)
+        output, masks = _without_masks(self._densely_if_needed(result))
+        aux, aux_masks = _without_masks(aux)
+        self.output_kinds = [None if m is None else m.kind for m in masks]
+        self.aux_kinds = [None if m is None else m.kind for m in aux_masks]
+        return output, (_mask_tensors(masks), _mask_tensors(aux_masks), aux)
 
-    def output_marks(self, carried: Any) -> list[_Mark | None]:
-        """The marks of the function's outputs, outside of the transform."""
-        return _marks(self.output_kinds, carried[0])
+    def output_masks(self, carried: _Carried) -> list[_Mask | None]:
+        """The masks of the function's outputs, outside the transform."""
+        return _masks(self.output_kinds, carried[0])
 
-    def aux(self, carried: Any) -> Any:
-        """What the function returned as aux, outside of the transform."""
-        return _join(carried[2], _marks(self.aux_kinds, carried[1]))
+    def aux(self, carried: _Carried) -> Any:
+        """The function's aux, outside the transform."""
+        return _with_masks(carried[2], _masks(self.aux_kinds, carried[1]))
 
-    def masked_like_arguments(self, values: Any, argnums: Argnums) -> Any:
-        """Gradients with the masks of the arguments that they belong to."""
+    def masked_like_arguments(self, values: Sequence[object], argnums: Argnums) -> Any:
+        """Gradients with the masks of their arguments."""
         if isinstance(argnums, int):
-            return _join(values, self.marks[argnums])
-        return tuple(_join(v, self.marks[i]) for v, i in zip(values, argnums, strict=True))
+            return _with_masks(values, self.masks[argnums])
+        return tuple(_with_masks(v, self.masks[i]) for v, i in zip(values, argnums, strict=True))
 
-    def jacobians(self, values: Any, carried: Any, argnums: Argnums) -> Any:
-        """Jacobians, valid where output and input are: torch.func gives them for each output, each input."""
+    def jacobians(self, values: object, carried: _Carried, argnums: Argnums) -> Any:
+        """Jacobians, valid where output and input are; torch.func returns one for each output and input."""
         chosen = (argnums,) if isinstance(argnums, int) else argnums
         inputs = [
-            (mark, leaf)
+            (mask, leaf)
             for i in chosen
-            for mark, leaf in zip(self.marks[i], tree_flatten(self.args[i])[0], strict=True)
+            for mask, leaf in zip(self.masks[i], tree_flatten(self.args[i])[0], strict=True)
         ]
-        outputs = self.output_marks(carried)
+        outputs = self.output_masks(carried)
         leaves, spec = tree_flatten(values)
         masked = []
         for position, jacobian in enumerate(leaves):
-            mark, leaf = inputs[position % len(inputs)]
-            masked.append(_masked(jacobian, _outer(outputs[position // len(inputs)], mark, jacobian, leaf.ndim)))
+            mask, leaf = inputs[position % len(inputs)]
+            masked.append(
+                _masked_leaf(jacobian, _jacobian_mask(outputs[position // len(inputs)], mask, jacobian, leaf.ndim))
+            )
         return tree_unflatten(masked, spec)
 
 
-def _tensors(marks: Sequence[_Mark | None]) -> tuple[Tensor, ...]:
-    return tuple(t for mark in marks if mark is not None for t in mark.tensors)
+def _mask_tensors(masks: Sequence[_Mask | None]) -> tuple[Tensor, ...]:
+    return tuple(t for mask in masks if mask is not None for t in mask.tensors)
 
 
-def _marks(kinds: Sequence[_Kind | None], tensors: Sequence[Tensor]) -> list[_Mark | None]:
+def _masks(kinds: Sequence[_MaskKind | None], tensors: Sequence[Tensor]) -> list[_Mask | None]:
     rest = list(tensors)
 
-    def mark(number: int, where: _Where | None) -> _Mark:
-        return _Mark(tuple(rest.pop(0) for _ in range(number)), where)
+    def mask(number: int, sparsity: _Sparsity | None) -> _Mask:
+        return _Mask(tuple(rest.pop(0) for _ in range(number)), sparsity)
 
-    return [None if kind is None else mark(*kind) for kind in kinds]
+    return [None if kind is None else mask(*kind) for kind in kinds]
 
 
-def _outer(output: _Mark | None, argument: _Mark | None, jacobian: Tensor, ndim: int) -> _Mark | None:
-    """The mark of a Jacobian whose last `ndim` dimensions are its argument's."""
+def _jacobian_mask(output: _Mask | None, argument: _Mask | None, jacobian: Tensor, ndim: int) -> _Mask | None:
+    """The mask of a Jacobian whose last `ndim` dimensions are its argument's."""
     if output is None and argument is None:
         return None
     validity = None
@@ -270,7 +282,7 @@ def _outer(output: _Mark | None, argument: _Mark | None, jacobian: Tensor, ndim:
         validity = output.tensors[0][(..., *[None] * ndim)]
     if argument is not None and argument.tensors:
         validity = intersect(validity, argument.tensors[0][(None,) * (jacobian.ndim - ndim)])
-    return _Mark(() if validity is None else (validity,))
+    return _Mask(() if validity is None else (validity,))
 
 
 # --------------------------------------------------------------------------------------------------- the transforms
@@ -288,13 +300,13 @@ def vmap(
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        keywords = _taken_apart(kwargs)
+        keywords = _split_tree(kwargs)
 
         def inside(*parts: Any) -> Any:
-            return _taken_apart(func(*_put_together(parts), **_put_together(keywords)))
+            return _split_tree(func(*_reassemble_tree(parts), **_reassemble_tree(keywords)))
 
         transformed = torch.func.vmap(inside, in_dims, out_dims, randomness, chunk_size=chunk_size)
-        return _put_together(transformed(*_taken_apart(args)))
+        return _reassemble_tree(transformed(*_split_tree(args)))
 
     return mapped
 
@@ -319,7 +331,7 @@ def grad_and_value(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool
         transformed = torch.func.grad_and_value(inside, argnums, has_aux=True)
         gradients, (value, carried) = transformed(*call.args, **call.kwargs)
         gradients = call.masked_like_arguments(gradients, argnums)
-        value = _join(value, call.output_marks(carried))
+        value = _with_masks(value, call.output_masks(carried))
         return gradients, ((value, call.aux(carried)) if has_aux else value)
 
     return differentiated
@@ -327,11 +339,11 @@ def grad_and_value(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool
 
 def grad(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """torch.func.grad: gradients, or ``(gradients, aux)``."""
-    both = grad_and_value(func, argnums, has_aux)
+    gradients_and_value = grad_and_value(func, argnums, has_aux)
 
     @functools.wraps(func)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        gradients, value = both(*args, **kwargs)
+        gradients, value = gradients_and_value(*args, **kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
     return differentiated
@@ -343,26 +355,26 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     vjp: Any = torch.func.vjp  # typed as if it never gave aux
     output, plain_vjp, carried = vjp(call.inside, *call.args, has_aux=True)
 
-    def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
-        gradients = plain_vjp(_zero_filled(cotangents, output_marks), retain_graph, create_graph)
-        return tuple(_join(g, marks) for g, marks in zip(gradients, call.marks, strict=True))
+    def vjp_fn(cotangents: object, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+        gradients = plain_vjp(_plain_tangents(cotangents, output_masks), retain_graph, create_graph)
+        return tuple(_with_masks(g, masks) for g, masks in zip(gradients, call.masks, strict=True))
 
-    output_marks = call.output_marks(carried)
-    output = _join(output, output_marks)
+    output_masks = call.output_masks(carried)
+    output = _with_masks(output, output_masks)
     return (output, vjp_fn, call.aux(carried)) if has_aux else (output, vjp_fn)
 
 
 def jvp(
-    func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False
+    func: Callable[..., Any], primals: tuple[Any, ...], tangents: object, *, strict: bool = False, has_aux: bool = False
 ) -> tuple[Any, ...]:
     """torch.func.jvp: ``(output, tangent)``, or ``(output, tangent, aux)``; tangents may be masked or plain."""
     call = _Call(func, has_aux, primals, {})
     jvp: Any = torch.func.jvp
-    if isinstance(tangents, tuple) and len(tangents) == len(call.marks):  # else torch says what does not fit
-        tangents = tuple(_zero_filled(t, marks) for t, marks in zip(tangents, call.marks, strict=True))
+    if isinstance(tangents, tuple) and len(tangents) == len(call.masks):  # else torch raises
+        tangents = tuple(_plain_tangents(t, masks) for t, masks in zip(tangents, call.masks, strict=True))
     output, tangent, carried = jvp(call.inside, call.args, tangents, strict=strict, has_aux=True)
-    marks = call.output_marks(carried)
-    result = _join(output, marks), _join(tangent, marks)
+    masks = call.output_masks(carried)
+    result = _with_masks(output, masks), _with_masks(tangent, masks)
     return (*result, call.aux(carried)) if has_aux else result
 
 

@@ -1,7 +1,7 @@
-"""Choosing a storage layout: by what a tensor costs stored so, or by an explanation to read.
+"""Choosing a storage layout by measured cost, and explaining a tensor's storage.
 
 A sparsely stored masked tensor is a MaskedTensor like any other: ``layout`` is strided, semantics are the same, and
-``x.storage_layout`` says how it is stored. What is not stored is invalid.
+``x.storage_layout`` is the layout of what is stored. Elements that are not stored are invalid.
 """
 
 from masked_dispatch.api.choose import Choice, choose, choosing, explain, family_of

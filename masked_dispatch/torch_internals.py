@@ -1,40 +1,45 @@
-"""The one module that touches torch's private dispatch surface (checked on torch 2.11–2.13).
+"""The one module that uses torch's private dispatch machinery (checked on torch 2.11–2.13).
 
-What it relies on, each with a test of the same number in tests/test_torch_assumptions.py:
+What it assumes, each with a test of the same number in tests/test_torch_assumptions.py:
 
- 1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered there receive the exact overload,
-    above functorch, autocast and autograd, before CompositeImplicit operators decompose
- 2. the key falls through for tensors that do not carry it, so plain tensors never meet these kernels outside of tracing
- 3. a kernel may hand a call on by removing the key from the keyset that it *received* (rebuilding one drops keys that
-    torch needs, and crashes); autograd then records the call with the wrapper as its output
- 4. autograd nodes accept hooks that replace the gradients that they hand on
- 5. below autograd, views and version counters of inner tensors are tracked once ADInplaceOrView is let in again
+ 1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
+    overload, above functorch, autocast and autograd, before CompositeImplicit operators decompose
+ 2. the key falls through for tensors that do not carry it, so plain tensors never reach these kernels outside tracing
+ 3. a kernel may redispatch a call by removing the key from the keyset that it *received* (building a new one drops keys
+    that torch needs, and crashes); autograd then records the call with the wrapper as its output
+ 4. autograd nodes accept hooks that replace the gradients they produce
+ 5. below autograd, views and version counters of inner tensors are tracked once ADInplaceOrView is re-enabled
  6. functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in
-    the name of torch.func; a tensor of a level that has ended has another level than any that runs
- 7. torch makes tensor subclasses by way of detach, which therefore has no kernel at PreDispatch
- 8. code objects may be marked as none of Dynamo's business
+    the name of torch.func; a tensor of a level that has ended has a level different from any running one
+ 7. torch creates tensor subclasses through detach, which therefore has no kernel at PreDispatch
+ 8. code objects may be marked to be skipped by Dynamo
  9. Dynamo evaluates ``__metadata_guard__`` on each input before every run of a graph, with a deep copy of the flatten
-    context from when it was compiled
-10. a view's wrapper may be given the storage of its base's, and AOTAutograd refuses overlapping inputs by it
-11. AOTAutograd hands each runtime tangent of a region to one function (`accept_unused_outputs`)
-12. higher-order operators look up kernels by key, and take one for PreDispatch
-13. make_fx is a dispatch mode that knows which tensors it follows
-14. a wrapper's storage can be told to raise where its address is asked for
-15. AOTAutograd's functional tensors hold a value of the graph that no later write changes, and it runs a function once
-    before it records it
-16. the autograd engine adds the gradients of what is used more than once with ``aten.add.Tensor``, and nobody's Python
-    frame stands between that and the function that calls the engine, or, in the thread that the engine has for a
-    device, the thread's beginning
-17. it adds to a ``.grad`` that is there by ``aten.add_.Tensor``, in a node that knows the leaf as its ``variable``
-18. ``default_collate`` looks up how to collate in a table by type, a subclass of Tensor under Tensor
-19. the node that the engine evaluates in a thread can be asked for, with a dict of notes that it was given when it was
+    context from compile time
+10. a view's wrapper may be given the storage of its base's, by which AOTAutograd detects overlapping inputs
+11. AOTAutograd passes each runtime tangent of a region to one function (`accept_unused_outputs`)
+12. higher-order operators look up kernels by key, and accept one for PreDispatch
+13. make_fx is a dispatch mode that knows which tensors it tracks
+14. a wrapper's storage can be made to raise when its address is requested
+15. AOTAutograd's functional tensors hold a value of the graph that later writes do not change, and it runs a function
+    once before recording it
+16. the autograd engine sums the gradients of a tensor used more than once with ``aten.add.Tensor``, and no Python
+    frame lies between that call and the function that calls the engine, or, in the thread that the engine has for a
+    device, the start of the thread
+17. it accumulates into an existing ``.grad`` with ``aten.add_.Tensor``, in a node whose ``variable`` is the leaf
+18. ``default_collate`` looks up its functions in a table by type, a subclass of Tensor under Tensor
+19. the node that the engine is evaluating in a thread is accessible, with the metadata dict attached when it was
     recorded
-20. Dynamo traces no ContextVar.get: it calls a function marked as constant once, and a graph may be given a guard of
-    one's own while it is compiled
+20. Dynamo does not trace ContextVar.get: it calls a function marked as constant once, and a custom guard may be added
+    to a graph while it is compiled
+21. torch prints tensors with the options, the summary and the number formatter of ``torch._tensor_str``
+22. ``forward_ad._current_level`` is negative unless forward-mode AD is on
+23. inductor's lowerings are in a table by overload and tell a graph's inputs from computed values; importing its
+    primitives defines the fused multiply-add ``prims.fma``
+24. Dynamo can be told that a dimension of a tensor is dynamic
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
-and meets the exact overload in ``__torch_dispatch__``).
+and receives the exact overload in ``__torch_dispatch__``).
 """
 
 from __future__ import annotations
@@ -44,14 +49,14 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._C import DispatchKey
 from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
@@ -61,6 +66,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map as default_co
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
+
+if TYPE_CHECKING:
+    from torch._dynamo.comptime import ComptimeContext
+    from torch._inductor.ir import TensorBox
 
 PRE_DISPATCH = DispatchKeySet(DispatchKey.PreDispatch)
 _PRE_DISPATCH_BITS = PRE_DISPATCH.raw_repr()
@@ -73,10 +82,10 @@ transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_le
 _autograd: Any = torch._C._autograd
 _saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_DEAD = -2  # what functorch says of a tensor whose level has ended
+_DEAD = -2  # the level functorch reports for a tensor whose level has ended
 _AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 
-# Which run of the autograd engine this is in, -1 for none; and the function that calls the engine.
+# The current run of the autograd engine, -1 for none; and the code of the function that calls the engine.
 engine_run: Callable[[], int] = torch._C._current_graph_task_id
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -85,7 +94,7 @@ _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
 
-# torch's own nested structures, as its transforms take them apart; _pytree has no public name.
+# The pytree functions that torch's transforms use; _pytree has no public name.
 tree_flatten, tree_unflatten, tree_map = _pytree.tree_flatten, _pytree.tree_unflatten, _pytree.tree_map
 
 
@@ -94,16 +103,24 @@ def under_transform() -> bool:
     return transform_level() is not None
 
 
-def outside_of_transforms() -> bool:
-    """Whether no transform of torch.func is running, not even one that has stepped aside to run what it wraps."""
-    return transform_level() is None and _saved_tensors_hooks_enabled() and not _dispatch_modes()
+def plain_eager() -> bool:
+    """Whether nothing but eager autograd is active: no forward mode, no torch.func transform, no dispatch mode.
+
+    Also False for a transform that has stepped aside to run what it wraps.
+    """
+    return (
+        forward_ad._current_level < 0
+        and transform_level() is None
+        and _saved_tensors_hooks_enabled()
+        and not _dispatch_modes()
+    )
 
 
 def hidden_in_transform() -> bool:
-    """Whether the masked tensor that a kernel meets was handed to a transform of torch.func, which wraps it.
+    """Whether the masked tensor that reaches a kernel was passed directly to a torch.func transform, which wraps it.
 
-    vmap runs what it wraps with its own way in closed; grad and vjp step aside first, but have switched saved-tensor
-    hooks off, in their own name, until they are done.
+    vmap runs what it wraps with its own front key excluded; grad and vjp step aside first, but disable saved-tensor
+    hooks, in their own name, until they return.
     """
     if transform_level() is not None:
         return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.FuncTorchDynamicLayerFrontMode)
@@ -119,37 +136,37 @@ def beyond_transform(tensor: torch.Tensor) -> bool:
 
 
 def called_by_functorch(depth: int) -> bool:
-    """Whether torch's own implementation of its transforms has called the kernel `depth` frames above this function."""
+    """Whether torch's implementation of its transforms called the kernel `depth` frames above this function."""
     frame = _caller(depth + 1)
     name = frame.f_globals.get("__name__", "") if frame is not None else ""
     return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
 
 
 def called_by_engine(depth: int) -> bool:
-    """Whether the autograd engine has called the kernel `depth` frames above this function.
+    """Whether the autograd engine itself called the kernel `depth` frames above this function.
 
-    Then no backward, hook or formula in Python has. On the CPU the next frame is the one that has called the engine; in
-    the threads that run backwards on other devices there is none.
+    If so, no Python backward, hook or formula did. On the CPU the next frame is the one that called the engine; in the
+    threads that run backwards on other devices there is none.
     """
     frame = _caller(depth + 1)
     return frame is None or frame.f_code is _ENGINE_CALL
 
 
 def _caller(depth: int) -> FrameType | None:
-    """The frame that has called the kernel `depth` frames above this function; None where no Python has."""
+    """The frame that called the kernel `depth` frames above this function; None if no Python did."""
     frame = sys._getframe(depth).f_back
-    while frame is not None and frame.f_code in _passing_on:
+    while frame is not None and frame.f_code in _delegating_code:
         frame = frame.f_back
     return frame
 
 
-# Code of kernels that only choose another kernel, which is to see who has called them.
-_passing_on: set[CodeType] = set()
+# Code of kernels that only select another kernel, which needs to know who called them.
+_delegating_code: set[CodeType] = set()
 
 
-def passing_on(kernel: _Function) -> _Function:
-    """Decorator: a kernel that chooses another one and calls it; it is not taken for the caller of that one."""
-    _passing_on.add(kernel.__code__)
+def delegating(kernel: _Function) -> _Function:
+    """Decorator for a kernel that selects another one and calls it: it does not count as that one's caller."""
+    _delegating_code.add(kernel.__code__)
     return kernel
 
 
@@ -159,7 +176,7 @@ def current_node() -> Any:
 
 
 def leaf_accumulated_into() -> torch.Tensor | None:
-    """The leaf into whose `.grad` the autograd engine is adding at this moment, in the node that this runs in."""
+    """The leaf whose `.grad` the autograd engine is accumulating into in the current node, if any."""
     leaf: torch.Tensor | None = getattr(current_node(), "variable", None)
     return leaf
 
@@ -169,20 +186,20 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def redispatch(op: OpOverload, keyset: DispatchKeySet, args: Any, kwargs: Any) -> Any:
-    """The call as torch would have gone on with it, had there been no kernel at PreDispatch."""
+def redispatch(op: OpOverload, keyset: DispatchKeySet, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Continue the call as torch would without a kernel at PreDispatch."""
     return op.redispatch(without_pre_dispatch(keyset), *args, **kwargs)
 
 
 def without_pre_dispatch(keyset: DispatchKeySet) -> DispatchKeySet:
-    """The received keyset without the key at which our kernels stand."""
+    """The received keyset without the key of our kernels."""
     return _from_bits(keyset.raw_repr() & ~_PRE_DISPATCH_BITS)
 
 
 def never_compiled(function: _Function) -> _Function:
-    """`function` itself, which Dynamo will run as it is, with all that it calls, where a compiled function breaks off.
+    """Decorator: after a graph break, Dynamo runs `function` and everything it calls uncompiled.
 
-    Costs nothing: it is a note on the code object. (When Dynamo traces a call of it, it still looks inside.)
+    Costs nothing per call: it marks the code object. (A call that Dynamo traces is still inlined.)
     """
     action = torch._C._dynamo.eval_frame._FrameAction.SKIP
     strategy = torch._C._dynamo.eval_frame._FrameExecStrategy(action, action)
@@ -191,73 +208,79 @@ def never_compiled(function: _Function) -> _Function:
 
 
 def constant_in_graphs(function: _Function) -> _Function:
-    """Decorator: Dynamo calls `function` once, as it is, and takes what it returns for a constant."""
+    """Decorator: Dynamo calls `function` once while tracing, and treats the result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-def while_compiling(function: Callable[[Any], None]) -> None:
-    """Called in code that Dynamo traces: `function` is called now, as it is, with what Dynamo knows by then."""
+def while_compiling(function: Callable[[ComptimeContext], None]) -> None:
+    """Call `function` at compile time from code that Dynamo traces, with Dynamo's state at that point."""
     from torch._dynamo.comptime import comptime
 
     comptime(function)
 
 
-def guard_on(read: Callable[[], Any], context: Any) -> None:
-    """What is being compiled may be used only as long as `read` returns what it does now.
+def guard_on(read: Callable[[], object], context: ComptimeContext) -> None:
+    """Guard the graph being compiled on `read` returning the same value as now.
 
-    Dynamo reads no ContextVar, and so guards on none. `context` is what `while_compiling` hands over.
+    Needed because Dynamo does not guard on ContextVars. `context` is the one that `while_compiling` passes.
     """
     from torch._dynamo.source import GlobalStateSource
     from torch._guards import Guard
 
-    now = read()
+    value_at_compile_time = read()
 
-    def unchanged(_: Any) -> bool:
-        return bool(read() == now)
+    def unchanged(_: object) -> bool:
+        return bool(read() == value_at_compile_time)
 
     def add(builder: Any, guard: Guard) -> None:
-        builder.guard_manager.root.add_lambda_guard(unchanged, [f"{read.__qualname__}() == {now!r}"], None)
+        text = f"{read.__qualname__}() == {value_at_compile_time!r}"
+        builder.guard_manager.root.add_lambda_guard(unchanged, [text], None)
 
     context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.guards.add(Guard(GlobalStateSource(), add))
 
 
 def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]) -> None:
-    """Register `kernel(keyset, *args, **kwargs)` for `op` at PreDispatch, in place of an earlier one."""
+    """Register `kernel(keyset, *args, **kwargs)` for `op` at PreDispatch, replacing an earlier one."""
     with warnings.catch_warnings():
-        # Exchanging a kernel for a rule's successor is what we mean to do.
+        # Replacing the kernel of a replaced rule is intended.
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         name = op.name().partition("::")[2]
         library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=True, allow_override=True)
 
 
+def schema_of(op: OpOverload) -> torch.FunctionSchema:
+    """The operator's schema: its name, arguments and returns."""
+    return op._schema
+
+
 def direct_call(op: OpOverload) -> Callable[..., Any]:
-    """The quickest way to call `op` from Python with positional arguments: torch's own binding where there is one."""
-    name = op._schema.name.removeprefix("aten::")
+    """The fastest way to call `op` from Python with positional arguments: torch's own binding where it has one."""
+    name = schema_of(op).name.removeprefix("aten::")
     binding = getattr(torch._C._VariableFunctions, name, None) if op.namespace == "aten" else None
     return binding or op._op
 
 
 def tracking_views_and_versions() -> contextlib.AbstractContextManager[Any]:
-    """Inside ``__torch_dispatch__``: let inner tensors become proper views and bump their version counters.
+    """Inside ``__torch_dispatch__``: make inner views real views and bump version counters.
 
-    Below autograd both are switched off, and what a rule saved for backward would not notice being overwritten.
+    Both are off below autograd, so that overwriting a tensor a rule saved for backward would go unnoticed.
     """
     excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr() & ~_INPLACE_OR_VIEW_BITS
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _from_bits(excluded))
 
 
-# A context in which an operator is applied to the wrapper itself: shape and strides change, nothing is computed.
+# A context in which an operator applies to the wrapper itself: it changes shape and strides and computes nothing.
 metadata_only = torch._C._DisableTorchDispatch
 
 
 def recording() -> bool:
-    """Whether make_fx is recording what real tensors go through: their values are there, but not to be looked at."""
+    """Whether make_fx is recording on real tensors: values exist, but must not be inspected."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def recorded_as_constant(data: torch.Tensor, wrapper: torch.Tensor) -> bool:
-    """Whether make_fx knows `wrapper` as an input of its graph, and would bake the `data` in it in as a constant."""
+    """Whether make_fx tracks `wrapper` as a graph input but not its `data`, which it would bake in as a constant."""
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
     if mode is None:
         return False
@@ -267,10 +290,10 @@ def recorded_as_constant(data: torch.Tensor, wrapper: torch.Tensor) -> bool:
 
 
 def as_value(tensor: torch.Tensor) -> torch.Tensor:
-    """What `tensor` holds now, for a graph to keep: a later write to `tensor` does not reach it, and it costs nothing.
+    """The current value of `tensor` in a traced graph: later writes to `tensor` do not change it, at no cost.
 
-    AOTAutograd's tensors stand for a value until they are written to, then for the next one. (Dynamo's, which only
-    carry shapes, are copied.)
+    AOTAutograd's functional tensors refer to one value until they are written to, then to the next. (Dynamo's, which
+    only carry shapes, are copied.)
     """
     if isinstance(tensor, FunctionalTensor):
         return FunctionalTensor.to_functional(tensor.from_functional())
@@ -278,38 +301,38 @@ def as_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def make_data_pointer_raise(tensor: torch.Tensor) -> None:
-    """A wrapper has no memory of its own; let data_ptr() and dlpack say so instead of handing out address 0."""
+    """A wrapper has no memory of its own: make data_ptr() and dlpack raise instead of returning address 0."""
     torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
-def open_higher_order_operators() -> None:
-    """Say what higher-order operators do that are given masked tensors; torch has no kernel for them at PreDispatch.
+def serve_higher_order_operators() -> None:
+    """Define what higher-order operators do with masked tensors; torch has no kernel for them at PreDispatch.
 
-    1. checkpoint, autocast and grad-mode regions: they go on without the key, and what they run meets our kernels
-    2. nested_compile_region: the region is run in place, where it is
+    1. checkpoint, autocast and grad-mode regions: redispatched without the key, so that their bodies reach our kernels
+    2. nested_compile_region: the region is run inline
     3. those that need a kernel of their own for tensors that are not plain (cond, scan …): refused
 
-    Serves those that exist by now: called at import, and again before a graph is traced.
+    Covers the operators defined so far: called at import, and again before a graph is traced.
     """
     for name, operator in torch._ops._higher_order_ops.items():
         if DispatchKey.PreDispatch in operator.py_kernels:
             continue
         if name == "invoke_subgraph":
-            kernel = _run_in_place
+            kernel = _run_inline
         elif operator.py_kernels or name == "custom_function_call":
             kernel = _refusal(name)
         else:
-            kernel = _going_on(operator)
+            kernel = _redispatching(operator)
         operator.py_impl(DispatchKey.PreDispatch)(kernel)
 
 
-def _run_in_place(subgraph: Callable[..., Any], _: Any, *operands: Any) -> Any:
+def _run_inline(subgraph: Callable[..., Any], _: object, *operands: Any) -> Any:
     return subgraph(*operands)
 
 
-def _going_on(operator: Any) -> Callable[..., Any]:
+def _redispatching(operator: HigherOrderOperator) -> Callable[..., Any]:
     def without_key(*args: Any, **kwargs: Any) -> Any:
-        # Not by excluding the key, which would hide what the operator runs from our kernels too.
+        # Not by excluding the key, which would also hide from our kernels what the operator runs.
         keys = operator.non_fallthrough_keys
         operator.non_fallthrough_keys = keys.remove(DispatchKey.PreDispatch)
         try:
@@ -323,36 +346,95 @@ def _going_on(operator: Any) -> Callable[..., Any]:
 def _refusal(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise MaskedSemanticsError(
-            f"torch.ops.higher_order.{name} takes no masked tensors. Hand in x.get_data() and x.get_mask(), make the "
+            f"torch.ops.higher_order.{name} takes no masked tensors. Pass x.get_data() and x.get_mask(), make the "
             "masked tensor inside with as_masked_tensor(data, mask), and return y.to_tensor(fill) and y.get_mask()."
         )
 
     return refuse
 
 
-# Called whenever a masked tensor enters a graph that is being traced: what lies above says what is to be done then.
+# Callbacks for whenever a masked tensor enters a graph that is being traced; the rooms above register theirs.
 before_tracing: list[Callable[[], None]] = []
 
 
 def prepare_for_tracing() -> None:
-    """Let everybody prepare who has something to prepare before a graph is traced."""
+    """Run the callbacks registered for tracing."""
     for prepare in before_tracing:
         prepare()
 
 
-# share_storage(view, base): a view's wrapper has the storage (empty as it is) of its base's, by which compilers notice
-# that two inputs of a graph overlap.
+def dynamo_is_loaded() -> bool:
+    """Whether anything may be compiled: Dynamo has been imported."""
+    return "torch._dynamo" in sys.modules
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Tell Dynamo, which is loaded, to expect different sizes of `dim`."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def fused_multiply_add() -> OpOverload:
+    """inductor's fma(a, b, c), a · b + c; it is defined when inductor's primitives are imported."""
+    import torch._inductor.inductor_prims
+
+    op: OpOverload = torch.ops.prims.fma.default
+    return op
+
+
+def register_bool_to_int8_lowering(op: OpOverload) -> None:
+    """Lower `op`, a copy of a bool tensor to int8, in inductor, if inductor is loaded.
+
+    An input of the graph, or a view of one, goes through the operator; a computed value is converted in place of it.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or op in lowering.lowerings:
+        return
+    call_operator = lowering.fallback_handler(op, add_to_fallback_set=False)
+
+    def lower(mask: TensorBox) -> TensorBox:
+        if _is_graph_input(mask):
+            return call_operator(mask)
+        # By way of int32: narrowing a comparison directly to one byte would not be vectorized.
+        return lowering.to_dtype(lowering.to_dtype(mask, torch.int32), torch.int8)
+
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def _is_graph_input(value: TensorBox) -> bool:
+    """Whether an inductor value is an input of the graph, or a view of one."""
+    from torch._inductor.ir import BaseView, StorageBox
+
+    node = value.data
+    if isinstance(node, BaseView):
+        node = node.unwrap_view()
+    return isinstance(node, StorageBox) and node.is_input_buffer()
+
+
+def print_options() -> Any:
+    """What torch.set_printoptions has set: threshold, edgeitems, linewidth."""
+    return torch._tensor_str.PRINT_OPTS
+
+
+# The first and last elements of each dimension, as torch prints a large tensor.
+summarized_data: Callable[[torch.Tensor], torch.Tensor] = torch._tensor_str.get_summarized_data
+
+# NumberFormatter(values) formats single numbers as torch does in a tensor of these values: width(), format(number).
+NumberFormatter: Any = torch._tensor_str._Formatter
+
+
+# share_storage(view, base): give a view's wrapper the (empty) storage of its base's, by which compilers detect that two
+# inputs of a graph overlap.
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 
 
-def accept_unused_outputs(made_of_plain: dict[type, Callable[[torch.Tensor], torch.Tensor]]) -> None:
+def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor], torch.Tensor]]) -> None:
     """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
 
-    For such an output the autograd engine hands plain zeros to the region's backward, which was traced for a tangent of
-    the output's type and refuses them (pytorch#173123). `made_of_plain` says, for each type of output, how a plain
-    tensor becomes such a tangent: plain zeros are a masked tangent that is valid everywhere.
-    Called while a graph with masked tensors is traced, so that nothing is imported for those who never compile. The
-    test is test_unused_masked_output in tests/test_compile.py; a torch whose method looks otherwise is left alone.
+    For such an output the autograd engine passes plain zeros to the region's backward, which was traced for a tangent
+    of the output's type and refuses them (pytorch#173123). `tangent_from_plain` converts a plain tensor to such a
+    tangent, by type of output: plain zeros become a masked tangent that is valid everywhere.
+    Called while a graph with masked tensors is traced, so that programs that never compile import nothing. The test is
+    test_unused_masked_output in tests/test_compile.py; a torch whose method has another signature is left alone.
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
@@ -364,20 +446,21 @@ def accept_unused_outputs(made_of_plain: dict[type, Callable[[torch.Tensor], tor
         return
 
     @functools.wraps(original)
-    def process_runtime_tangent(x: Any, meta: Any, *rest: Any, **kwargs: Any) -> Any:
-        adopt = made_of_plain.get(getattr(meta, "original_subclass_type", None))  # type: ignore[arg-type]
-        if adopt is not None and not _is_wrapper_subclass(x):
-            x = adopt(x)
+    def process_runtime_tangent(x: object, meta: object, *rest: Any, **kwargs: Any) -> Any:
+        convert = tangent_from_plain.get(getattr(meta, "original_subclass_type", None))  # type: ignore[arg-type]
+        if convert is not None and isinstance(x, torch.Tensor) and not _is_wrapper_subclass(x):
+            x = convert(x)
         return original(x, meta, *rest, **kwargs)
 
     process_runtime_tangent._accepts_unused_masked_outputs = True  # type: ignore[attr-defined]
     owner.process_runtime_tangent = staticmethod(process_runtime_tangent)
 
 
-def _is_wrapper_subclass(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, FakeTensor):
         return True
-    return torch.utils._python_dispatch.is_traceable_wrapper_subclass(value) and not isinstance(value, FunctionalTensor)
+    is_wrapper = torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+    return is_wrapper and not isinstance(tensor, FunctionalTensor)
 
 
 def aten_overloads() -> Iterator[OpOverload]:

@@ -191,7 +191,7 @@ def test_errors() -> None:
         md.accumulate()
     with pytest.raises(TypeError, match=r"argument 1 is 2\.0, a float"):
         md.accumulate(torch.ones(2), 2.0)
-    with pytest.raises(TypeError, match=r"argument 0 is \[.*Spread a list"):
+    with pytest.raises(TypeError, match=r"argument 0 is \[.*Unpack a list"):
         md.accumulate([torch.ones(2)])
 
 

@@ -43,7 +43,7 @@ MASK = torch.tensor([[T, T, F], [T, F, T]])
             DATA,
             torch.ones(2, 3),
             TypeError,
-            "the mask has dtype torch.float32; it has to be bool (True = valid), or integers that are all 0 or 1",
+            "the mask has dtype torch.float32; it has to be bool (True = valid), or integers 0 and 1",
             id="dtype",
         ),
         pytest.param(
@@ -143,8 +143,8 @@ def test_from_nan_needs_dtypes_with_nan() -> None:
     [
         ([1.0, 2.0], TypeError, "lengths are integers, one for each row; got torch.float32"),
         ([1, 2, 3], ValueError, r"lengths of shape (3,) do not fit data of shape (2, 3)"),
-        ([1, 4], ValueError, "lengths run from 1 to 4, but dimension 1 has 3 places"),
-        ([-1, 2], ValueError, "lengths run from -1 to 2, but dimension 1 has 3 places"),
+        ([1, 4], ValueError, "lengths run from 1 to 4, but dimension 1 has 3 positions"),
+        ([-1, 2], ValueError, "lengths run from -1 to 2, but dimension 1 has 3 positions"),
     ],
 )
 def test_lengths_that_do_not_fit(lengths: list[Any], error: type[Exception], text: str) -> None:
@@ -279,7 +279,7 @@ def test_a_rule_that_returns_a_validity_of_a_wrong_shape_is_told() -> None:
         mine.replace(torch.ops.aten.amax.default, lambda x, dim=(), keepdim=False: Dense(x.data.sum(0), x.validity))
         with pytest.raises(
             md.MaskedSemanticsError,
-            match=r"a rule gave values of shape \(3,\) with a validity of shape \(2, 3\), which does not broadcast",
+            match=r"a rule returned values of shape \(3,\) with a validity of shape \(2, 3\), which does not broadcast",
         ):
             X.amax(0)
 

@@ -783,7 +783,7 @@ def test_make_fx_of_a_gradient() -> None:
 def test_make_fx_refuses_to_bake_masked_inputs_in(function: Callable[..., Any]) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with pytest.raises(md.MaskedSemanticsError, match="would record what it holds as constants"):
+    with pytest.raises(md.MaskedSemanticsError, match="would record its data and mask as constants"):
         make_fx(function)(masked())
     w, x = torch.randn(6), masked()  # captured, it is a constant, as a plain tensor would be
     same(make_fx(lambda w: (x * w).sum().to_tensor(0.0))(w)(w + 1), (x * (w + 1)).sum().to_tensor(0.0))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import masked_dispatch as md
-from masked_dispatch.densification import Densification, collecting, watchers
+from masked_dispatch.densification import Densification, collecting, on_densify
 from op_registry.conformance.masks import masking
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import chosen, database
@@ -165,7 +165,7 @@ def test_an_explanation_is_a_frozen_value() -> None:
 def test_operators_of_this_library_are_named_as_such(layout: str) -> None:
     (step,) = md.explain(lambda t: t.to_dense(), stored(layout)).steps
     assert step.op.namespace == "masked_dispatch"
-    assert step.served == "this library's own, no operator of torch's"
+    assert step.served == "an operator of this library, not of torch"
     assert not step.composite
     said = md.explain(md.functional.vmap(torch.sin), stored(layout))
     assert said.error == ""
@@ -269,9 +269,9 @@ def test_a_graph_with_symbolic_sizes_logs_without_a_guard(caplog: pytest.LogCapt
     assert any("aten.conv1d.default stores shape" in r.getMessage() for r in caplog.records)
 
 
-def test_watchers_hear_of_every_thread_and_collecting_of_its_own() -> None:
+def test_on_densify_sees_every_thread_and_collecting_its_own() -> None:
     heard: list[Densification] = []
-    watchers.append(heard.append)
+    on_densify.append(heard.append)
     try:
         with collecting() as mine:
             other = threading.Thread(target=lambda: F.conv1d(x().to_sparse(), torch.randn(2, 3, 2)))
@@ -279,6 +279,6 @@ def test_watchers_hear_of_every_thread_and_collecting_of_its_own() -> None:
             other.join()
             F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
     finally:
-        watchers.remove(heard.append)
+        on_densify.remove(heard.append)
     assert [found.operands[0].split(" ")[4] for found in heard] == ["torch.sparse_coo", "torch.sparse_csr"]
     assert mine == heard[1:]

@@ -352,7 +352,7 @@ def test_what_outlives_its_transform_is_refused() -> None:
 
 def test_a_captured_tensor_that_requires_grad_is_refused() -> None:
     x = sample(requires_grad=True)
-    with pytest.raises(md.MaskedSemanticsError, match="Hand it in as an argument"):
+    with pytest.raises(md.MaskedSemanticsError, match="Pass it as an argument"):
         F.grad(lambda w: (x * w).sum())(torch.ones(4, dtype=torch.float64))
     same(F.grad(lambda w, x: (x * w).sum())(torch.ones(4, dtype=torch.float64), x), x.detach().to_tensor(0.0).sum(0))
 

@@ -176,7 +176,7 @@ def test_mask_like_intersects_with_a_mask_of_the_tensors_own():
         (
             torch.ones(2),
             TypeError,
-            "mask_like takes its places from a masked tensor, not from a Tensor; to",
+            "mask_like takes its mask from a masked tensor, not from a Tensor; to",
         ),
         (
             md.masked_tensor(torch.ones(3)),
@@ -361,7 +361,9 @@ def test_closures_hooks_and_refusals():
     assert optimizer.step(closure).item() == 24
     assert calls == ["before", "after"]
     for cls in (md.optim.Adagrad, md.optim.SGD, md.optim.LazyAdam):
-        with pytest.raises(ValueError, match=f"{cls.__name__} writes into its parameters and takes no differentiable"):
+        with pytest.raises(
+            ValueError, match=f"{cls.__name__} writes into its parameters and does not support differentiable"
+        ):
             cls([parameter], differentiable=True)
 
 

@@ -357,7 +357,7 @@ def test_a_compiled_region_cannot_change_the_kind_of_validity() -> None:
         return x.sum()
 
     x = md.masked_tensor(torch.zeros(2, 3))
-    with pytest.raises(Exception, match="would change how the validity of a tensor of shape"):
+    with pytest.raises(Exception, match="would change how the mask of a tensor of shape"):
         invalidate(x, ragged())
 
 

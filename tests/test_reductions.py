@@ -96,7 +96,7 @@ def test_reductions_of_numbers(name: str, skipna: bool, min_count: int) -> None:
     identity, options = VALUES[name]
     mine = getattr(md, name)
     if min_count == 0 and identity is None:
-        with pytest.raises(ValueError, match=rf"{name}\(\) of nothing has no value, so min_count=0"):
+        with pytest.raises(ValueError, match=rf"{name}\(\) of no elements has no value, so min_count=0"):
             mine(masked(), dim=1, skipna=skipna, min_count=0, **options)
         return
     for garbage in (NAN, math.inf, -1e300):
@@ -351,9 +351,9 @@ def test_under_torch_func() -> None:
 def test_errors_are_torchs_own_or_say_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"sum\(\): min_count is a number of elements, 0 or more; got -1"):
         md.sum(masked(), min_count=-1)
-    with pytest.raises(ValueError, match=r"amax\(\) of nothing has no value.*to_tensor\(fill\)"):
+    with pytest.raises(ValueError, match=r"amax\(\) of no elements has no value.*to_tensor\(fill\)"):
         md.amax(masked(), 1, min_count=0)
-    with pytest.raises(ValueError, match=r"vector_norm\(\) of nothing has no value"):
+    with pytest.raises(ValueError, match=r"vector_norm\(\) of no elements has no value"):
         md.vector_norm(masked(), math.inf, 1, min_count=0)
     with pytest.raises(TypeError, match=r"sum\(\) takes no axis= here, only dim, dtype, skipna"):
         md.sum(masked(), axis=1)

@@ -422,5 +422,5 @@ def test_more_places_than_int64_can_number():
 
 
 def test_elsewhere_sparse_data_is_refused():
-    with pytest.raises(md.MaskedSemanticsError, match="is taken by masked_tensor and as_masked_tensor only"):
+    with pytest.raises(md.MaskedSemanticsError, match="is accepted by masked_tensor and as_masked_tensor only"):
         md.from_nan(torch.eye(3).to_sparse())

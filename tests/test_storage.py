@@ -159,7 +159,7 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
         "aten.tril.default has no sparse form for this call: it moves elements to places for which no layout has a "
         "rule of its own. Its operands are stored sparsely (shape (4, 6) as torch.sparse_csr with "
         f"{sparse.nnz} stored) and would take 216 bytes densely, which "
-        "the policy in force does not allow (densify('never')). Store them densely by x.to_dense(), or let it happen "
+        "the current policy does not allow (densify('never')). Store them densely by x.to_dense(), or allow it "
         "inside `with masked_dispatch.densify('always'):`."
     )
     with md.densify("never"), pytest.raises(md.MaskedSemanticsError, match=f"^{re.escape(message)}$"):
@@ -175,7 +175,7 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
 
 def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
     view = some_tensor((4, 6)).to_sparse()[0]
-    with pytest.raises(md.MaskedSemanticsError, match="of a tensor that was stored sparsely; the view"):
+    with pytest.raises(md.MaskedSemanticsError, match="of a sparsely stored tensor; the view"):
         view.mul_(2)
 
 

@@ -326,11 +326,11 @@ def test_11_runtime_tangents_go_through_one_function() -> None:
 
 
 def test_12_higher_order_operators_take_a_kernel_at_predispatch() -> None:
-    from masked_dispatch.torch_internals import open_higher_order_operators
+    from masked_dispatch.torch_internals import serve_higher_order_operators
 
     with assumed("higher-order operators keep kernels by key, and compute theirs from non_fallthrough_keys"):
         x = Carrier.of(torch.ones(2))
-        open_higher_order_operators()  # those that have come since the import too
+        serve_higher_order_operators()  # those that have come since the import too
         for operator in torch._ops._higher_order_ops.values():
             assert isinstance(operator.py_kernels, dict)
             assert DispatchKey.PreDispatch in operator.py_kernels

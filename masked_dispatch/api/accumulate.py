@@ -1,4 +1,4 @@
-"""Combining partial information: the sum of what is there, where elementwise arithmetic would need everything."""
+"""The sum of the valid contributions, where elementwise arithmetic requires every operand to be valid."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def accumulate(*tensors: Tensor) -> Tensor:
     Returns a masked tensor of the shape and dtype that adding them with torch.add gives (bool: "or"); a plain one if
     all are plain. Half-precision contributions are summed in float32 and rounded once.
 
-    Raises TypeError for what is no tensor, RuntimeError for shapes that do not broadcast.
+    Raises TypeError for arguments that are not tensors, RuntimeError for shapes that do not broadcast.
     """
     if not tensors:
-        raise TypeError("accumulate takes at least one tensor; nothing says what shape a sum of none would have")
+        raise TypeError("accumulate takes at least one tensor: the shape of an empty sum is not known")
     for position, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"accumulate takes tensors; argument {position} is {tensor!r}, a {type(tensor).__name__}. "
-                "Spread a list with accumulate(*tensors), and make a number a tensor with torch.tensor(number)"
+                "Unpack a list with accumulate(*tensors), and convert a number with torch.tensor(number)"
             )
     total: Tensor = torch.ops.masked_dispatch.accumulate(tensors)
     return total

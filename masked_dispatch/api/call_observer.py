@@ -1,6 +1,6 @@
-"""Follows a call with masked arguments from operator to operator; :func:`masked_dispatch.explain` runs it under this.
+"""The interpreter under which :func:`masked_dispatch.explain` runs a call: it records every operator call.
 
-A module of its own because it is built on conformance's interpreter, which is expensive to import.
+A separate module because conformance's interpreter, on which it is built, is expensive to import.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from op_registry.report.explain_storage import taken_by
 from op_registry.resolve import Meaning, resolve
 from op_registry.schema import written_arguments
 
-# The namespace of operators that masked tensors are made, taken apart and converted by (library.py).
+# The namespace of the operators that make, unpack and convert masked tensors (library.py).
 OWN = "masked_dispatch"
 
 
 class Observer(Interpreter):
-    """Writes down every operator call that a masked tensor takes part in, and takes composite operators apart."""
+    """Records every operator call with masked arguments; composite operators are recorded with the calls they make."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,39 +40,40 @@ class Observer(Interpreter):
         if not has_masked(args) and not has_masked(kwargs.values()):
             return op(*args, **kwargs)
         meaning = resolve(op)
-        arguments = (*map(described, args), *(f"{name}={described(value)}" for name, value in kwargs.items()))
+        arguments = (*map(describe, args), *(f"{name}={describe(value)}" for name, value in kwargs.items()))
         position, depth = len(self.steps), self._depth
         self.steps.append(Step(op, depth, arguments, served(meaning)))
         lowering, result, error = "", "", ""
         densified: list[Densification] = []
-        pieces = _pieces(meaning)
+        decomposition = _decomposition(meaning)
         try:
-            if pieces is not None:
-                value = self._deeper(pieces, args, kwargs)
+            if decomposition is not None:
+                value = self._run_deeper(decomposition, args, kwargs)
             else:
                 lowering = _lowering(meaning, args, kwargs)
                 with collecting() as densified:
                     value = op(*args, **kwargs)
-            result = described(value)
+            result = describe(value)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
             raise
         finally:
+            composite = decomposition is not None
             self.steps[position] = Step(
-                op, depth, arguments, served(meaning), lowering, tuple(densified), result, error, pieces is not None
+                op, depth, arguments, served(meaning), lowering, tuple(densified), result, error, composite
             )
         return value
 
-    def _deeper(self, pieces: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run_deeper(self, decomposition: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._depth += 1
         try:
-            return self.run(pieces, *args, **kwargs)
+            return self.run(decomposition, *args, **kwargs)
         finally:
             self._depth -= 1
 
 
-def _pieces(meaning: Meaning) -> Callable[..., Any] | None:
-    """What an overload is written in, where that is other operators."""
+def _decomposition(meaning: Meaning) -> Callable[..., Any] | None:
+    """The function that calls other operators for the overload, if it is composite or decomposes."""
     if meaning.op.namespace == OWN:
         return None
     if meaning.kind == "decomposes":
@@ -86,10 +87,10 @@ def _pieces(meaning: Meaning) -> Callable[..., Any] | None:
 
 
 def _lowering(meaning: Meaning, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Which sparse run takes a call; "" where nothing is stored sparsely or none does."""
-    found: list[SparseMaskedTensor] = []
-    map_tensors(found.append, [*args, *kwargs.values()], SparseMaskedTensor)
-    if not found or meaning.rule is None or meaning.base is None:
+    """The lowering that takes a call; "" if nothing is stored sparsely or none does."""
+    sparse: list[SparseMaskedTensor] = []
+    map_tensors(sparse.append, [*args, *kwargs.values()], SparseMaskedTensor)
+    if not sparse or meaning.rule is None or meaning.base is None:
         return ""
     targets = written_arguments(meaning.op) if meaning.base is not meaning.op else ()
     records = [map_tensors(unwrap_any, a, Tensor) for a in args]
@@ -100,16 +101,16 @@ def _lowering(meaning: Meaning, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def served(meaning: Meaning) -> str:
     """How an overload is served, in a line."""
     if meaning.op.namespace == OWN:
-        return "this library's own, no operator of torch's"
+        return "an operator of this library, not of torch"
     if meaning.rule is None:
         how = {"decomposes": "decomposes", "each of a list": "the operator on each element of its lists"}
-        return how.get(meaning.kind, "missing: no rule, and no decomposition")
+        return how.get(meaning.kind, "missing: no rule and no decomposition")
     rule = f"{meaning.rule.category.name} [{meaning.rule.where}]"
     return rule if meaning.base is meaning.op else f"{rule}, {meaning.base} written back"
 
 
-def described(value: Any) -> str:
-    """An argument or a result, with sizes: in a few words, never by its elements."""
+def describe(value: object) -> str:
+    """An argument or a result: kind, dtype, shape and bytes of a tensor, never its elements."""
     if isinstance(value, MaskedTensor):
         kind = str(value.dtype).removeprefix("torch.")
         if isinstance(value, SparseMaskedTensor):
@@ -119,12 +120,12 @@ def described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"plain {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
-        inside = ", ".join(map(described, value[:4])) + (", …" if len(value) > 4 else "")
-        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+        items = ", ".join(map(describe, value[:4])) + (", …" if len(value) > 4 else "")
+        return f"[{items}]" if isinstance(value, list) else f"({items})"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _bytes(pieces: Iterable[Tensor | None]) -> str:
-    """What tensors hold together: their elements, whatever memory they share."""
+    """The total size of the tensors' elements, shared memory counted repeatedly."""
     return f"{sum(p.numel() * p.element_size() for p in pieces if p is not None):,} bytes"

@@ -1,7 +1,8 @@
-"""``masked_dispatch.explain(torch.cumsum, x, 1)``: what happens to a call, operator by operator."""
+"""``masked_dispatch.explain(torch.cumsum, x, 1)``: what happens in a call, operator by operator."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +16,15 @@ from masked_dispatch.api.explanation import Explanation
 
 
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """What happens to ``function(*args, **kwargs)``: operators, rules, lowerings, and what is stored densely and why.
+    """What happens in ``function(*args, **kwargs)``: operators, rules, lowerings, and what is stored densely and why.
 
-    function  anything that is called with tensors: of torch's, an operator, a module, your own
+    function  anything that is called with tensors: a torch function, an operator, a module, your own function
 
-    The call is made, since what it reaches may depend on values and on what is stored: without derivatives, under the
-    `densify` policy in force, and on copies. Tensors among the arguments (in lists, tuples and dicts too) are cloned,
-    a module is deep-copied and random generators are reset afterwards, so that nothing of the caller's changes; what
-    else `function` writes to, it writes to. With sparsely stored arguments each operator runs twice, to find out which
-    of its lowerings takes the call. An error of the call is part of the explanation and is not raised.
+    The call is made, because the operators it reaches may depend on values and on storage: without derivatives, under
+    the current `densify` policy, and on copies. Tensors among the arguments (in lists, tuples and dicts too) are
+    cloned, a module is deep-copied and random generators are reset afterwards, so that these do not change for the
+    caller; other side effects of `function` happen. With sparsely stored arguments each operator runs twice, to find
+    out which lowering takes the call. An error of the call is part of the explanation and is not raised.
 
     Raises TypeError if `function` can't be called.
     """
@@ -37,18 +38,18 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     copies: dict[int, Tensor] = {}
     called = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     with torch.no_grad():
-        given, named = _copied(args, copies), _copied(kwargs, copies)
-        with _random_numbers_kept({t.device for t in copies.values()}):
+        copied_args, copied_kwargs = _copied(args, copies), _copied(kwargs, copies)
+        with _random_state_restored({t.device for t in copies.values()}):
             try:
-                observer.run(called, *given, **named)
+                observer.run(called, *copied_args, **copied_kwargs)
             except Exception as raised:
                 error = f"{type(raised).__name__}: {raised}"
     name = resolve_name(function) or getattr(function, "__name__", None) or type(function).__name__
     return Explanation(name, tuple(observer.steps), error)
 
 
-def _copied(value: Any, copies: dict[int, Tensor]) -> Any:
-    """Arguments with every tensor cloned; one that is passed twice stays one."""
+def _copied(value: object, copies: dict[int, Tensor]) -> Any:
+    """Arguments with every tensor cloned; a tensor that is passed twice is cloned once."""
     if isinstance(value, Tensor):
         if id(value) not in copies:
             copies[id(value)] = value.detach().clone()
@@ -61,8 +62,8 @@ def _copied(value: Any, copies: dict[int, Tensor]) -> Any:
     return value
 
 
-def _random_numbers_kept(devices: set[torch.device]) -> Any:
-    """A context after which the random generators of the CPU and of `devices`, of one type, are as before."""
+def _random_state_restored(devices: set[torch.device]) -> contextlib.AbstractContextManager[None]:
+    """A context that restores the random generators of the CPU and of `devices`, which are of one type."""
     others = [d for d in devices if d.type not in ("cpu", "meta")]
     if not others:
         return torch.random.fork_rng(devices=())

@@ -1,4 +1,4 @@
-"""What happened to a call, as values that print as text; :func:`masked_dispatch.explain` makes them."""
+"""The result of :func:`masked_dispatch.explain`: records of operator calls, which print as text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from masked_dispatch.densification import Densification
 
 @dataclass(frozen=True)
 class Step:
-    """One operator call that a masked tensor took part in.
+    """One operator call with masked arguments.
 
     op         the overload
-    depth      how many composite operators it is a piece of
+    depth      nesting depth in composite operators
     arguments  each argument, with shape, layout, stored elements and bytes of tensors
-    served     by a rule of which category, and where that is written; or how else
-    lowering   which sparse run took the call, and where it is written; "" where nothing was stored sparsely or none did
+    served     the category and source location of its rule, or how else it is served
+    lowering   the lowering that took the call, with its source location; "" if nothing was stored sparsely or none did
     densified  operands that were stored densely for it, with bytes and the reason
-    result     as the arguments; "" where the call raised
+    result     like an argument; "" if the call raised
     error      what it raised, or ""
-    composite  whether it was taken apart into the steps behind it that are one deeper
+    composite  whether it called the steps after it that are one level deeper
     """
 
     op: OpOverload
@@ -38,7 +38,7 @@ class Step:
         lines = [f"{self.op}({', '.join(self.arguments)})", f"  {self.served}"]
         if self.lowering:
             lines.append(f"  stays sparse: {self.lowering}")
-        lines += [f"  densifies: {found}" for found in self.densified]
+        lines += [f"  densifies: {densification}" for densification in self.densified]
         raised = self.error.partition(":" if self.composite else "\n")[0]
         lines.append(f"  raises {raised}" if self.error else f"  → {self.result}")
         return "\n".join("  " * (self.depth + 1) + line for line in lines)
@@ -46,10 +46,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happened to a call. Prints as text.
+    """What happened in a call. Prints as text.
 
     name   the function
-    steps  the operator calls that a masked tensor took part in, in order; pieces stand behind the composite
+    steps  the operator calls with masked arguments, in order; a composite operator comes before the calls it makes
     error  what the call raised, or ""
     """
 
@@ -59,14 +59,14 @@ class Explanation:
 
     @property
     def densified(self) -> tuple[Densification, ...]:
-        """Everything that was stored densely on the way."""
-        return tuple(found for step in self.steps for found in step.densified)
+        """Everything that was stored densely during the call."""
+        return tuple(densification for step in self.steps for densification in step.densified)
 
     def __str__(self) -> str:
-        made = f"{len(self.steps)} operator call{'' if len(self.steps) == 1 else 's'} on masked tensors"
+        calls = f"{len(self.steps)} operator call{'' if len(self.steps) == 1 else 's'} on masked tensors"
         dense = f", {len(self.densified)} stored densely" if self.densified else ""
         ends = f", raises {self.error.partition(':')[0]}" if self.error else ""
-        lines = [f"{self.name}: {made}{dense}{ends}", *map(str, self.steps)]
+        lines = [f"{self.name}: {calls}{dense}{ends}", *map(str, self.steps)]
         if self.error and not any(step.error for step in self.steps):
             lines.append(f"  raises {self.error}")
         return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The library's own reductions and scans: torch's, by torch's names, with `skipna` and (for reductions) `min_count`.
+"""torch's reductions and scans, by torch's names, with `skipna` and (for reductions) `min_count`.
 
-One line names torch's function, its further keyword arguments, and its identity: what it gives for nothing. Operations
-without one (a mean, a maximum) take no min_count=0. What both words mean is in skipping.py.
+Each line names torch's function, its other keyword arguments, and its identity: its value for no elements. Operations
+without an identity (a mean, a maximum) do not accept min_count=0. Both options are defined in skipna.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from masked_dispatch.api.skipna import introduced, reduce, reduction, scan
+from masked_dispatch.api.skipna import reduce, reduction, scan, with_signature
 
 sum = reduction(torch.sum, "dtype", identity=0)
 nansum = reduction(torch.nansum, "dtype", identity=0)
@@ -45,11 +45,11 @@ cummin = scan(torch.cummin)
 logcumsumexp = scan(torch.logcumsumexp)
 
 
-# ------------------------------------------------- what to take of a slice comes before which slice; otherwise the same
+# ------------------------------------------------------------- functions with an argument before the dimension
 
 
-def at_levels(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch's quantile or nanquantile, whose levels come before the dimension, with skipna and min_count."""
+def quantile_function(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch's quantile or nanquantile with skipna and min_count."""
     name = function.__name__
 
     def quantile(
@@ -68,17 +68,17 @@ def at_levels(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return reduce(call, name, x, dim, keepdim, skipna, min_count)
 
     text = "torch.{name} over the valid elements of each slice; skipna and min_count as for `mean`."
-    return introduced(quantile, name, (), text)
+    return with_signature(quantile, name, (), text)
 
 
-quantile = at_levels(torch.quantile)
-nanquantile = at_levels(torch.nanquantile)
+quantile = quantile_function(torch.quantile)
+nanquantile = quantile_function(torch.nanquantile)
 
 
 def kthvalue(
     x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """torch.kthvalue over the valid elements of each slice, invalid where there are fewer than k.
+    """torch.kthvalue over the valid elements of each slice, invalid if there are fewer than k.
 
     skipna and min_count as for `mean`.
     """
@@ -97,7 +97,7 @@ def vector_norm(
 ) -> Tensor:
     """torch.linalg.vector_norm over the valid elements of each slice; skipna and min_count as for `sum`.
 
-    Of nothing it is 0, for an order that is neither negative nor infinite; the others take no min_count=0.
+    The norm of no elements is 0 for a finite order ≥ 0; other orders do not accept min_count=0.
     """
 
     def call(t: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
-"""`skipna` and `min_count`: other rules of what is missing, around torch functions that pass over invalid elements.
+"""`skipna` and `min_count`: other rules for missing elements, around torch functions that skip invalid elements.
 
-Law: the values are those of torch's function on the masked tensor; only where they are valid changes.
+Law: the values are those of torch's function on the masked tensor; only their validity changes.
 
-    skipna=False    where nothing of the slice is invalid (a scan: nothing of it so far)
-    min_count=0     everywhere: a slice without a valid element gives the operation's identity
-    min_count=n     for n > 1, where the slice has at least n valid elements
+    skipna=False    valid where no element of the slice is invalid (for a scan: no element up to this one)
+    min_count=0     valid everywhere: a slice without valid elements gives the operation's identity
+    min_count=n     for n > 1, valid where the slice has at least n valid elements
 
-A plain tensor is valid throughout and its result is torch's own; min_count > 1, which may call it invalid, masks it.
+For a plain tensor, which is valid everywhere, the result is torch's own; min_count > 1 makes it masked.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_map
+from op_registry.records.dims import Number
 
 Dims = int | Sequence[int] | None
 
@@ -28,43 +29,46 @@ Dims = int | Sequence[int] | None
 def reduction(
     function: Callable[..., Any],
     *options: str,
-    identity: Any = None,
+    identity: Number | None = None,
     dim: int | None = None,
     no_dims_is_elementwise: bool = False,
 ) -> Callable[..., Any]:
     """torch's `function(x, dim, keepdim)` with skipna and min_count.
 
-    options                 names of its further keyword arguments
-    identity                what it gives for nothing, if it gives anything
+    options                 names of its other keyword arguments
+    identity                its value for no elements, if it has one
     dim                     its default for `dim`
     no_dims_is_elementwise  whether dim=() means no dimension, as for any and all; elsewhere in torch it means all
     """
     name = function.__name__
 
     def reduced(
-        x: Tensor, dim: Dims = dim, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1, **given: Any
+        x: Tensor, dim: Dims = dim, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1, **keywords: Any
     ) -> Any:
-        check_options(name, given, options)
-        over = {} if dim is None and not keepdim else {"dim": dim, "keepdim": keepdim}
-        each = no_dims_is_elementwise and isinstance(dim, Sequence) and not dim
-        return reduce(lambda t: function(t, **over, **given), name, x, dim, keepdim, skipna, min_count, identity, each)
+        check_options(name, keywords, options)
+        if dim is not None or keepdim:
+            keywords |= {"dim": dim, "keepdim": keepdim}
+        elementwise = no_dims_is_elementwise and isinstance(dim, Sequence) and not dim
+        return reduce(
+            lambda t: function(t, **keywords), name, x, dim, keepdim, skipna, min_count, identity, elementwise
+        )
 
-    return introduced(reduced, name, options, _REDUCTION)
+    return with_signature(reduced, name, options, _REDUCTION)
 
 
 def scan(function: Callable[..., Any], *options: str) -> Callable[..., Any]:
-    """torch's `function(x, dim)` with skipna; `options` are the names of its further keyword arguments."""
+    """torch's `function(x, dim)` with skipna; `options` are the names of its other keyword arguments."""
     name = function.__name__
 
-    def scanned(x: Tensor, dim: int, *, skipna: bool = True, **given: Any) -> Any:
-        check_options(name, given, options)
-        result = function(x, dim, **given)
+    def scanned(x: Tensor, dim: int, *, skipna: bool = True, **keywords: Any) -> Any:
+        check_options(name, keywords, options)
+        result = function(x, dim, **keywords)
         if skipna or not isinstance(x, MaskedTensor):
             return result
         none_missing = (~x.get_mask()).cumsum(dim) == 0
         return tree_map(lambda values: values.mask_with(none_missing), result)
 
-    return introduced(scanned, name, options, _SCAN)
+    return with_signature(scanned, name, options, _SCAN)
 
 
 def reduce(
@@ -75,15 +79,15 @@ def reduce(
     keepdim: bool,
     skipna: bool,
     min_count: int,
-    identity: Any = None,
+    identity: Number | None = None,
     elementwise: bool = False,
 ) -> Any:
-    """`call(x)`, a reduction over `dim`, valid as skipna and min_count say; `elementwise`: over no dimension."""
+    """`call(x)`, a reduction over `dim`, or none if `elementwise`, with the validity of skipna and min_count."""
     if min_count < 0:
         raise ValueError(f"{name}(): min_count is a number of elements, 0 or more; got {min_count}")
     if min_count == 0 and identity is None:
         raise ValueError(
-            f"{name}() of nothing has no value, so min_count=0 has nothing to give for a slice without valid elements. "
+            f"{name}() of no elements has no value, so min_count=0 is not possible for a slice without valid elements. "
             "Use min_count=1 (the default), and to_tensor(fill) on the result to choose a value"
         )
     if min_count > 1:
@@ -95,32 +99,32 @@ def reduce(
     dims = tuple(dim) if isinstance(dim, Sequence) else dim
     if dims == () and not elementwise:
         dims = None
-    wanted = []
+    conditions = []
     if min_count > 1:
-        wanted.append((mask.to(torch.int64) if elementwise else x.count(dims, keepdim)) >= min_count)
+        conditions.append((mask.to(torch.int64) if elementwise else x.count(dims, keepdim)) >= min_count)
     if not skipna:
-        wanted.append(torch.all(mask, dim=dims, keepdim=keepdim))
+        conditions.append(torch.all(mask, dim=dims, keepdim=keepdim))
 
-    def revised(values: MaskedTensor) -> MaskedTensor:
-        if min_count == 0:
+    def with_new_validity(values: MaskedTensor) -> MaskedTensor:
+        if min_count == 0 and identity is not None:
             values = as_masked_tensor(values.to_tensor(identity))
-        for valid in wanted:
+        for valid in conditions:
             values = values.mask_with(valid)
         return values
 
-    return tree_map(revised, result)
+    return tree_map(with_new_validity, result)
 
 
-def check_options(name: str, given: dict[str, Any], options: Sequence[str]) -> None:
-    """Refuse keyword arguments other than `options`; torch would take some more (out=, axis=)."""
-    for option in given:
+def check_options(name: str, keywords: Iterable[str], options: Sequence[str]) -> None:
+    """Refuse keyword arguments other than `options`; torch accepts some more (out=, axis=)."""
+    for option in keywords:
         if option not in options:
             known = ", ".join(("dim", *options, "skipna"))
             raise TypeError(f"{name}() takes no {option}= here, only {known} and so on; torch.{name} may take it")
 
 
-def introduced(function: Callable[..., Any], name: str, options: Sequence[str], text: str) -> Callable[..., Any]:
-    """`function` under the name, signature and description that people see."""
+def with_signature(function: Callable[..., Any], name: str, options: Sequence[str], text: str) -> Callable[..., Any]:
+    """`function` with its public name, signature and docstring."""
     function.__name__ = function.__qualname__ = name
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -136,9 +140,9 @@ x          a tensor of any shape, masked or plain, of a dtype that torch.{name} 
 skipna     False: one invalid element makes the slice's result invalid
 min_count  how many valid elements make a result; 0: a slice without any gives the operation's identity
 
-The rest as for torch.{name}. Returns what it returns, of the same shape and dtype, masked if x is or min_count > 1.
+Other arguments as for torch.{name}. Returns the same shapes and dtypes, masked if x is or min_count > 1.
 
-Raises ValueError for a negative min_count, and for min_count=0 where nothing has no value; otherwise as torch.{name}.
+Raises ValueError for a negative min_count, and for min_count=0 if there is no identity; otherwise as torch.{name}.
 """
 
 _SCAN = """torch.{name} over the valid elements along `dim`; valid where x is.
@@ -146,5 +150,5 @@ _SCAN = """torch.{name} over the valid elements along `dim`; valid where x is.
 x       a tensor of any shape, masked or plain, of a dtype that torch.{name} takes
 skipna  False: everything from the first invalid element on is invalid
 
-The rest as for torch.{name}. Returns what it returns, of the same shape and dtype, masked if x is.
+Other arguments as for torch.{name}. Returns the same shapes and dtypes, masked if x is.
 """

@@ -1,7 +1,7 @@
-"""Producers: sparsely stored tensors made from dense ones, by what qualifies. What does not is absent: invalid, not 0.
+"""Sparsely stored tensors from the elements of a dense one that meet a condition. Others are absent: invalid, not 0.
 
-None of them makes a dense result, or an index of the whole tensor: one byte for each element says what qualifies, and
-the conversion (op_registry/sparse/convert.py) reads that chunk by chunk. Gradients reach what is kept alone.
+None of these functions makes a dense result, or indices for the whole tensor: one byte per element holds the condition,
+and the conversion (op_registry/sparse/convert.py) reads it in chunks. Only kept elements get gradients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, check_layout
+from masked_dispatch.tensor.layout_checks import check_layout
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 CSR = torch.sparse_csr
 
@@ -24,15 +25,15 @@ def sparse_where(
 ) -> MaskedTensor:
     """The elements of `x` where `condition` holds, sparsely stored; differentiable.
 
-    x          a tensor, plain or masked, stored anyhow
-    condition  a bool tensor that broadcasts to the shape of `x`; where it is invalid, it does not hold
+    x          a tensor, plain or masked, in any layout
+    condition  a bool tensor that broadcasts to the shape of `x`; an invalid condition counts as False
     layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`
 
-    An element is valid where it was, and the condition holds; the others are absent: not zero, but invalid. A
-    comparison made sparse is ``sparse_where(c, c)`` of ``c = x > y``: True where it holds, absent elsewhere.
+    An element is valid if it is valid in `x` and the condition holds; the others are absent: invalid, not 0. To make a
+    comparison ``c = x > y`` sparse, use ``sparse_where(c, c)``: True where it holds, absent elsewhere.
 
     Raises TypeError for a condition that is not bool, RuntimeError for one that does not broadcast to `x`, ValueError
-    for storage that does not fit the shape.
+    for a layout that does not fit the shape.
     """
     if not isinstance(x, Tensor) or not isinstance(condition, Tensor):
         raise TypeError(
@@ -55,10 +56,10 @@ def sparse_relu(
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
-    """The elements of `x` that relu leaves as they are, those above 0, sparsely stored; differentiable.
+    """The elements of `x` above 0, which relu keeps, sparsely stored; differentiable.
 
-    As :func:`sparse_threshold` at 0: what is 0 or less is absent, so that a mean over the result is one of the active
-    elements, and ``.to_tensor(0)`` is relu(x).
+    :func:`sparse_threshold` at 0: elements ≤ 0 are absent, so a mean over the result is one over the active elements,
+    and ``.to_tensor(0)`` is relu(x).
     """
     return sparse_threshold(x, 0, layout, sparse_dim=sparse_dim, blocksize=blocksize)
 
@@ -73,10 +74,10 @@ def sparse_threshold(
 ) -> MaskedTensor:
     """The elements of `x` above a number, sparsely stored; differentiable.
 
-    What is at the threshold or below is absent: invalid, not 0. NaN is kept, as torch's threshold keeps it.
+    Elements at or below the threshold are absent: invalid, not 0. NaN is kept, as by torch's threshold.
     layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`
 
-    Raises ValueError for storage that does not fit the shape.
+    Raises ValueError for a layout that does not fit the shape.
     """
     return sparse_where(x, ~(x <= threshold), layout=layout, sparse_dim=sparse_dim, blocksize=blocksize)
 
@@ -90,13 +91,13 @@ def sparse_topk(
     layout: torch.layout = CSR,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
-    """The k largest (smallest) valid elements of each slice along `dim`, in their places, sparsely stored.
+    """The k largest (smallest) valid elements of each slice along `dim`, at their positions, sparsely stored.
 
-    Differentiable. The others are absent: invalid, not 0. A slice with fewer than k valid elements keeps what it has;
-    of equal elements torch.topk decides which.
+    Differentiable. The others are absent: invalid, not 0. A slice with fewer than k valid elements keeps them all; ties
+    are broken as by torch.topk.
     layout, blocksize  as for :meth:`MaskedTensor.to_layout`; every dimension is stored sparsely
 
-    Raises torch.topk's own errors for k and dim, and ValueError for storage that does not fit the shape.
+    Raises torch.topk's own errors for k and dim, and ValueError for a layout that does not fit the shape.
     """
     check_sparse(layout)
     check_layout(x, layout, x.ndim, blocksize)
@@ -105,8 +106,8 @@ def sparse_topk(
 
 
 def check_sparse(layout: torch.layout) -> None:
-    """Refuse storage that would be dense: nothing would be left out."""
+    """Refuse dense storage, which would leave nothing out."""
     if layout is torch.strided:
         raise ValueError(
-            "torch.strided stores every element: name a sparse layout, or mask what is unwanted, x.mask_with(condition)"
+            "torch.strided stores every element: pass a sparse layout, or mask the others, x.mask_with(condition)"
         )

@@ -1,8 +1,8 @@
-"""Gradients stored sparsely: of tables of which rows were looked up, and where two gradients are summed.
+"""Gradients stored sparsely: of embedding tables, and the sums that the autograd engine makes.
 
-A plain parameter's gradient is plain, except where torch's own would be sparse: that one is masked, and stored as the
-rows that were looked up (op_registry/sparse/lookup_gradient.py). What several backward calls leave in `.grad` is their
-union: the autograd engine's sums are `accumulate`, also the one that it writes into a masked `.grad` of a plain leaf.
+A plain parameter's gradient is plain, except where torch's own would be sparse: that one is masked, and stores the rows
+that were looked up (op_registry/sparse/lookup_gradient.py). Several backward calls leave their union in `.grad`: the
+autograd engine's sums are `accumulate`, including the in-place sum into a masked `.grad` of a plain leaf.
 """
 
 from __future__ import annotations
@@ -26,54 +26,55 @@ from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
 
 
 def of_torch_sparse(tensor: Tensor) -> Sparse:
-    """The record of one of torch's own sparse tensors, in COO: what it specifies is valid, duplicates accumulated."""
+    """The COO record of a torch.sparse tensor: specified elements are valid, duplicates are summed."""
     coo = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
     indices, values = coo._indices(), coo._values()
     sizes = tuple(coo.shape[: coo.sparse_dim()])
     if not coo.is_coalesced():
         if len(sizes) == 1:
-            listed, values = merge_duplicates(indices[0], values)
-            indices = listed.unsqueeze(0)
+            unique, values = merge_duplicates(indices[0], values)
+            indices = unique.unsqueeze(0)
         else:
-            listed, values = merge_duplicates(ravel(tuple(indices), sizes), values)
-            indices = torch.stack(unravel(listed, sizes))
+            unique, values = merge_duplicates(ravel(tuple(indices), sizes), values)
+            indices = torch.stack(unravel(unique, sizes))
     return Sparse(Dense(values), Pattern(torch.sparse_coo, sizes, (indices,)))
 
 
 def masked_record(tensor: Tensor) -> Dense | Sparse | None:
-    """The record, without derivatives, of a tensor that is masked or one of torch's sparse ones; None if plain."""
+    """The record, without derivatives, of a masked or torch.sparse tensor; None for a plain one."""
     if is_plain(tensor):
         return None
-    record = _opened(tensor.detach())
+    record = _record_of(tensor.detach())
     return to_dense(record) if isinstance(record, Permuted) else record
 
 
 def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
-    """The autograd engine's sum of two gradients of one tensor, of which what one lacks the other may have.
+    """The autograd engine's sum of two gradients of one tensor: valid where either is.
 
-    It is plain where one of them is: that one is valid everywhere, as a plain tensor's gradient has to be.
+    Plain if either of them is: a plain one is valid everywhere, as a plain tensor's gradient has to be.
     """
-    given = [_opened(x), _opened(y)]
-    if all(isinstance(record, Sparse) for record in given):
+    records = [_record_of(x), _record_of(y)]
+    sparse = [record for record in records if isinstance(record, Sparse)]
+    if len(sparse) == len(records):
         with contextlib.suppress(NotLowered):
-            return wrap_sparse_record(sum_of_union(given))  # type: ignore[arg-type]
-    total = accumulate([to_dense(record) for record in given])
+            return wrap_sparse_record(sum_of_union(sparse))
+    total = accumulate([to_dense(record) for record in records])
     return total.data if any(is_plain(t) for t in (x, y)) else wrap_record(total)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is valid everywhere: not masked, and not one of torch's sparse ones."""
+    """Whether a tensor is neither masked nor a torch.sparse tensor."""
     return not isinstance(tensor, MaskedTensor) and tensor.layout not in OF_TORCH
 
 
-def _opened(tensor: Tensor) -> AnyRecord:
+def _record_of(tensor: Tensor) -> AnyRecord:
     if isinstance(tensor, MaskedTensor):
         return unwrap_any(tensor)
     return Dense(tensor, None) if tensor.layout not in OF_TORCH else of_torch_sparse(tensor)
 
 
 def accumulate_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:
-    """What the engine is to leave in the masked `.grad` of a plain leaf; None where this is no such sum."""
+    """The result of the engine's in-place sum into the masked `.grad` of a plain leaf; None if it is no such sum."""
     leaf = leaf_accumulated_into()
     if leaf is None or isinstance(leaf, MaskedTensor):
         return None
@@ -81,5 +82,5 @@ def accumulate_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:
 
 
 def install() -> None:
-    """Let look-ups make gradients of rows: called once, when the package is imported."""
+    """Let embedding lookups produce masked gradients: called once, when the package is imported."""
     set_wrapper(wrap_sparse_record)

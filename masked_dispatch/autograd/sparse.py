@@ -1,17 +1,17 @@
-"""The differentiable boundary of sparse storage: as gradient.py, for values in places of a pattern.
+"""The differentiable boundary of sparse storage: as dense.py, for the values of a sparsity pattern.
 
-The gradient of a sparsely stored tensor is stored in its own pattern: absent where the tensor is invalid. What comes
-back to a sparse result may be stored anyhow: what it has in the result's places is taken from it.
+The gradient of a sparsely stored tensor has the tensor's own pattern: absent where the tensor is invalid. The gradient
+of a sparse result may arrive in any layout: its elements at the result's coordinates are gathered.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.autograd.dense import check_in_sight, check_not_captured, save_validity, unwrap
+from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, save_validity, unwrap
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
@@ -24,13 +24,21 @@ from op_registry.sparse.permuted import AnyRecord, Permuted, to_base_order, to_d
 from op_registry.sparse.record import Sparse
 
 
+class SparseContext(Context, Protocol):
+    """What the functions below save: the pattern, the order of dimensions and a template of the values."""
+
+    pattern: Pattern
+    order: tuple[int, ...] | None
+    like: Tensor
+
+
 class SparseWrap(torch.autograd.Function):
     """Plain values → a masked tensor that stores them. Tangents are zero where a value is invalid."""
 
     @staticmethod
     @never_compiled
     def forward(
-        ctx: Any, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
+        ctx: SparseContext, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
     ) -> SparseMaskedTensor:
         save_validity(ctx, validity)
         ctx.pattern, ctx.order = pattern, order
@@ -40,14 +48,14 @@ class SparseWrap(torch.autograd.Function):
 
     @staticmethod
     @never_compiled
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
+    def backward(ctx: SparseContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        return in_places(grad, Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern), ctx.order), None, None, None
+        return values_at(grad, Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern), ctx.order), None, None, None
 
     @staticmethod
     @never_compiled
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> SparseMaskedTensor:
+    def jvp(ctx: SparseContext, tangent: Tensor, *_: object) -> SparseMaskedTensor:
         filled = fill_where_invalid(tangent, ctx.validity, 0)
         result: SparseMaskedTensor = SparseWrap.apply(filled, ctx.validity, ctx.pattern, ctx.order)
         return result
@@ -58,7 +66,7 @@ class SparseUnwrap(torch.autograd.Function):
 
     @staticmethod
     @never_compiled
-    def forward(ctx: Any, tensor: SparseMaskedTensor) -> Tensor:
+    def forward(ctx: SparseContext, tensor: SparseMaskedTensor) -> Tensor:
         save_validity(ctx, tensor._kept_validity)
         ctx.pattern, ctx.order = tensor._pattern, tensor._order
         ctx.set_materialize_grads(False)
@@ -67,27 +75,27 @@ class SparseUnwrap(torch.autograd.Function):
 
     @staticmethod
     @never_compiled
-    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+    def backward(ctx: SparseContext, grad: Tensor | None) -> Tensor | None:
         if grad is None:
             return None
         return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern), ctx.order))
 
     @staticmethod
     @never_compiled
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return in_places(tangent, Sparse(Dense(ctx.like, ctx.validity), ctx.pattern), ctx.order)
+    def jvp(ctx: SparseContext, tangent: Tensor) -> Tensor:
+        return values_at(tangent, Sparse(Dense(ctx.like, ctx.validity), ctx.pattern), ctx.order)
 
 
-def in_places(given: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
-    """What a gradient or a tangent, stored anyhow, has for the values of `record`: 0 where it, or they, are invalid."""
-    found = unwrap_any(given)
+def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
+    """The elements of a gradient or tangent, in any layout, for the values of `record`: 0 where either is invalid."""
+    source = unwrap_any(tensor)
     if order is not None:
-        seen = Permuted(record, order)
-        alike = isinstance(found, Dense) or (isinstance(found, Permuted) and found.order == order)
-        found = to_base_order(found if alike else to_dense(found), seen)
-    there = align_to(to_dense(found) if isinstance(found, Permuted) else found, record)
-    validity = intersect(there.full_validity, record.values.full_validity)
-    return fill_where_invalid(there.data.expand(record.values.shape), validity, 0)
+        permuted = Permuted(record, order)
+        same_order = isinstance(source, Dense) or (isinstance(source, Permuted) and source.order == order)
+        source = to_base_order(source if same_order else to_dense(source), permuted)
+    aligned = align_to(to_dense(source) if isinstance(source, Permuted) else source, record)
+    validity = intersect(aligned.full_validity, record.values.full_validity)
+    return fill_where_invalid(aligned.data.expand(record.values.shape), validity, 0)
 
 
 def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Permuted:
@@ -95,24 +103,24 @@ def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Permute
 
 
 def unwrap_any(tensor: Tensor) -> AnyRecord:
-    """The record of a tensor, however it is stored; differentiable."""
+    """The record of a tensor in any layout; differentiable."""
     if isinstance(tensor, SparseMaskedTensor):
         return unwrap_sparse(tensor)
     if isinstance(tensor, MaskedTensor):
         return unwrap(tensor)
-    if tensor.layout in OF_TORCH:  # plain, so valid everywhere, and 0 where it specifies nothing: as on dense storage
-        check_allowed("an operand", [tensor], "it is one of torch's own sparse tensors, valid everywhere")
+    if tensor.layout in OF_TORCH:  # plain: valid everywhere, and 0 where unspecified, as on dense storage
+        check_allowed("an operand", [tensor], "it is a torch.sparse tensor, valid everywhere")
         tensor = tensor.to_dense()
     return Dense(tensor, None)
 
 
 def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
-    """The record that a sparse run sees; its values carry the derivatives that are asked for."""
-    check_in_sight(tensor, tensor._kept_values)
+    """The record that a lowering sees; its values are connected to the autograd graph if derivatives are needed."""
+    check_usable(tensor, tensor._kept_values)
     if under_transform():
         if tensor.requires_grad and torch.is_grad_enabled():
             check_not_captured(tensor)
-        # What is found out about a pattern in a transform carries it, and must not be remembered with the pattern.
+        # What is computed from a pattern in a transform carries it, and must not be memoized on the pattern.
         pattern = tensor._pattern
         stored = Dense(tensor._kept_values, tensor._kept_validity)
         return tensor.seen(Sparse(stored, pattern.with_pieces(pattern.pieces)))
@@ -124,7 +132,7 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
 
 
 def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
-    """The masked tensor that a sparse record stands for."""
+    """The masked tensor of a sparse record."""
     order = None
     if isinstance(record, Permuted):
         order, record = record.order, record.base
@@ -132,8 +140,8 @@ def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
     validity = values.full_validity
     validity = None if validity is None else as_int8(validity)
     if under_transform():
-        kept = Sparse(Dense(fill_where_invalid(values.data, validity, 0), validity), record.pattern)
-        return wrap_sparse(_in_order(kept, order), kind=SparseInTransform)
+        filled = Sparse(Dense(fill_where_invalid(values.data, validity, 0), validity), record.pattern)
+        return wrap_sparse(_in_order(filled, order), kind=SparseInTransform)
     if (values.data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: SparseMaskedTensor = SparseWrap.apply(values.data, validity, record.pattern, order)
         return result

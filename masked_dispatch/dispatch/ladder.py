@@ -1,24 +1,24 @@
-"""How a call gets to its rule.
+"""How a call reaches its rule.
 
-A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What happens there, first match wins:
+A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What the kernel does, first match:
 
-1. view             torch's own view node on the wrapper; its data and mask are viewed below autograd
-2. rule             open the arguments, run the rule on plain tensors, close the results; a composite rule is written in
-                    other operators, gets the arguments as they are, and its pieces arrive here again
-3. written back     in-place and out= forms: the functional form, then assigned (masked self) or updated (plain self)
+1. view             torch's own view node on the wrapper; data and mask are viewed below autograd
+2. rule             unwrap the arguments, run the rule on plain tensors, wrap the results; a composite rule is written
+                    in other operators, gets the arguments unchanged, and its operators arrive here in turn
+3. written back     in-place and out= forms: the functional form, then assigned (masked self) or updating (plain self)
 4. each of a list   _foreach_ forms: the single-tensor form on each element
-5. decomposes       torch's own decomposition, whose pieces arrive here again
+5. decomposes       torch's own decomposition, whose operators arrive here in turn
 6. nothing          MaskedSemanticsError, from `below_autograd`, where operators without a kernel end up
 
-Below autograd (`__torch_dispatch__`) arrive views, copies and what has no kernel. No operator that autograd has
-recorded with the formula of the plain operator may pass there: that gradient would be wrong.
+Views, copies and whatever has no kernel arrive below autograd (`__torch_dispatch__`). An operator that autograd has
+recorded with the plain operator's formula is refused there: its gradient would be wrong.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -46,12 +46,13 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     aten_overloads,
+    delegating,
     in_forward_mode,
     never_compiled,
-    open_higher_order_operators,
-    passing_on,
     redispatch,
     register_kernel,
+    schema_of,
+    serve_higher_order_operators,
     tracking_views_and_versions,
     under_transform,
 )
@@ -72,11 +73,11 @@ from op_registry.schema import (
 )
 
 aten = torch.ops.aten
-Handler = Callable[[Any, Any], Any]
+Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def composite_kernel(op: OpOverload) -> Kernel:
-    """torch's own decomposition, above autograd and functorch, so that its pieces arrive here again."""
+def decomposing_kernel(op: OpOverload) -> Kernel:
+    """torch's own decomposition, above autograd and functorch, so that its operators arrive here in turn."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -87,8 +88,8 @@ def composite_kernel(op: OpOverload) -> Kernel:
     return kernel
 
 
-def composed_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A rule that is written in other operators, each of which arrives here again."""
+def composite_rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A rule that is written in other operators, each of which arrives here in turn."""
     run = rule.bind(op)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +102,7 @@ def composed_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def refusing_kernel(op: OpOverload) -> Kernel:
-    """For an overload that has lost its rule: the refusal that it would meet below autograd."""
+    """For an overload that no longer has a rule: the refusal that it would get below autograd."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -111,13 +112,13 @@ def refusing_kernel(op: OpOverload) -> Kernel:
     return kernel
 
 
-def as_written(meaning: Meaning) -> bool:
-    """Whether an overload means what the rule book says; what knows more of it than its rule does may serve it then."""
+def has_builtin_meaning(meaning: Meaning) -> bool:
+    """Whether no overlay or replacement changed the overload's rule, so that code special to the operator applies."""
     return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
 
 
 def returning_nothing(kernel: Kernel) -> Kernel:
-    """For in-place operators whose schema returns nothing, as those of torch.library.custom_op do."""
+    """For in-place operators whose schema returns nothing, like those of torch.library.custom_op."""
 
     def without_result(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> None:
         kernel(keyset, *args, **kwargs)
@@ -126,13 +127,13 @@ def returning_nothing(kernel: Kernel) -> Kernel:
 
 
 def kernel_of(meaning: Meaning) -> Kernel:
-    """The kernel that carries out what an overload means: the ladder of the module's docstring."""
+    """The kernel for what an overload means: the ladder of the module's docstring."""
     op, rule, base = meaning.op, meaning.rule, meaning.base
     if rule is not None and rule.category is REFUSED:
         return rule_kernel(op, rule)
     if rule is not None and rule.category is COMPOSITE:
-        return composed_kernel(op, rule)
-    if changes_metadata(op) and as_written(meaning):
+        return composite_rule_kernel(op, rule)
+    if changes_metadata(op) and has_builtin_meaning(meaning):
         return metadata_kernel(op)
     if rule is not None and base is op:
         if is_view(op) and not decomposes(op):
@@ -146,41 +147,47 @@ def kernel_of(meaning: Meaning) -> Kernel:
             exact = rule is not None and bool(rule.traits.get("exact_out"))
             return out_kernel(op, compute, written_arguments(op), exact)
         kernel = inplace_kernel(op, compute)
-        return kernel if op._schema.returns else returning_nothing(kernel)
+        return kernel if schema_of(op).returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)
-    return composite_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
+    return decomposing_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
 
 
-kernel_made = functools.lru_cache(maxsize=4096)(kernel_of)
+cached_kernel_of = functools.lru_cache(maxsize=4096)(kernel_of)
 
 
-def choosing_kernel(op: OpOverload) -> Kernel:
-    """The kernel of the meaning that the overload has for the caller: of what has ever been given one by an overlay."""
+def resolving_kernel(op: OpOverload) -> Kernel:
+    """Resolves the overload at each call, under the caller's overlays: for what an overlay has ever given a rule."""
 
-    @passing_on
+    @delegating
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         with overlays_of_caller(1):
-            return kernel_made(resolve(op))(keyset, *args, **kwargs)
+            return cached_kernel_of(resolve(op))(keyset, *args, **kwargs)
 
     return kernel
 
 
 @never_compiled
-def below_autograd(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """`__torch_dispatch__`: views and writes that came down through autograd, and whatever has no kernel above it."""
+def below_autograd(
+    cls: type,
+    op: OpOverload,
+    types: Iterable[type],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """`__torch_dispatch__`: views and writes that passed through autograd, and whatever has no kernel above it."""
     if SparseMaskedTensor in types:
         return sparse_below(op, args, kwargs or {})
     handler = _handlers.get(op)
     if handler is None:
         handler = handler_below(resolve(op))
-        if op not in kernels.chosen_at_call:
+        if op not in kernels.resolved_per_call:
             _handlers[op] = handler
     return handler(args, kwargs or {})
 
 
-def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The same for sparse storage: a write stores something else, everything else is made anew."""
+def sparse_below(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same for sparse storage: a write replaces what is stored, everything else returns a new tensor."""
     if op is aten.copy_.default:
         if isinstance(args[0], SparseMaskedTensor):
             assign_below(args[0], args[1])
@@ -190,17 +197,18 @@ def sparse_below(op: OpOverload, args: Any, kwargs: Any) -> Any:
         else:
             update(args[0], args[1])
         return args[0]
-    if op in INNERMOST and as_written(resolve(op)):
+    if op in WITHOUT_KERNEL and has_builtin_meaning(resolve(op)):
         return args[0].detached()
     if changes_metadata(op):
         raise MaskedSemanticsError(
-            f"{op} changes in place how a masked tensor of shape {tuple(args[0].shape)} is seen, and it is stored as "
-            f"{args[0].storage_layout}: its places would have to be made anew. Use the form that returns a tensor."
+            f"{op} changes the shape or strides of a masked tensor of shape {tuple(args[0].shape)} in place, and it is "
+            f"stored as {args[0].storage_layout}: its indices would have to be recomputed. Use the form that returns a "
+            "tensor."
         )
     return lowered(op, args, kwargs, below=True)
 
 
-# What below_autograd does for each overload that it has met and no overlay has; forgotten when a rule changes.
+# Cache: what below_autograd does for each overload without overlays; cleared when a rule changes.
 _handlers: dict[OpOverload, Handler] = {}
 
 
@@ -209,55 +217,55 @@ def handler_below(meaning: Meaning) -> Handler:
     """How an overload is served below autograd."""
     op, rule = meaning.op, meaning.rule
 
-    def copy_(args: Any, kwargs: Any) -> Any:
+    def copy_(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(args[0], MaskedTensor):
-            return raw(args, kwargs)
+            return run_below(args, kwargs)
         with tracking_views_and_versions():
             assign_below(args[0], args[1])
         return args[0]
 
-    def view(args: Any, kwargs: Any) -> Any:
-        return view_below(run, args, kwargs) if isinstance(args[0], MaskedTensor) else raw(args, kwargs)
+    def view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return view_below(run, args, kwargs) if isinstance(args[0], MaskedTensor) else run_below(args, kwargs)
 
-    def strided_view(args: Any, kwargs: Any) -> Any:
+    def strided_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if being_traced(args[0]._data):
             return view_below(run, args, kwargs)
         return strided_view_below(*args, **kwargs)
 
-    def metadata(args: Any, kwargs: Any) -> Any:
+    def metadata(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return change_metadata_below(op, args, kwargs)
 
-    def missing(args: Any, kwargs: Any) -> Any:
+    def missing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
-    def raw(args: Any, kwargs: Any) -> Any:
+    def run_below(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_grad_enabled() and any_requires_grad([*args, *kwargs.values()]):
             raise MaskedSemanticsError(
-                f"{op} reached masked tensors below autograd, which has recorded the derivative of the plain operator "
-                "for it; under a mask that would be wrong. Please report how it was called."
+                f"{op} reached masked tensors below autograd, which has recorded the derivative of the plain operator; "
+                "under a mask that would be wrong. Please report how it was called."
             )
         if rule is not None and meaning.base is op:
             return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, rule, args, kwargs)
         return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
 
-    run = rule.bind(op) if rule is not None and meaning.base is op else _no_run
+    run = rule.bind(op) if rule is not None and meaning.base is op else _run_without_rule
     if op is aten.copy_.default:
         return copy_
-    if op is aten.as_strided.default and as_written(meaning):
+    if op is aten.as_strided.default and has_builtin_meaning(meaning):
         return strided_view
-    if changes_metadata(op) and as_written(meaning):
+    if changes_metadata(op) and has_builtin_meaning(meaning):
         return metadata
     if meaning.kind == "missing":
         return missing
-    return view if is_view(op) and rule is not None else raw
+    return view if is_view(op) and rule is not None else run_below
 
 
-def _no_run(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("only overloads with a rule of their own are run below autograd")
+def _run_without_rule(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("only overloads with a rule of their own run below autograd")
 
 
-def any_requires_grad(values: Any) -> bool:
-    """Whether a tensor among `values` requires grad, through lists."""
+def any_requires_grad(values: Iterable[object]) -> bool:
+    """Whether a tensor in `values`, or in lists in it, requires grad."""
     for v in values:
         if isinstance(v, Tensor) and v.requires_grad:
             return True
@@ -266,26 +274,26 @@ def any_requires_grad(values: Any) -> bool:
     return False
 
 
-# torch calls these while it makes a tensor subclass, also where export traces plain tensors inside vmap, and must be
-# the first to give the result a Python object. So they have no kernel above autograd, and need none: no derivative
-# passes detach, and alias is never called by people.
-INNERMOST = (aten.detach.default, aten.alias.default)
+# torch calls these while it creates a tensor subclass, including where export traces plain tensors inside vmap, and
+# must be the first to give the result a Python object. So they have no kernel above autograd, and need none: no
+# derivative passes detach, and users do not call alias.
+WITHOUT_KERNEL = (aten.detach.default, aten.alias.default)
 
 
 class Kernels:
-    """One kernel for each overload with a meaning, exchanged when the registry gives it another.
+    """One kernel for each overload with a meaning, replaced when the registry changes it.
 
-    chosen_at_call   what has ever had a meaning by an overlay, with its derived forms: who calls decides which it is
+    resolved_per_call  overloads that an overlay has ever given a rule, and their derived forms: resolved at each call
     """
 
     def __init__(self) -> None:
-        self.chosen_at_call: set[OpOverload] = set()
-        self._exchanging = threading.Lock()
+        self.resolved_per_call: set[OpOverload] = set()
+        self._lock = threading.Lock()
         self._libraries: dict[str, Library] = {}
         self._variants: dict[OpOverload, list[OpOverload]] = {}
 
     def follow_registry(self) -> None:
-        """Serve every composite and list operator, and every rule there is and will be with its derived forms."""
+        """Serve every composite and list operator, and every present and future rule with its derived forms."""
         for op in aten_overloads():
             base = functional_form(op)
             if base is not None:
@@ -297,20 +305,20 @@ class Kernels:
     def _changed(self, op: OpOverload) -> None:
         derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
         forms = (op, *derived)
-        with self._exchanging:
+        with self._lock:
             if op in registry.ever_overlaid:
-                self.chosen_at_call.update(forms)
+                self.resolved_per_call.update(forms)
             for form in forms:
                 self._install(form)
             _handlers.clear()
 
     def _install(self, op: OpOverload) -> None:
-        if op in INNERMOST:
+        if op in WITHOUT_KERNEL:
             return
-        self.put(op, choosing_kernel(op) if op in self.chosen_at_call else kernel_of(resolve(op)))
+        self.put(op, resolving_kernel(op) if op in self.resolved_per_call else kernel_of(resolve(op)))
 
     def put(self, op: OpOverload, kernel: Kernel) -> None:
-        """Let `kernel` serve `op`."""
+        """Register `kernel` for `op`."""
         if op.namespace not in self._libraries:
             self._libraries[op.namespace] = Library(op.namespace, "IMPL")
         register_kernel(self._libraries[op.namespace], op, kernel)
@@ -320,10 +328,10 @@ kernels = Kernels()
 
 
 def dual_kernel(op: OpOverload) -> Kernel:
-    """Forward mode's own operators: torch.func's jvp calls them on what it was given and on what it got back."""
+    """Forward mode's own operators: torch.func's jvp calls them on its inputs and outputs."""
     refusal = handed_to_torch_func if op is aten._make_dual.default else returned_to_torch_func
 
-    def kernel(keyset: DispatchKeySet, tensor: Any, *args: Any) -> Any:
+    def kernel(keyset: DispatchKeySet, tensor: Tensor, *args: Any) -> Any:
         if under_transform() and isinstance(tensor, MaskedTensor):
             raise MaskedSemanticsError(refusal(tensor))
         return redispatch(op, keyset, (tensor, *args), {})
@@ -332,10 +340,10 @@ def dual_kernel(op: OpOverload) -> Kernel:
 
 
 def install() -> None:
-    """Let masked tensors be dispatched: called once, when the package is imported."""
+    """Install all kernels: called once, when the package is imported."""
     set_transform_probes(lambda: under_transform() or in_forward_mode(), under_transform)
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
-    open_higher_order_operators()
+    serve_higher_order_operators()
     for op in (aten._make_dual.default, aten._unpack_dual.default):
         kernels.put(op, dual_kernel(op))

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.library import Library
 
 from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap_record
-from masked_dispatch.autograd.sparse import in_places, unwrap_any, wrap_sparse_record
+from masked_dispatch.autograd.sparse import unwrap_any, values_at, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.torch_sparse import to_torch_sparse
-from masked_dispatch.tensor.checks import check_mask, check_places, mark_as_external, stored_validity
+from masked_dispatch.tensor.checks import check_mask, check_mask_source, mark_as_external, stored_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import never_compiled, prepare_for_tracing
@@ -120,7 +120,7 @@ def _kept(record: Sparse, mask: Tensor) -> Sparse:
 
 
 def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
-    check_places(tensor, other)
+    check_mask_source(tensor, other)
     lead, record = unwrap_any(other), unwrap_any(tensor)
     if isinstance(lead, Sparse) and lead.shape == tensor.shape and not isinstance(record, Permuted):
         found = _values_like(record, lead, tensor)
@@ -189,7 +189,7 @@ def _values_in_places(given: Tensor, *places: Any) -> Tensor:
     seen = given.shape if order is None else [given.shape[order.index(d)] for d in range(len(order))]
     shape = (pattern.pieces[-1].shape[-1], *(pattern.block or ()), *seen[pattern.ndim :])
     like = torch.empty((), dtype=given.dtype, device=given.device).expand(shape)
-    return in_places(given, Sparse(Dense(like, None), pattern), order)
+    return values_at(given, Sparse(Dense(like, None), pattern), order)
 
 
 def _pattern(

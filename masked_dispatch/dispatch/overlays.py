@@ -1,9 +1,9 @@
 """Overlays of the registry in the backward of what ran in them.
 
-Rules are plain differentiable torch, so what they have recorded knows no overlay. What does are torch's own nodes on
-masked tensors, those of views and of writes: their formulas call operators on masked gradients, later, in whatever
-thread the engine runs them. Such a node remembers the overlays that it was recorded in, and a kernel that is called by
-its formula lets exactly these hold.
+Rules are plain differentiable torch, so the nodes they record do not depend on overlays. torch's own nodes on masked
+tensors do, those of views and of writes: their formulas call operators on masked gradients, later, in whatever thread
+the engine runs them. Such a node stores the overlays it was recorded in, and a kernel called by its formula applies
+exactly these.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from op_registry import registry
 from op_registry.registry import Scope
 
 _KEY = "masked_dispatch.overlays"
-_AS_IT_IS = contextlib.nullcontext()
+_CURRENT_OVERLAYS = contextlib.nullcontext()
 
 
 def remember_overlays(result: Tensor) -> None:
-    """Let the node that has just recorded `result` know which overlays hold."""
+    """Store the current overlays on the node that has just recorded `result`."""
     node: Any = result.grad_fn
     if registry.ever_overlaid and node is not None and registry.scope:
         node.metadata[_KEY] = registry.scope
 
 
-def overlays_of_caller(depth: int) -> contextlib.AbstractContextManager[Any]:
-    """For the kernel `depth` frames up: the overlays of the node whose formula has called it, else those in force."""
+def overlays_of_caller(depth: int) -> contextlib.AbstractContextManager[None]:
+    """For the kernel `depth` frames up: the overlays of the node whose formula called it, else the current ones."""
     if not registry.ever_overlaid or engine_run() < 0 or not called_by_engine(depth + 1):
-        return _AS_IT_IS
+        return _CURRENT_OVERLAYS
     remembered: Scope = current_node().metadata.get(_KEY, ())
     return registry.within(remembered)

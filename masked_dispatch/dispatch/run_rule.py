@@ -1,8 +1,8 @@
-"""What every kernel does with a call: look for masked arguments, open them, run the rule, close the results."""
+"""Run a rule: find masked arguments, unwrap them to records, run the rule on these, wrap the results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,34 +19,34 @@ from op_registry.rule import Rule, Run
 Kernel = Callable[..., Any]
 
 
-# What a call's arguments are stored as: the greatest of what each is.
+# How the arguments of a call are stored: the maximum over them.
 PLAIN, DENSE, SPARSE = 0, 1, 2
 
 
-def storage_among(args: Iterable[Any]) -> int:
-    """SPARSE if a sparsely stored masked tensor is among `args`, else DENSE if a masked one is; through lists."""
-    found = PLAIN
+def storage_among(args: Iterable[object]) -> int:
+    """SPARSE if `args`, or lists in it, contain a sparsely stored tensor; else DENSE if a masked one; else PLAIN."""
+    storage = PLAIN
     for a in args:
         if isinstance(a, MaskedTensor):
             if isinstance(a, SparseMaskedTensor):
                 return SPARSE
-            found = DENSE
+            storage = DENSE
         elif isinstance(a, (list, tuple)):
             inside = storage_among(a)
             if inside == SPARSE:
                 return SPARSE
-            found = max(found, inside)
-    return found
+            storage = max(storage, inside)
+    return storage
 
 
-def has_masked(args: Iterable[Any]) -> bool:
-    """Whether a masked tensor is among `args`, through lists."""
+def has_masked(args: Iterable[object]) -> bool:
+    """Whether `args`, or lists in it, contain a masked tensor."""
     return storage_among(args) != PLAIN
 
 
-def masked_arguments(args: Any, kwargs: Any) -> str:
+def masked_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """The masked arguments of a call, by name, with shape and dtype."""
-    named = {f"argument {i}": a for i, a in enumerate(args)} | dict(kwargs)
+    named = {**{f"argument {i}": a for i, a in enumerate(args)}, **kwargs}
     return ", ".join(
         f"{name} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
         for name, value in named.items()
@@ -55,8 +55,8 @@ def masked_arguments(args: Any, kwargs: Any) -> str:
     )
 
 
-def unwrap_argument(value: Any) -> Any:
-    """An argument as rules take it: records in place of tensors."""
+def unwrap_argument(value: object) -> object:
+    """An argument as rules take it: records instead of tensors."""
     if isinstance(value, MaskedTensor):
         return unwrap(value)
     if isinstance(value, Tensor):
@@ -66,37 +66,37 @@ def unwrap_argument(value: Any) -> Any:
     return value
 
 
-def wrap_result(value: Any, rule: Rule) -> Any:
-    """A rule's result as callers take it: masked tensors in place of records.
+def wrap_result(value: object, rule: Rule) -> Any:
+    """A rule's result as callers receive it: masked tensors instead of records.
 
-    Raises TypeError for a plain tensor, unless it has no elements or the rule says that it is meant to be one.
+    Raises TypeError for a plain tensor, unless it has no elements or the rule declares that result as plain.
     """
     if isinstance(value, tuple):
-        return type(value)(_close(v, rule, n) for n, v in enumerate(value))
-    return _close(value, rule, 0)
+        return type(value)(_wrap_records(v, rule, n) for n, v in enumerate(value))
+    return _wrap_records(value, rule, 0)
 
 
-def _close(value: Any, rule: Rule, result: int) -> Any:
+def _wrap_records(value: object, rule: Rule, result: int) -> Any:
     if isinstance(value, Dense):
         return wrap_record(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(_close(v, rule, result) for v in value)
+        return type(value)(_wrap_records(v, rule, result) for v in value)
     if isinstance(value, Tensor) and not rule.is_plain(result) and not _known_to_be_empty(value):
         raise TypeError(
             f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
             "would lose the mask; a rule returns Dense(data, validity). A plain answer about the valid elements (a "
-            "count, positions) is for rules of the category QUERY, or said to be one: masked_rule(…, plain=(1,))."
+            "count, positions) is for rules of the category QUERY, or declared: masked_rule(…, plain=(1,))."
         )
     return value
 
 
 def _known_to_be_empty(value: Tensor) -> bool:
-    """Whether a tensor has no element. A size that only the running graph knows is not asked: it would be a guard."""
+    """Whether a tensor has no elements. Symbolic sizes are not compared, which would add a guard."""
     return any(type(size) is int and size == 0 for size in value.shape)
 
 
-def run_rule(run: Run, rule: Rule, args: Any, kwargs: Any) -> Any:
-    """Open, run, close. A rule that gives back a record that it was given means the argument itself."""
+def run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Unwrap, run, wrap. If the rule returns one of its argument records, the result is that argument itself."""
     if kwargs:
         kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
     records = [unwrap_argument(a) for a in args]
@@ -110,7 +110,7 @@ def run_rule(run: Run, rule: Rule, args: Any, kwargs: Any) -> Any:
 
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A kernel that runs the rule, opened and closed differentiably."""
+    """A kernel that runs the rule, unwrapping and wrapping differentiably."""
     run = rule.bind(op)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_spar
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.sparse_writes import store
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import schema_of
 from op_registry import resolve
 from op_registry.categories import REFUSED
 from op_registry.records.accumulate import accumulate
@@ -65,7 +66,7 @@ def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
     dense_args = map_tensors(stored_densely, args, SparseMaskedTensor)
     dense_kwargs = {k: map_tensors(stored_densely, v, SparseMaskedTensor) for k, v in kwargs.items()}
     result = op(*dense_args, **dense_kwargs)
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         _write_back(op, (args, kwargs), (dense_args, dense_kwargs))
     return result
 
@@ -73,7 +74,7 @@ def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
 def _write_back(op: OpOverload, given: Any, dense: Any) -> None:
     """What an operator wrote into arguments that were stored densely for it, stored as they are."""
     (args, kwargs), (dense_args, dense_kwargs) = given, dense
-    for position, argument in enumerate(op._schema.arguments):
+    for position, argument in enumerate(schema_of(op).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         here = position < len(args)

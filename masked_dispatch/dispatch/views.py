@@ -1,20 +1,22 @@
-"""Views of masked tensors: torch's own view node on the wrapper, and below it data and mask viewed alike."""
+"""Views of masked tensors: torch's own view node on the wrapper; below autograd, the same view of data and mask."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd.graph import Node
 
 from masked_dispatch.autograd.dense import checked_validity, masked_gradient, unwrap
 from masked_dispatch.dispatch.overlays import remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
-from masked_dispatch.tensor.masked_tensor import InTransform, MaskedTensor, as_made_with, wrap, wrap_in_transform
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
@@ -35,7 +37,7 @@ aten = torch.ops.aten
 
 
 def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """torch's own view node, so that `_base`, version counters and in-place under autograd are torch's own."""
+    """torch's own view node, so that `_base`, version counters and in-place writes under autograd work as in torch."""
     run = rule.bind(op)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -46,69 +48,68 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return view_of_sparse(op, args, kwargs)
         if under_transform():
             if called_by_functorch(1):
-                raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands what it does not know
+                raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands unknown outputs
             record = unwrap(base)
             if isinstance(base, InTransform):
                 copy_validity_before_views(base)
                 record = Dense(base._data, base._validity)
-            return _join(base, run(record, *args[1:], **kwargs), wrap_in_transform)
+            return _wrap_views(base, run(record, *args[1:], **kwargs), wrap_in_transform)
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
             remember_overlays(first)
             validity = shared_validity(base)
-            # torch's formula for as_strided gives a plain gradient whatever it is given; other views keep the type.
+            # torch's formula for as_strided always returns a plain gradient; those of other views keep the type.
             if validity is not None or op is aten.as_strided.default:
-                remember_mask(first.grad_fn, validity)
+                mask_gradient_of_base(first.grad_fn, validity)
         return view
 
     return kernel
 
 
-def view_of_sparse(op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """What a view would show, as a tensor with storage of its own: a pattern cannot be looked at in parts.
-
-    It says of itself that it cannot be written through.
-    """
+def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The contents of the view in a new tensor, marked as not writable: a sparsity pattern has no views."""
     result = lowered(op, args, kwargs)
     for tensor in result if isinstance(result, (list, tuple)) else [result]:
-        if tensor is not args[0]:  # which is what it would show
+        if tensor is not args[0]:  # a view of everything
             tensor._stands_for_a_view = True
     return result
 
 
-def remember_mask(node: Any, validity: Tensor | None) -> None:
-    """Let the gradient that a view's node hands to its base have the mask of the base."""
+def mask_gradient_of_base(node: Node, validity: Tensor | None) -> None:
+    """Put the base's mask on the gradient that the view's node passes to the base."""
 
     @never_compiled
-    def remask(gradients: Any, _: Any) -> Any:
+    def remask(gradients: Sequence[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
 
     node.register_hook(remask)
 
 
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
-    """as_strided addresses memory, so the family's validity must lie in memory that is addressed as the data is."""
-    with as_made_with(base), tracking_views_and_versions():
+    """as_strided addresses memory, so the family's validity must be in memory with the data's strides."""
+    with inference_mode_of(base), tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
         share_storage(view, base)
         make_view_family(base, view, addressed=base._validity is not None)
     return view
 
 
-def view_below(run: Run, args: Any, kwargs: Any) -> Any:
-    """The view itself: of data and validity both, in one family with its base."""
+def view_below(run: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The view itself, of data and validity, in one family with its base."""
     base = args[0]
     if being_traced(base._data):
         copy_validity_before_views(base)
-        return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
-    with as_made_with(base), tracking_views_and_versions():
-        return _join(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
+        return _wrap_views(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
+    with inference_mode_of(base), tracking_views_and_versions():
+        return _wrap_views(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
 
 
-def _join(base: MaskedTensor, result: Any, wrap: Callable[..., MaskedTensor] = wrap) -> Any:
+def _wrap_views(
+    base: MaskedTensor, result: Dense | list[Dense] | tuple[Dense, ...], wrap: Callable[..., MaskedTensor] = wrap
+) -> Any:
     if isinstance(result, (list, tuple)):
-        return type(result)(_join(base, r, wrap) for r in result)
+        return type(result)(_wrap_views(base, r, wrap) for r in result)
     view = wrap(result.data, checked_validity(result))
     share_storage(view, base)
     if result.data.dtype is base.dtype:

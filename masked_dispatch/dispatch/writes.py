@@ -1,9 +1,9 @@
-"""In-place and out= forms, written back: assigned where the target is masked, an update where it is plain."""
+"""In-place and out= forms: the functional form, assigned to a masked target or updating a plain one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from masked_dispatch.torch_internals import (
     engine_run,
     metadata_only,
     redispatch,
+    schema_of,
     tracking_views_and_versions,
     under_transform,
     without_pre_dispatch,
@@ -36,7 +37,7 @@ aten = torch.ops.aten
 
 
 def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
-    """`compute` is the functional form; its result is assigned to a masked self and updates a plain one."""
+    """`compute` is the functional form; its result is assigned to a masked self, or updates a plain one."""
     adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +61,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         if under_transform():
             assign_below(target, result)
             return target
-        # torch's own copy_ on the wrapper: leaf and view checks, version counter and CopySlices are torch's own.
+        # torch's own copy_ on the wrapper does the leaf and view checks, the version counter and CopySlices.
         aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, result)
         remember_overlays(target)
         return target
@@ -68,27 +69,28 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
     return kernel
 
 
-def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Any, kwargs: Any) -> Any:
-    """The functional form's result. That it has read the target's validity gives nobody a share in it."""
+def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The functional form's result; computing it does not mark the target's validity as shared."""
     if not isinstance(target, MaskedTensor):
         return compute(*args, **kwargs)
     operands = (*args, *kwargs.values())
     if torch.is_grad_enabled() and (
         under_transform() or any(isinstance(a, Tensor) and a.requires_grad for a in operands)
     ):
-        # What is saved for backward is the target as it was, a copy: torch's in-place forms save `original_self` too.
+        # Backward needs the old value of the target, so compute on a copy (torch's in-place forms save
+        # `original_self` likewise).
         return compute(aten.clone.default(target), *args[1:], **kwargs)
     family = target._family
     if family is None:
         return compute(*args, **kwargs)
-    lent = family.lent
+    shared = family.shared
     result = compute(*args, **kwargs)
-    family.lent = lent
+    family.shared = shared
     return result
 
 
 def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
-    """An in-place form must keep shape and dtype; torch's own words where it does not."""
+    """Refuse a change of shape or an illegal cast, with torch's own error texts."""
     if result.shape != target.shape:
         raise RuntimeError(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)} (in {op})"
@@ -100,11 +102,11 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
 
 
 def check_writable(op: OpOverload, target: MaskedTensor) -> None:
-    """A view of another dtype holds a copy of its base's mask, which a write would not reach."""
+    """Refuse writes through what is not really a view: they would not reach the base or its mask."""
     if target._stands_for_a_view:
         raise MaskedSemanticsError(
-            f"{op} would write through a view (shape {tuple(target.shape)}) of a tensor that was stored sparsely; the "
-            "view has storage of its own, and the write would not show. Assign to the tensor itself, x[index] = value "
+            f"{op} would write through a view (shape {tuple(target.shape)}) of a sparsely stored tensor; the view is a "
+            "copy, and the tensor would not change. Assign to the tensor itself, x[index] = value "
             "(x[index] = x[index] + 1 for x[index] += 1), or write to x.to_dense()."
         )
     if target._mask_is_a_copy:
@@ -115,7 +117,7 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
 
 
 def update(target: Tensor, result: Tensor) -> Tensor:
-    """A plain tensor takes the valid values of `result` and keeps its own elsewhere."""
+    """Write the valid values of `result` to a plain tensor, which keeps its own values elsewhere."""
     if isinstance(result, SparseMaskedTensor):
         return update_elements(target, result)
     if isinstance(result, MaskedTensor):
@@ -127,7 +129,7 @@ def update(target: Tensor, result: Tensor) -> Tensor:
 
 
 def assign_below(target: MaskedTensor, source: Tensor) -> None:
-    """Write values and validity, below autograd."""
+    """Write values and validity; called below autograd."""
     if isinstance(target, SparseMaskedTensor):
         store(target, source)
         return
@@ -143,7 +145,9 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
 
 
 def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...], exact: bool = False) -> Kernel:
-    """`compute` is the functional form; its results are written to what is given as out=, `exact` without a cast."""
+    """`compute` is the functional form; its results are written to the out= tensors, if `exact` without a cast."""
+
+    schema = schema_of(op)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -151,41 +155,41 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         targets = [kwargs.pop(name) for name in names]
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*targets, *args) if isinstance(t, Tensor)):
             raise RuntimeError(
-                f"{op._schema.name.removeprefix('aten::')}(): functions with out=... arguments don't support automatic "
+                f"{schema.name.removeprefix('aten::')}(): functions with out=... arguments don't support automatic "
                 "differentiation, but one of the arguments requires grad."
             )
-        given = dict(zip(names, targets, strict=True))
+        outputs = dict(zip(names, targets, strict=True))
         for target, result in _pairs(targets, compute(*args, **kwargs)):
             if target.shape != result.shape and target.numel() == 0:
-                make_room(target, result.shape)
+                resize_empty(target, result.shape)
             if exact and target.dtype is not result.dtype:
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
             if target.dtype is not result.dtype or shares_memory(target, args):
-                rehearse(op, args, kwargs, given)
+                check_outputs_on_meta(op, args, kwargs, outputs)
             check_fits(op, target, result)
             target.copy_(result)
-        if not op._schema.returns:
+        if not schema.returns:
             return None
         return targets[0] if len(names) == 1 else tuple(targets)
 
     return kernel
 
 
-def _pairs(targets: list[Any], results: Any) -> list[tuple[Tensor, Tensor]]:
-    """What is to be written, with what it is written to; a list of results is one of the targets, or all of them."""
-    flat = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
-    given = [results] if isinstance(results, Tensor) else results
-    if len(flat) != len(given):
-        raise RuntimeError(f"out= has {len(flat)} tensors for {len(given)} results")
-    return list(zip(flat, given, strict=True))
+def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each target with its result. A sequence of results belongs to one list of targets, or to all targets."""
+    flat_targets = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
+    flat_results = [results] if isinstance(results, Tensor) else results
+    if len(flat_targets) != len(flat_results):
+        raise RuntimeError(f"out= has {len(flat_targets)} tensors for {len(flat_results)} results")
+    return list(zip(flat_targets, flat_results, strict=True))
 
 
-def make_room(target: Tensor, shape: torch.Size) -> None:
-    """Resize an empty tensor that all of a result is about to be written to, which people may not do by themselves."""
+def resize_empty(target: Tensor, shape: torch.Size) -> None:
+    """Resize an empty out= tensor to the result's shape; a user may not resize a masked tensor."""
     if isinstance(target, SparseMaskedTensor):
         raise MaskedSemanticsError(
             f"out= of shape {tuple(target.shape)} is stored as {target.storage_layout} and cannot be resized to "
-            f"{tuple(shape)}; hand in a tensor of that shape, or take the result"
+            f"{tuple(shape)}; pass a tensor of that shape, or use the returned result"
         )
     if isinstance(target, MaskedTensor):
         change_metadata_below(aten.resize_.default, (target, shape), {})
@@ -193,16 +197,18 @@ def make_room(target: Tensor, shape: torch.Size) -> None:
         target.resize_(shape)
 
 
-def rehearse(op: OpOverload, args: Any, kwargs: dict[str, Any], targets: dict[str, Tensor]) -> None:
-    """The same call without values, for torch to say itself whether it takes outputs of these dtypes and memory."""
+def check_outputs_on_meta(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> None:
+    """Make the same call on meta tensors: torch itself refuses outputs of wrong dtypes or overlapping memory."""
     storages: dict[int, torch.UntypedStorage] = {}
 
-    def without_values(value: Any) -> Any:
+    def on_meta(value: object) -> object:
         if isinstance(value, (list, tuple)):
-            return [without_values(v) for v in value]
+            return [on_meta(v) for v in value]
         if not isinstance(value, Tensor):
             return value
-        if isinstance(value, SparseMaskedTensor):  # memory that nothing else of a dense call lies in
+        if isinstance(value, SparseMaskedTensor):  # shares memory with no other argument of a dense call
             return torch.empty(value.shape, dtype=value.dtype, device="meta")
         data = value._data if isinstance(value, MaskedTensor) else value.detach()
         storage = data.untyped_storage()
@@ -211,14 +217,14 @@ def rehearse(op: OpOverload, args: Any, kwargs: dict[str, Any], targets: dict[st
         empty = torch.empty(0, dtype=data.dtype, device="meta")
         return empty.set_(storages[storage.data_ptr()], data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
 
-    outputs = {name: without_values(target) for name, target in targets.items()}
-    # What cannot be run without values has nothing to say.
+    meta_outputs = {name: on_meta(output) for name, output in outputs.items()}
+    # An operator without a meta kernel cannot be checked.
     with contextlib.suppress(NotImplementedError):
-        op(*[without_values(a) for a in args], **{k: without_values(v) for k, v in kwargs.items()}, **outputs)
+        op(*[on_meta(a) for a in args], **{k: on_meta(v) for k, v in kwargs.items()}, **meta_outputs)
 
 
-def shares_memory(target: Tensor, args: Any) -> bool:
-    """Whether an argument lies in the same storage as `target`."""
+def shares_memory(target: Tensor, args: Sequence[object]) -> bool:
+    """Whether an argument has the same storage as `target`."""
 
     def storage(tensor: Tensor) -> int:
         if isinstance(tensor, SparseMaskedTensor):
@@ -231,7 +237,7 @@ def shares_memory(target: Tensor, args: Any) -> bool:
 
 
 def metadata_kernel(op: OpOverload) -> Kernel:
-    """In-place forms that change shape or strides only (transpose_, squeeze_ …): autograd's part is torch's own."""
+    """In-place forms that only change shape or strides (transpose_, squeeze_ …); autograd handles them as in torch."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         result = redispatch(op, keyset, args, kwargs)
@@ -241,15 +247,15 @@ def metadata_kernel(op: OpOverload) -> Kernel:
     return kernel
 
 
-def change_metadata_below(op: OpOverload, args: Any, kwargs: Any) -> MaskedTensor:
-    """transpose_ and its like, applied to the data, the expanded validity and the wrapper."""
+def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> MaskedTensor:
+    """transpose_ and similar, applied to the data, the expanded validity and the wrapper."""
     tensor: MaskedTensor = args[0]
-    view = getattr(aten, op._schema.name.removeprefix("aten::").removesuffix("_"))
+    view = getattr(aten, schema_of(op).name.removeprefix("aten::").removesuffix("_"))
     validity = Dense(tensor._data, tensor._validity).full_validity
     with tracking_views_and_versions():
         tensor._data = view(tensor._data, *args[1:], **kwargs)
-        tensor._stored = None if validity is None else view(validity, *args[1:], **kwargs)
-    tensor._cut_from = None
+        tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)
+    tensor._family_memory = None
     with metadata_only():
         op(*args, **kwargs)
     return tensor

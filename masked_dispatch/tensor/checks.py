@@ -1,25 +1,23 @@
-"""What callers give as data and mask, checked; and masks as they are stored."""
+"""Checks of the data and masks that callers pass, and the conversion of masks to stored validity."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.mask_bytes import teach_inductor
-from masked_dispatch.tensor.mask_sharing import Family
+from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import recording, under_transform
 from op_registry.records.tracing import being_traced
 
 
-def check_places(tensor: Tensor, other: Tensor) -> None:
-    """Refuse an `other` of mask_like that has no places to give, or none that fit."""
+def check_mask_source(tensor: Tensor, other: Tensor) -> None:
+    """Refuse an `other` of mask_like that has no mask, or one that does not broadcast."""
     if not isinstance(other, MaskedTensor):
         raise TypeError(
-            f"mask_like takes its places from a masked tensor, not from a {type(other).__name__}; to give a mask "
-            "itself use x.mask_with(mask), or as_masked_tensor(data, mask)"
+            f"mask_like takes its mask from a masked tensor, not from a {type(other).__name__}; to pass a mask itself "
+            "use x.mask_with(mask), or as_masked_tensor(data, mask)"
         )
     if not broadcasts_to(other.shape, tensor.shape):
         raise ValueError(
@@ -28,8 +26,8 @@ def check_places(tensor: Tensor, other: Tensor) -> None:
         )
 
 
-def check_mask(data: Tensor, mask: Any) -> Tensor:
-    """`mask` as a bool or int8 tensor that fits `data`, or an error that says why it does not."""
+def check_mask(data: Tensor, mask: object) -> Tensor:
+    """`mask` as a bool or int8 tensor that fits `data`, or an error that says why not."""
     if isinstance(mask, MaskedTensor):
         raise TypeError("the mask is itself a masked tensor; use x.mask_like(other), or pass other.get_mask()")
     if not isinstance(mask, Tensor):
@@ -40,7 +38,7 @@ def check_mask(data: Tensor, mask: Any) -> Tensor:
         )
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
-            f"the mask has dtype {mask.dtype}; it has to be bool (True = valid), or integers that are all 0 or 1. "
+            f"the mask has dtype {mask.dtype}; it has to be bool (True = valid), or integers 0 and 1. "
             "Compare it: mask > 0.5"
         )
     if mask.device != data.device:
@@ -55,11 +53,10 @@ def check_mask(data: Tensor, mask: Any) -> Tensor:
         raise TypeError(f"the mask has layout {mask.layout}; pass mask.to_dense()")
     if mask.dtype is torch.bool:
         return mask
-    if not _values_unknown(mask) and mask.numel() and not bool(((mask == 0) | (mask == 1)).all()):
+    if not values_unknown(mask) and mask.numel() and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(
             f"the mask has dtype {mask.dtype} and values between {mask.min().item()} and {mask.max().item()}; "
-            f"integers in a mask have to "
-            "be 0 (invalid) or 1 (valid). Compare it: mask != 0"
+            "integers in a mask have to be 0 (invalid) or 1 (valid). Compare it: mask != 0"
         )
     return mask if mask.dtype is torch.int8 else mask.to(torch.int8)
 
@@ -71,7 +68,8 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     return all(n in (1, w) for n, w in zip(reversed(shape), reversed(wanted), strict=False))
 
 
-def _values_unknown(tensor: Tensor) -> bool:
+def values_unknown(tensor: Tensor) -> bool:
+    """Whether the values of `tensor` cannot be inspected: traced, inside a transform, or on meta."""
     return (
         torch.compiler.is_compiling()
         or being_traced(tensor)
@@ -82,10 +80,10 @@ def _values_unknown(tensor: Tensor) -> bool:
 
 
 def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
-    """A checked mask as validity of `data`, and whether its memory is the caller's."""
-    missing = data.ndim - mask.ndim
-    if missing:
-        mask = mask[(None,) * missing]
+    """A checked mask as the validity of `data`, and whether it is the caller's memory."""
+    missing_dims = data.ndim - mask.ndim
+    if missing_dims:
+        mask = mask[(None,) * missing_dims]
     if being_traced(mask) or under_transform():
         if mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
             teach_inductor()
@@ -105,5 +103,5 @@ def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
 
 
 def mark_as_external(tensor: MaskedTensor) -> None:
-    """Note that the tensor's validity is memory of the caller's."""
-    Family(tensor, external=True)
+    """Record that the tensor's validity is the caller's memory."""
+    ViewFamily(tensor, external=True)

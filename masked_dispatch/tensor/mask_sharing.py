@@ -1,11 +1,10 @@
-"""Who owns a mask.
+"""Which tensors share a mask, and copy-on-write of it.
 
-A tensor and its views form a *family*: what is written through one shows in all, validity included. As long as no write
-has changed validity, each member simply holds a validity tensor that nobody may write to, and results of operators
-hold the same one. The first write that changes validity gives the family memory of its own: one int8 for each element
-that the family's data spans, addressed with the data's own strides, so that every view, however it was made, finds its
-validity where it finds its data. Whoever was given the family's validity in the meantime keeps it: the next write
-copies first.
+A tensor and its views form a *family*: a write through one shows in all, validity included. Until a write changes
+validity, each member holds a read-only validity tensor, and results of operators share it. The first write that changes
+validity gives the family memory of its own: one int8 for each element that the family's data spans, addressed with the
+data's own strides, so that every view, however it was made, finds its validity where it finds its data. Results that
+share this memory keep its value: the next write copies it first.
 """
 
 from __future__ import annotations
@@ -24,69 +23,69 @@ if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
-class Family:
+class ViewFamily:
     """A tensor and its views, which share one validity.
 
     data      the plain data of the tensor that the views were made from; they address parts of it
-    validity  its validity when the family was founded
+    validity  its validity when the family was created
     memory    int8, one for each element from the first to the last of `data`; None until a write changes validity
-    lent      whether a result outside the family holds `memory`, so that it must be copied before the next write
-    external  whether members' validity is memory of the caller's, who may write to it at any time
-    writes    how often the graph under construction, or a functorch transform, has written to the validity
-    graph_writes  who is told that a graph writes to the validity of one of its inputs
+    shared    whether a result outside the family shares `memory`, so that it must be copied before the next write
+    external  whether the members' validity is the caller's memory, which the caller may write to at any time
+    writes    how often the graph being traced, or a functorch transform, has written to the validity
+    graph_writes  notified when a graph writes to the validity of one of its inputs
 
-    Members know their family, not the other way round: they look their validity up (`validity_of`), and cut it anew
-    from memory that has been exchanged. (Weak references to tensors would keep nn.Module.to from swapping them.)
+    Members refer to their family, not the other way round: they look their validity up (`validity_of`), and slice it
+    again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("data", "external", "graph_writes", "lent", "memory", "validity", "writes")
+    __slots__ = ("data", "external", "graph_writes", "memory", "shared", "validity", "writes")
 
     def __init__(self, founder: MaskedTensor, external: bool = False) -> None:
         self.data = founder._data
-        self.validity = founder._stored
+        self.validity = founder._stored_validity
         self.memory: Tensor | None = None
-        self.lent = False
+        self.shared = False
         self.external = external
         self.writes = 0
         self.graph_writes = founder._graph_writes
         founder._family = self
 
-    def own(self) -> None:
-        """Give the family memory that is nobody else's."""
+    def unshare(self) -> None:
+        """Give the family memory that nothing else shares."""
         if self.memory is None:
             span = _last_element(self.data) - self.data.storage_offset() + 1
             self.memory = torch.ones(span, dtype=torch.int8, device=self.data.device)
             if self.validity is not None:
                 self.part_of(self.data).copy_(self.validity)
             self.validity = None
-        elif self.lent:
+        elif self.shared:
             self.memory = self.memory.clone()
-        self.lent = False
+        self.shared = False
 
     def validity_of(self, member: MaskedTensor) -> Tensor | None:
-        """A member's validity as it is now."""
-        if self.memory is not None and member._cut_from is not self.memory:
-            member._stored = self.part_of(member._data)
-            member._cut_from = self.memory
-        return member._stored
+        """A member's current validity."""
+        if self.memory is not None and member._family_memory is not self.memory:
+            member._stored_validity = self.part_of(member._data)
+            member._family_memory = self.memory
+        return member._stored_validity
 
     def part_of(self, data: Tensor) -> Tensor:
-        """The validity of a tensor of the family, found where its data is."""
+        """The part of the family's memory that is the validity of `data`, a view of the family's data."""
         assert self.memory is not None
         offset = data.storage_offset() - self.data.storage_offset()
         if data.numel() and (offset < 0 or offset + _last_element(data) - data.storage_offset() >= self.memory.numel()):
             raise MaskedSemanticsError(
-                f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor "
-                "that it was made from, where nothing is known to be valid. Mask the larger tensor instead."
+                f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor it "
+                "was made from, where there is no mask. Mask the larger tensor instead."
             )
         return self.memory.as_strided(data.shape, data.stride(), max(offset, 0))
 
 
 class GraphWrites:
-    """Whether a graph that was traced with a tensor among its inputs writes into the tensor's validity.
+    """Whether a graph that was traced with a tensor among its inputs writes to the tensor's validity.
 
-    A graph writes where the validity lies, and other tensors may hold it. So the guards of such a graph, which see its
-    inputs before every run, give each a validity of its own. The flatten context carries what they need to do so.
+    A graph writes in place, and other tensors may share the memory. So the guards of such a graph, which see its inputs
+    before every run, give each input a validity of its own. The flatten context carries what they need for that.
     """
 
     __slots__ = ("seen",)
@@ -94,43 +93,43 @@ class GraphWrites:
     def __init__(self) -> None:
         self.seen = False
 
-    def on(self, tensor: MaskedTensor) -> Writable:
-        """What the flatten context of `tensor` carries."""
-        return Writable(self, None if being_traced(tensor._data) else tensor)
+    def guarded(self, tensor: MaskedTensor) -> GuardedInput:
+        """The entry for `tensor` in its flatten context."""
+        return GuardedInput(self, None if being_traced(tensor._data) else tensor)
 
 
-class Writable:
-    """A tensor whose validity a graph may write into; while it is traced, and kept in guards: none. All are equal."""
+class GuardedInput:
+    """A graph input whose validity guards can unshare; no tensor while tracing and in stored guards. All are equal."""
 
-    __slots__ = ("common", "tensor")
+    __slots__ = ("graph_writes", "tensor")
 
-    def __init__(self, common: GraphWrites, tensor: MaskedTensor | None = None) -> None:
-        self.common = common
+    def __init__(self, graph_writes: GraphWrites, tensor: MaskedTensor | None = None) -> None:
+        self.graph_writes = graph_writes
         self.tensor = tensor
 
-    def make_way(self) -> None:
-        """Give the tensor a validity that nobody else holds."""
+    def unshare(self) -> None:
+        """Give the tensor a validity that nothing else shares."""
         tensor = self.tensor
         if tensor is None:
             return
-        family = tensor._family or Family(tensor)
+        family = tensor._family or ViewFamily(tensor)
         if not family.external:
-            family.own()
+            family.unshare()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Writable)
+        return isinstance(other, GuardedInput)
 
     def __hash__(self) -> int:
-        return hash(Writable)
+        return hash(GuardedInput)
 
     def __repr__(self) -> str:
-        return "Writable()"
+        return "GuardedInput()"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Writable:
-        return Writable(self.common)
+    def __deepcopy__(self, memo: dict[int, Any]) -> GuardedInput:
+        return GuardedInput(self.graph_writes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Writable, (GraphWrites(),)
+        return GuardedInput, (GraphWrites(),)
 
 
 def _last_element(data: Tensor) -> int:
@@ -141,7 +140,7 @@ def _last_element(data: Tensor) -> int:
 
 
 def shared_validity(tensor: MaskedTensor) -> Tensor | None:
-    """The tensor's validity for a result to keep: it will not change under it."""
+    """The tensor's validity for a result to share: later writes to the tensor will not change it."""
     family = tensor._family
     if family is None:
         return tensor._validity
@@ -149,48 +148,48 @@ def shared_validity(tensor: MaskedTensor) -> Tensor | None:
     if validity is None:
         return None
     if tensor._carries_transform or being_traced(tensor._data):
-        # Nothing can be copied afterwards, when a write comes.
-        keeper = family.graph_writes
-        if keeper is not None and not keeper.seen and not family.external:
+        # A later write cannot copy the memory first, so the result gets its own value now.
+        graph_writes = family.graph_writes
+        if graph_writes is not None and not graph_writes.seen and not family.external:
             return as_value(validity)
         return _snapshot(tensor, validity, family.writes)
     if family.memory is not None:
-        family.lent = True
+        family.shared = True
     elif family.external and not validity.is_inference():
         return _snapshot(tensor, validity, validity._version)
     return validity
 
 
 def _snapshot(tensor: MaskedTensor, validity: Tensor, version: int) -> Tensor:
-    """A copy of validity that is going to be written to, taken once for each state it has been in."""
+    """A copy of a validity that may be written to; one per version."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
         tensor._snapshot = (version, validity.clone())
     return tensor._snapshot[1]
 
 
 def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = False) -> None:
-    """`view` shares the validity of `base` from now on; `addressed`: it is only to be found where its data is."""
-    family = base._family or Family(base)
+    """Let `view` share the validity of `base`; `addressed`: it has to be sliced from memory by the view's strides."""
+    family = base._family or ViewFamily(base)
     if addressed and family.memory is None:
-        family.own()
+        family.unshare()
     view._family = family
 
 
 def copy_validity_before_views(base: MaskedTensor) -> None:
-    """While tracing and inside functorch transforms, before the first view of `base`: a validity of its own.
+    """Give `base` a validity of its own before its first view, while tracing and inside functorch transforms.
 
-    The views' validities are views of it, and a write goes into it; it must not be an argument's or earlier result's.
+    The views' validities are views of it and are written in place, so it must not be an input's or earlier result's.
     """
-    if base._family is None and base._stored is not None:
+    if base._family is None and base._stored_validity is not None:
         if base._carries_transform:
-            # Mapped over as the data is.
-            base._stored = torch.zeros_like(base._data, dtype=torch.int8) + base._stored
+            # Batched like the data.
+            base._stored_validity = torch.zeros_like(base._data, dtype=torch.int8) + base._stored_validity
         else:
-            base._stored = base._stored.clone()
+            base._stored_validity = base._stored_validity.clone()
 
 
 def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
-    """Let `tensor`, and every view of the same memory, have `validity` from now on."""
+    """Assign `validity` to `tensor`, and thereby to every view of the same memory."""
     current = tensor._validity
     if current is validity:
         return
@@ -201,12 +200,12 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
         validity = as_int8(validity)
     family = tensor._family
     if family is None:
-        tensor._stored = validity
+        tensor._stored_validity = validity
         return
     if family.external and current is not None:
         current.copy_(1 if validity is None else validity)  # type: ignore[arg-type]
         return
-    family.own()
+    family.unshare()
     part = tensor._validity
     assert part is not None
     if validity is None:
@@ -216,23 +215,23 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
 
 
 def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
-    """A graph cannot swap the inner tensors of its inputs, nor of what has views: it writes into those that are there.
+    """Write to the existing validity: a graph cannot replace the inner tensors of its inputs or of what has views.
 
-    So do functorch transforms, under which the views' validities are views of their base's.
+    Functorch transforms write in place too, since the views' validities are views of their base's.
     """
     current = tensor._validity
     family = tensor._family
     if family is None:
-        tensor._stored = validity
+        tensor._stored_validity = validity
         return
     if tensor._snapshot is not None and tensor._snapshot[0] == family.writes and tensor._snapshot[1] is validity:
         return
-    where = "functorch transform" if tensor._carries_transform else "compiled region"
+    context = "functorch transform" if tensor._carries_transform else "compiled region"
     if current is None or current.shape != tensor._data.shape or family.memory is not None:
         raise MaskedSemanticsError(
-            f"inside a {where}, this write would change how the validity of a tensor of shape {tuple(tensor.shape)} is "
+            f"inside a {context}, this write would change how the mask of a tensor of shape {tuple(tensor.shape)} is "
             f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per "
-            "element), which cannot be done there. Give it a full mask before (x.mask_with(x.get_mask())), or write "
+            "element), which is not possible there. Give it a full mask before (x.mask_with(x.get_mask())), or write "
             "out of place."
         )
     family.writes += 1

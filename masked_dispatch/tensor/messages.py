@@ -1,21 +1,27 @@
-"""Error texts that say what, with which values, and what to do next."""
+"""Error texts: what is wrong, with which values, and what to do next."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from masked_dispatch.torch_internals import schema_of
+
+CALLED_DIRECTLY = (
+    "MaskedTensor is not called directly: masked_dispatch.masked_tensor(data, mask) copies into a new leaf, "
+    "masked_dispatch.as_masked_tensor(data, mask) shares memory and is differentiable"
+)
+
 
 def likely_category(op: OpOverload) -> tuple[str, str]:
-    """The category that an operator most likely belongs to, and the line that would register it."""
+    """The category an operator most likely belongs to, and the line that would register it."""
     name = str(op).replace(".default", "")
     if torch.Tag.pointwise in op.tags:
         return "elementwise", f"op_registry.authoring.elementwise(torch.ops.{name})"
-    arguments = {a.name for a in op._schema.arguments}
-    tensors = sum(str(a.type) in ("Tensor", "Optional[Tensor]") for a in op._schema.arguments)
+    schema = schema_of(op)
+    arguments = {a.name for a in schema.arguments}
+    tensors = sum(str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments)
     if torch.Tag.reduction in op.tags or {"dim", "keepdim"} <= arguments:
         return "reduction", f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)"
     if "dim" in arguments and tensors == 1:
@@ -24,12 +30,12 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
         return "elementwise", f"op_registry.authoring.elementwise(torch.ops.{name})"
     return "a function of its own", (
         f"@op_registry.authoring.masked_rule(torch.ops.{name}, category=…)\n"
-        f"    def {op._schema.name.partition('::')[2]}({', '.join(a.name for a in op._schema.arguments)}): ..."
+        f"    def {schema.name.partition('::')[2]}({', '.join(a.name for a in schema.arguments)}): ..."
     )
 
 
 def no_rule(op: OpOverload, called_with: str) -> str:
-    """Why an operator without a rule is refused, and the ways out."""
+    """Why an operator without a rule is refused, and the alternatives."""
     category, line = likely_category(op)
     return (
         f"{op} has no masked meaning: no rule is registered for it and torch has no decomposition of it.\n"
@@ -40,21 +46,20 @@ def no_rule(op: OpOverload, called_with: str) -> str:
 
 
 def handed_to_torch_func(tensor: Tensor) -> str:
-    """Why a transform of torch.func may not be given a masked tensor directly."""
+    """Why a masked tensor may not be passed to a torch.func transform directly."""
     return (
-        f"a masked tensor of shape {tuple(tensor.shape)} was handed to a transform of torch.func (vmap, grad, jvp …), "
-        "which wraps it as it is: its mask would be out of sight, and derivatives would be those of the plain "
-        "operators. "
-        "Use the transform of the same name from masked_dispatch.functional, or hand in x.get_data() and x.get_mask() "
+        f"a masked tensor of shape {tuple(tensor.shape)} was passed to a transform of torch.func (vmap, grad, jvp …), "
+        "which wraps it without its mask: derivatives would be those of the plain operators. "
+        "Use the transform of the same name from masked_dispatch.functional, or pass x.get_data() and x.get_mask() "
         "and mask inside."
     )
 
 
 def linearized(tensor: Tensor) -> str:
-    """Why torch.func.linearize may not meet a masked tensor."""
+    """Why torch.func.linearize does not support masked tensors."""
     return (
-        f"a masked tensor of shape {tuple(tensor.shape)} takes part in what torch.func.linearize records: the graph "
-        "would know neither its mask nor its derivative. Use masked_dispatch.functional.jvp."
+        f"a masked tensor of shape {tuple(tensor.shape)} is used in a function that torch.func.linearize records: the "
+        "graph would have neither its mask nor its derivative. Use masked_dispatch.functional.jvp."
     )
 
 
@@ -62,17 +67,57 @@ def returned_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not leave a transform of torch.func."""
     return (
         f"a masked tensor of shape {tuple(tensor.shape)} that was made inside a transform of torch.func (vmap, grad, "
-        "jvp …) leaves it; torch.func would give silent zeros, or a tensor that is dead. Use the transform of the same "
-        "name from masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
+        "jvp …) leaves it; torch.func would return silent zeros, or a dead tensor. Use the transform of the same name "
+        "from masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
     )
 
 
-def tangent_stored_otherwise(found: Any) -> str:
-    """A compiled region returned a sparsely stored tensor, and something else came back as its gradient."""
-    kind = f"one stored as {found.storage_layout}" if hasattr(found, "storage_layout") else "a plain tensor"
+def tangent_stored_otherwise(gradient: Tensor) -> str:
+    """A compiled region returned a sparsely stored tensor, and its gradient has another layout."""
+    kind = f"one stored as {gradient.storage_layout}" if hasattr(gradient, "storage_layout") else "a plain tensor"
     return (
-        "a compiled function returned a sparsely stored masked tensor, and the gradient that came back for it, of "
-        f"shape {tuple(found.shape)}, is {kind}: the graph takes gradients that are stored as its results are. If it "
-        "was handed to backward(), hand over grad.mask_like(y). If the loss does not depend on the result, return it "
-        "as y.detach(), or leave it out."
+        "a compiled function returned a sparsely stored masked tensor, and its gradient, of shape "
+        f"{tuple(gradient.shape)}, is {kind}: the graph takes gradients in the layout of its results. If you passed "
+        "it to backward(), pass grad.mask_like(y). If the loss does not depend on the result, return y.detach(), or "
+        "do not return it."
+    )
+
+
+def data_assigned(tensor: Tensor) -> str:
+    """Why ``x.data = y`` is refused."""
+    return (
+        f"x.data = y would replace the wrapper of shape {tuple(tensor.shape)} and not its contents. Use x.copy_(y) "
+        "under torch.no_grad() to write values and mask, or x.get_data() to access the stored values."
+    )
+
+
+def deep_copied_result(tensor: Tensor) -> str:
+    """Why only leaves are deep-copied."""
+    return (
+        "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment; this "
+        f"one is the result of {type(tensor.grad_fn).__name__}. Copy x.detach() instead."
+    )
+
+
+def data_pointer_requested(tensor: Tensor) -> str:
+    """Why a masked tensor has no data_ptr()."""
+    return (
+        f"a masked tensor of shape {tuple(tensor.shape)} has no single address: it is data and a mask. "
+        "Use x.get_data().data_ptr(), or x.to_tensor(fill).data_ptr()."
+    )
+
+
+def dlpack_requested(tensor: Tensor) -> str:
+    """Why a masked tensor cannot be exported by dlpack."""
+    return (
+        f"dlpack cannot carry the mask of a masked tensor of shape {tuple(tensor.shape)}. "
+        "Export x.to_tensor(fill), or x.get_data() and x.get_mask() separately."
+    )
+
+
+def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
+    """Why numpy() and tolist() need every element to be valid."""
+    return (
+        f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
+        "values. Choose their value with x.to_tensor(fill)."
     )

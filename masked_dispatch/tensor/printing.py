@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from masked_dispatch.torch_internals import NumberFormatter, print_options, summarized_data
+from op_registry.records.dims import Number
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool
 
 _HIDDEN = "--"
 
 
-def described(data: Tensor, validity: Tensor | None, hidden: bool) -> list[str]:
-    """The values with -- where invalid, then what has to be said of them; honours torch.set_printoptions.
+def describe(data: Tensor, validity: Tensor | None, hidden: bool) -> list[str]:
+    """The values with -- where invalid, then the facts printed after them; honours torch.set_printoptions.
 
-    hidden  whether the values are not to be looked at, as inside a transform
+    hidden  whether the values must not be inspected, as inside a transform
     """
     if hidden or data.device.type == "meta" or being_traced(data):
         parts = ["...", f"size={tuple(data.shape)}", "mask=None" if validity is None else "mask=..."]
@@ -31,25 +31,25 @@ def described(data: Tensor, validity: Tensor | None, hidden: bool) -> list[str]:
 
 
 def _body(data: Tensor, mask: Tensor) -> str:
-    options: Any = torch._tensor_str.PRINT_OPTS
+    options = print_options()
     if data.numel() == 0:
         return f"[], size={tuple(data.shape)}" if data.ndim != 1 else "[]"
     safe = torch.where(mask, data, torch.zeros_like(data))
     summarise = data.numel() > options.threshold
-    shown = torch._tensor_str.get_summarized_data(safe) if summarise else safe
-    visible = torch._tensor_str.get_summarized_data(mask) if summarise else mask
+    shown = summarized_data(safe) if summarise else safe
+    visible = summarized_data(mask) if summarise else mask
     valid_values = shown[visible] if bool(visible.any()) else shown.new_zeros(1)
-    formatter = torch._tensor_str._Formatter(
+    formatter = NumberFormatter(
         torch.real(valid_values)
         if data.is_complex()
         else valid_values.float()
         if data.dtype in (torch.bfloat16, torch.float16)
         else valid_values
     )
-    imaginary = torch._tensor_str._Formatter(torch.imag(valid_values)) if data.is_complex() else None
+    imaginary = NumberFormatter(torch.imag(valid_values)) if data.is_complex() else None
     indent = len("masked_tensor(")
 
-    def cell(value: Any, valid: bool) -> str:
+    def cell(value: Number, valid: bool) -> str:
         width = formatter.width()
         if not valid:
             return _HIDDEN.rjust(width)

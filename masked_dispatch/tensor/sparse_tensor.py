@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.densify_policy import Policy, current
-from masked_dispatch.tensor.indexing import written_out
-from masked_dispatch.tensor.masked_tensor import InTransform, MaskedTensor, as_made_with, wrap
+from masked_dispatch.tensor.in_transform import InTransform
+from masked_dispatch.tensor.indexing import as_index_tensors
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
+    dynamo_is_loaded,
     make_data_pointer_raise,
     make_wrapper_subclass,
+    mark_dynamic,
     never_compiled,
     prepare_for_tracing,
+    print_options,
 )
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
@@ -99,7 +102,11 @@ class SparseMaskedTensor(MaskedTensor):
         raise needs_dense_storage(self)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        at = written_out(index, self.shape, self.device) if isinstance(value, (Tensor, int, float, complex)) else None
+        at = (
+            as_index_tensors(index, self.shape, self.device)
+            if isinstance(value, (Tensor, int, float, complex))
+            else None
+        )
         if at is None:
             super().__setitem__(index, value)
             return
@@ -111,7 +118,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     def _body_and_facts(self) -> list[str]:
         stored = f"stored as {self.storage_layout}, nnz={self.nnz}"
-        if being_traced(self._kept_values) or self.numel() > torch._tensor_str.PRINT_OPTS.threshold:
+        if being_traced(self._kept_values) or self.numel() > print_options().threshold:
             return ["...", f"size={tuple(self.shape)}", stored, f"dtype={self.dtype}", "True=valid"]
         with torch.no_grad():
             return [*self.to_layout(torch.strided)._body_and_facts(), stored]
@@ -150,7 +157,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     def detached(self) -> SparseMaskedTensor:
         """The same tensor without derivatives; it stores what this one does, also after a write."""
-        with as_made_with(self):
+        with inference_mode_of(self):
             wrapper = self._beside(self._kept)
         wrapper._is_graph_input = self._is_graph_input
         wrapper._stands_for_a_view = self._stands_for_a_view
@@ -207,7 +214,7 @@ class SparseMaskedTensor(MaskedTensor):
         pattern = self._pattern
         names = ["_kept_values", *(["_kept_validity"] if self._kept_validity is not None else [])]
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
-        if "torch._dynamo" in sys.modules and not being_traced(self._kept_values):
+        if dynamo_is_loaded() and not being_traced(self._kept_values):
             self._let_nnz_change()
         return names, (str(pattern.layout), pattern.ndim, pattern.block, self._order, registry.version, current())
 
@@ -217,7 +224,7 @@ class SparseMaskedTensor(MaskedTensor):
         if self._kept_validity is not None:
             stored.append(self._kept_validity)
         for piece in stored:
-            torch._dynamo.maybe_mark_dynamic(piece, 0 if piece is not stored[1] else piece.ndim - 1)
+            mark_dynamic(piece, 0 if piece is not stored[1] else piece.ndim - 1)
 
     @staticmethod
     @never_compiled

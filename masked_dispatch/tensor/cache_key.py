@@ -1,0 +1,18 @@
+"""What torch's on-disk caches of compiled graphs may identify a masked tensor by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from op_registry.digests import source_digest
+
+# Identifies this package's sources, as the registry's version identifies the rules'.
+CODE_VERSION = source_digest(str(Path(__file__).parents[1]))
+
+
+def geometry(tensor: Tensor) -> tuple[str, ...]:
+    """Everything about a tensor except its values, as text that is the same in every process."""
+    facts = (tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return tuple(str(fact) for fact in facts)
