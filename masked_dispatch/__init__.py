@@ -1,4 +1,20 @@
-"""Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator."""
+"""Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator.
+
+From the ground up; a room imports from those above it in this list:
+
+torch_internals.py      all private torch, each assumption with a test
+densification.py        reports of sparse operands stored densely
+densify_policy.py       when that is allowed
+tensor/                 the tensor subclasses as values
+autograd/               the differentiable boundary between tensors and records
+interop/                conversions to and from torch.sparse, torch.masked, DataLoader
+dispatch/               how a call reaches its rule
+api/                    the exported functions
+functional.py           torch.func's transforms
+optim.py                optimizers for masked gradients
+storage.py              choosing a storage layout
+conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
+"""
 
 from masked_dispatch import functional, optim, storage
 from masked_dispatch.api.accumulate import accumulate

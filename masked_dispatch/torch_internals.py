@@ -68,7 +68,7 @@ from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
 
 if TYPE_CHECKING:
-    from torch._dynamo.comptime import ComptimeContext
+    from torch._dynamo.comptime import ComptimeContext as ComptimeContext
     from torch._inductor.ir import TensorBox
 
 PRE_DISPATCH = DispatchKeySet(DispatchKey.PreDispatch)

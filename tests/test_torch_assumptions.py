@@ -20,7 +20,18 @@ from torch.library import Library
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
-from masked_dispatch.torch_internals import constant_in_graphs, default_collate_fn_map, guard_on, while_compiling
+from masked_dispatch.torch_internals import (
+    NumberFormatter,
+    constant_in_graphs,
+    default_collate_fn_map,
+    fused_multiply_add,
+    guard_on,
+    in_forward_mode,
+    mark_dynamic,
+    print_options,
+    summarized_data,
+    while_compiling,
+)
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
 
@@ -481,6 +492,59 @@ def test_20_a_graph_is_given_a_guard_while_it_is_compiled() -> None:
             found.append(run(torch.ones(1)).item())
             SETTING.reset(token)
         assert (found, len(graphs)) == ([2, 3, 2, 3], 2)
+
+
+def test_21_printing_has_options_a_summary_and_a_formatter() -> None:
+    values = torch.tensor([1.5, -22.0])
+    with assumed("_tensor_str formats numbers by the tensor they are in, and summarizes large tensors"):
+        formatter = NumberFormatter(values)
+        assert [formatter.format(v.item()).strip() for v in values] == ["1.5000", "-22.0000"]
+        assert len(formatter.format(1.5)) == formatter.width()
+        with torch._tensor_str.printoptions(threshold=4, edgeitems=1, linewidth=60):
+            options = print_options()
+            assert (options.threshold, options.edgeitems, options.linewidth) == (4, 1, 60)
+            assert summarized_data(torch.arange(10.0)).tolist() == [0.0, 9.0]
+
+
+def test_22_forward_mode_has_a_level() -> None:
+    with assumed("forward_ad._current_level is negative outside of forward mode"):
+        assert not in_forward_mode()
+        with torch.autograd.forward_ad.dual_level():
+            assert in_forward_mode()
+        assert not in_forward_mode()
+
+
+def test_23_inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
+    from torch._inductor import ir, lowering
+
+    with assumed("inductor's lowerings are in a table by overload, and are registered, or call the operator"):
+        assert torch.ops.aten.exp.default in lowering.lowerings
+        assert callable(lowering.fallback_handler)
+        assert callable(lowering.register_lowering)
+        assert callable(lowering.to_dtype)
+    with assumed("inductor tells inputs of a graph from computed values"):
+        assert callable(ir.StorageBox.is_input_buffer)
+        assert callable(ir.BaseView.unwrap_view)
+    with assumed("prims.fma(a, b, c) is a · b + c"):
+        a, b, c = torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([4.0])
+        assert fused_multiply_add()(a, b, c).item() == 10.0
+
+
+def test_24_dimensions_are_marked_as_dynamic() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    run = torch.compile(torch.sin, backend=backend, fullgraph=True)
+    with assumed("a marked dimension is dynamic from the first compilation on"):
+        for size in (5, 6, 7):
+            x = torch.ones(size, 2)
+            mark_dynamic(x, 0)
+            run(x)
+        assert len(graphs) == 1
 
 
 SETTING: contextvars.ContextVar[int] = contextvars.ContextVar("setting")

@@ -1,1 +1,13 @@
-"""Functions that masked_dispatch offers at its top level."""
+"""The functions that masked_dispatch exports.
+
+construct.py      making masked tensors
+accumulate.py     sums of the valid contributions
+reductions.py     torch's reductions and scans with skipna and min_count
+skipna.py         what skipna and min_count mean
+sparsify.py       sparse tensors from the elements that meet a condition
+choose.py         choosing a storage layout by measured cost
+crossovers.py     the measurements (generated)
+explain.py        what happens in a call
+call_observer.py  the interpreter that records the call's operators
+explanation.py    the records, which print as text
+"""

@@ -16,7 +16,7 @@ from op_registry import MaskedSemanticsError, registry
 from op_registry.sparse.pattern import OF_TORCH
 
 if TYPE_CHECKING:
-    from torch._dynamo.comptime import ComptimeContext
+    from masked_dispatch.torch_internals import ComptimeContext
 
 
 def is_masked_tensor(value: object) -> bool:

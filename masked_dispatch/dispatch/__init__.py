@@ -1,1 +1,15 @@
-"""How a call on masked tensors becomes a run of a rule."""
+"""How a call on masked tensors reaches its rule.
+
+ladder.py         the order in which an overload is served: view, rule, written back, list, decomposition, refusal
+run_rule.py       finding masked arguments, running a rule on records, wrapping its result
+fast_paths.py     kernels for the most common calls without derivatives
+views.py          views: torch's own view node, and the same view of data and mask
+writes.py         in-place and out= forms
+foreach.py        _foreach_ forms
+sparse.py         calls with sparsely stored arguments: a lowering, else dense storage, else a refusal
+sparse_writes.py  writes to sparse storage, and updates of plain tensors at sparse coordinates
+sparsify.py       operators that select the elements to be stored sparsely
+library.py        this library's own operators (torch.ops.masked_dispatch)
+overlays.py       the registry's overlays in backward
+compile.py        preparation for torch.compile
+"""

@@ -1,1 +1,15 @@
-"""The tensor subclasses: dense and sparse masked tensors as values, and what they share."""
+"""The tensor subclasses: dense and sparse masked tensors as values, and who shares their masks.
+
+masked_tensor.py  MaskedTensor: accessors, protocol hooks (flatten, copy, pickle), wrap
+sparse_tensor.py  SparseMaskedTensor: values and a sparsity pattern instead of data and a mask
+in_transform.py   masked tensors made inside a functorch transform
+mask_sharing.py   copy-on-write of masks between a tensor, its views and results
+mask_bytes.py     converting a bool mask to int8 in a compiled graph
+checks.py         checks of the data and masks that callers pass
+layout_checks.py  whether a storage layout fits a shape
+saved.py          checks of the contents of a file, before a tensor is rebuilt from it
+indexing.py       assignment by index to sparse storage
+cache_key.py      what identifies a masked tensor in torch's caches of compiled graphs
+printing.py       __repr__
+messages.py       error texts
+"""
