@@ -186,8 +186,8 @@ def _plain_tangent(tangent: object, mask: _Mask | None) -> object:
 class _Call:
     """One call of a differentiating transform: splits arguments, and reassembles results.
 
-    torch.func calls `inside` with data, and passes on its second result (`has_aux`) unchanged: by that way the
-    validities of the outputs leave the transform.
+    torch.func calls `inside` with data, and returns its second result (`has_aux`) unchanged: this is how the masks of
+    the outputs leave the transform.
     """
 
     def __init__(
@@ -229,11 +229,11 @@ class _Call:
 
     def output_masks(self, carried: _Carried) -> list[_Mask | None]:
         """The masks of the function's outputs, outside the transform."""
-        return _masks(self.output_kinds, carried[0])
+        return _masks_from(self.output_kinds, carried[0])
 
     def aux(self, carried: _Carried) -> Any:
         """The function's aux, outside the transform."""
-        return _with_masks(carried[2], _masks(self.aux_kinds, carried[1]))
+        return _with_masks(carried[2], _masks_from(self.aux_kinds, carried[1]))
 
     def masked_like_arguments(self, values: Sequence[object], argnums: Argnums) -> Any:
         """Gradients with the masks of their arguments."""
@@ -264,7 +264,8 @@ def _mask_tensors(masks: Sequence[_Mask | None]) -> tuple[Tensor, ...]:
     return tuple(t for mask in masks if mask is not None for t in mask.tensors)
 
 
-def _masks(kinds: Sequence[_MaskKind | None], tensors: Sequence[Tensor]) -> list[_Mask | None]:
+def _masks_from(kinds: Sequence[_MaskKind | None], tensors: Sequence[Tensor]) -> list[_Mask | None]:
+    """Masks of these kinds from the list of all their tensors: the inverse of `_mask_tensors`."""
     rest = list(tensors)
 
     def mask(number: int, sparsity: _Sparsity | None) -> _Mask:

@@ -106,7 +106,7 @@ def under_transform() -> bool:
 def plain_eager() -> bool:
     """Whether nothing but eager autograd is active: no forward mode, no torch.func transform, no dispatch mode.
 
-    Also False for a transform that has stepped aside to run what it wraps.
+    Also False inside a transform that suspends itself to run the function it wraps.
     """
     return (
         forward_ad._current_level < 0
@@ -119,8 +119,8 @@ def plain_eager() -> bool:
 def hidden_in_transform() -> bool:
     """Whether the masked tensor that reaches a kernel was passed directly to a torch.func transform, which wraps it.
 
-    vmap runs what it wraps with its own front key excluded; grad and vjp step aside first, but disable saved-tensor
-    hooks, in their own name, until they return.
+    vmap runs what it wraps with its own front key excluded; grad and vjp suspend themselves first, but
+    disable saved-tensor hooks, in their own name, until they return.
     """
     if transform_level() is not None:
         return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.FuncTorchDynamicLayerFrontMode)
@@ -129,7 +129,7 @@ def hidden_in_transform() -> bool:
     return (torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or "").startswith("torch.func")
 
 
-def beyond_transform(tensor: torch.Tensor) -> bool:
+def outlived_transform(tensor: torch.Tensor) -> bool:
     """Whether `tensor` belongs to a functorch level that has ended."""
     level: int = torch._C._functorch.maybe_get_level(tensor)
     return level == _DEAD or level > (transform_level() or 0)

@@ -45,8 +45,8 @@ def sparse_where(
         )
     check_sparse(layout)
     check_layout(x, layout, sparse_dim, blocksize)
-    kept: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, layout, sparse_dim, blocksize)
-    return kept
+    result: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, layout, sparse_dim, blocksize)
+    return result
 
 
 def sparse_relu(
@@ -101,8 +101,8 @@ def sparse_topk(
     """
     check_sparse(layout)
     check_layout(x, layout, x.ndim, blocksize)
-    kept: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, layout, blocksize)
-    return kept
+    result: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, layout, blocksize)
+    return result
 
 
 def check_sparse(layout: torch.layout) -> None:

@@ -41,7 +41,7 @@ from masked_dispatch.dispatch.writes import (
     update,
 )
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import handed_to_torch_func, no_rule, returned_to_torch_func
+from masked_dispatch.tensor.messages import no_rule, passed_to_torch_func, returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
@@ -329,7 +329,7 @@ kernels = Kernels()
 
 def dual_kernel(op: OpOverload) -> Kernel:
     """Forward mode's own operators: torch.func's jvp calls them on its inputs and outputs."""
-    refusal = handed_to_torch_func if op is aten._make_dual.default else returned_to_torch_func
+    refusal = passed_to_torch_func if op is aten._make_dual.default else returned_to_torch_func
 
     def kernel(keyset: DispatchKeySet, tensor: Tensor, *args: Any) -> Any:
         if under_transform() and isinstance(tensor, MaskedTensor):

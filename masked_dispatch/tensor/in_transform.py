@@ -9,10 +9,10 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import returned_to_torch_func
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
-    beyond_transform,
     called_by_functorch,
     make_wrapper_subclass,
     never_compiled,
+    outlived_transform,
 )
 from op_registry import MaskedSemanticsError
 
@@ -51,7 +51,7 @@ class InTransform(MaskedTensor):
 
 def check_alive(tensor: InTransform) -> None:
     """Refuse a tensor that has outlived the transform it was made in."""
-    if any(inner is not None and beyond_transform(inner) for inner in tensor._inner):
+    if any(inner is not None and outlived_transform(inner) for inner in tensor._inner):
         raise MaskedSemanticsError(returned_to_torch_func(tensor))
 
 

@@ -45,7 +45,7 @@ def no_rule(op: OpOverload, called_with: str) -> str:
     )
 
 
-def handed_to_torch_func(tensor: Tensor) -> str:
+def passed_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not be passed to a torch.func transform directly."""
     return (
         f"a masked tensor of shape {tuple(tensor.shape)} was passed to a transform of torch.func (vmap, grad, jvp …), "
