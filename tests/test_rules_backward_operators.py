@@ -19,7 +19,7 @@ from torch import Tensor
 import masked_dispatch
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, is_masked_tensor, masked_tensor
 from masked_dispatch.torch_internals import aten_overloads
-from op_registry.conformance.oracles import Slot, expected
+from op_registry.conformance.oracles import Expected, expected
 from op_registry.report.coverage import state_of
 
 aten = torch.ops.aten
@@ -348,7 +348,7 @@ def wanted(case: Case, tensors: list[Tensor], masks: list[Tensor | None]) -> tup
     leaves = [t.clone().requires_grad_(n in case.by) for n, t in enumerate(tensors)]
     noted = {id(t): m for t, m in zip(leaves, masks, strict=True) if m is not None}
     result = expected(case.forward, leaves, {}, noted)
-    data, mask = (result.data, result.mask) if isinstance(result, Slot) else (result, torch.ones_like(result) == 1)
+    data, mask = (result.data, result.mask) if isinstance(result, Expected) else (result, torch.ones_like(result) == 1)
     generator = torch.Generator().manual_seed(1)
     grad = torch.randn(data.shape, generator=generator, dtype=torch.float64)
     known = torch.rand(data.shape, generator=generator) < 0.8 if data.ndim else torch.tensor(True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch._ops import OpOverload
 
 from op_registry.conformance.compare import bit_difference
-from op_registry.conformance.oracles import NoOracle, Refused, Slot
+from op_registry.conformance.oracles import Expected, NoOracle, Refused
 from op_registry.conformance.samples import calls_made
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, Trial
@@ -48,7 +48,7 @@ def _masked_results(trial: Trial, plain: Sequence[int]) -> list[int]:
         want = trial.expected()
     except (Refused, NoOracle):
         return list(plain)
-    return [n for n in plain if n >= len(want) or isinstance(want[n], Slot)]
+    return [n for n in plain if n >= len(want) or isinstance(want[n], Expected)]
 
 
 def _hangs_on_what_is_masked(trial: Trial, result: int) -> bool:

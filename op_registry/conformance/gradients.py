@@ -16,7 +16,7 @@ from torch import Tensor
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.masks import masking
-from op_registry.conformance.oracles import NoOracle, Refused, Slot, expected
+from op_registry.conformance.oracles import Expected, NoOracle, Refused, expected
 from op_registry.conformance.plain_torch import weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.trees import tree_leaves
@@ -216,7 +216,7 @@ def _derivatives_of(
 
 
 def _pair(leaf: Any) -> Any:
-    if isinstance(leaf, Slot):
+    if isinstance(leaf, Expected):
         return leaf.data, leaf.mask
     return (leaf, None) if isinstance(leaf, Tensor) else leaf
 

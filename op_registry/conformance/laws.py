@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.masks import FILLS
-from op_registry.conformance.oracles import NoOracle, Refused, Slot
+from op_registry.conformance.oracles import Expected, NoOracle, Refused
 from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import levelled, weighted_sum
 from op_registry.conformance.plain_torch import said as said_of
@@ -153,7 +153,7 @@ def compress(trial: Trial) -> None:
 
 def _same_as_expected(position: int, mine: Any, theirs: Any, trial: Trial) -> None:
     name = f"result {position}"
-    if not isinstance(theirs, (Slot, Tensor)):
+    if not isinstance(theirs, (Expected, Tensor)):
         if mine != theirs and not (mine != mine and theirs != theirs):
             raise Broken(f"{name}: {mine!r} instead of {theirs!r}")
         return

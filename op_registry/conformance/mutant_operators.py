@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry import categories
-from op_registry.conformance.oracles import Slot
+from op_registry.conformance.oracles import Expected
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import lowest
 from op_registry.records.validity import intersect
@@ -178,15 +178,15 @@ def _centered() -> Rule:
         return x.like(x.filled(0) - mean)
 
     @centered_rule.oracle
-    def by_lines(x: Any, dim: int) -> Slot:
+    def by_lines(x: Any, dim: int) -> Expected:
         if not x.ndim:
-            return Slot(x.data - x.data, x.mask)
+            return Expected(x.data - x.data, x.mask)
         lines = []
         for values, valid in zip(x.data.movedim(dim, -1).reshape(-1, x.shape[dim]), _lines(x.mask, dim), strict=True):
             mean = values[valid].mean()
             lines.append(torch.where(valid, torch.where(valid, values, 0) - mean, 0) if valid.any() else values * 0)
         moved = x.data.movedim(dim, -1).shape
-        return Slot(torch.stack(lines).reshape(moved).movedim(-1, dim) if lines else x.data, x.mask)
+        return Expected(torch.stack(lines).reshape(moved).movedim(-1, dim) if lines else x.data, x.mask)
 
     return centered_rule
 
@@ -226,10 +226,10 @@ def _picked() -> Rule:
         return Dense(result, intersect(condition.validity, chosen))
 
     @picked_rule.oracle
-    def by_hand(condition: Any, a: Any, b: Any) -> Slot:
+    def by_hand(condition: Any, a: Any, b: Any) -> Expected:
         chosen = condition.data > 0
         mask = torch.where(chosen, a.mask.expand(chosen.shape), b.mask.expand(chosen.shape)) & condition.mask
-        return Slot(torch.where(chosen, a.data, b.data), mask)
+        return Expected(torch.where(chosen, a.data, b.data), mask)
 
     @picked_rule.samples
     def of_one_shape(make: Any) -> list[Any]:

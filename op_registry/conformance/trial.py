@@ -201,7 +201,7 @@ class Trial:
         return self.subject.call(self.sample.fn, *args, **kwargs)
 
     def expected(self) -> list[Any]:
-        """What the oracles say: Slots, plain tensors and Python values."""
+        """What the oracles say: Expected, plain tensors and Python values."""
         args, kwargs, copies = self.copies()
         masks = {id(t): m for t, m in zip(copies, self.masks, strict=True) if m is not None}
         also = [copies[n] for n in self.written]

@@ -1,13 +1,13 @@
-"""What each operator has to give, said independently of the rules: `expected` runs a call on oracles alone.
+"""The expected result of each operator, computed independently of the rules: `expected` runs a call on oracles alone.
 
-Each operator call that a function makes goes to the oracle of its name; a composite operator without one is taken
-apart by torch, and its pieces are asked; an in-place form is its functional form written back. Where nothing is left to
-ask, :class:`NoOracle` names the operator, and conformance counts it.
+Each operator call goes to the oracle of its name; a composite operator without one is decomposed by torch, and its
+pieces go to theirs; an in-place form is its functional form written back. An operator that none of this serves raises
+:class:`NoOracle`, which conformance counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from op_registry.conformance.oracles import (
     attention,
     by_category,
     derivatives,
+    embedding,
     losses,
     norms,
     pairs,
@@ -26,12 +27,11 @@ from op_registry.conformance.oracles import (
     products,
     queries,
     recurrent,
-    rows,
     slices,
     torch_masked,
     windows,
 )
-from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Oracle, Refused, Slot, valid
+from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, Oracle, Refused, all_true, valid
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
@@ -41,10 +41,11 @@ __all__ = [
     "Call",
     "NoOracle",
     "Refused",
-    "Slot",
+    "Expected",
     "attention",
     "by_category",
     "derivatives",
+    "embedding",
     "expected",
     "losses",
     "norms",
@@ -55,7 +56,6 @@ __all__ = [
     "products",
     "queries",
     "recurrent",
-    "rows",
     "slices",
     "torch_masked",
     "valid",
@@ -64,11 +64,11 @@ __all__ = [
 
 
 def oracle_for(op: OpOverload) -> Oracle | None:
-    """The oracle of an overload: by name, by torch's own pointwise tag, by its rule's own or its rule's category."""
+    """The oracle of an overload: by name, by torch's pointwise tag, of its rule, or of its rule's category."""
     name = op._schema.name.removeprefix("aten::")
-    found = TABLE.get(f"{name}.{op._overloadname}") or TABLE.get(name)
-    if found is not None:
-        return found
+    by_name = TABLE.get(f"{name}.{op._overloadname}") or TABLE.get(name)
+    if by_name is not None:
+        return by_name
     if torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
         return pointwise.elementwise
     rule = registry.get(op)
@@ -81,89 +81,95 @@ def oracle_for(op: OpOverload) -> Oracle | None:
 
 
 class OracleInterpreter(Interpreter):
-    """Every call answered by its oracle; a note is the Slot that a tensor stands for."""
+    """Evaluates every call by its oracle; the note of a tensor is its expected value."""
 
-    def slots_of(self, value: Any) -> Any:
-        """Tensors as slots: a plain tensor as one with nothing missing."""
+    def with_masks(self, value: Any) -> Any:
+        """Each tensor as Expected: by its note, or as a plain tensor whose every element is valid."""
 
-        def slot_of(leaf: Any) -> Any:
+        def with_mask(leaf: object) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
             note = self.noted(leaf)
-            return note if note is not None else Slot(leaf, torch.ones(leaf.shape, dtype=torch.bool), masked=False)
+            return note if note is not None else Expected(leaf, all_true(leaf), masked=False)
 
-        return tree_map(slot_of, value)
+        return tree_map(with_mask, value)
 
     def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.anything_noted(args, kwargs):
             return op(*args, **kwargs)
-        asked, base = op, functional_form(op)
+        served, base = op, functional_form(op)
         if is_out(op) and base is not None:
             return self._into_out(op, base, args, kwargs)
-        found = oracle_for(op)
-        if found is None and base is not None:
-            asked, found = base, oracle_for(base)
-        if found is None:
+        oracle = oracle_for(op)
+        if oracle is None and base is not None:
+            served, oracle = base, oracle_for(base)
+        if oracle is None:
             if op._can_decompose():
                 return self.decompose(op, args, kwargs)
             raise NoOracle(str(op))
-        call = Call.of(op, self.slots_of(args), self.slots_of(kwargs))
-        if asked is not op:
+        call = Call.of(op, self.with_masks(args), self.with_masks(kwargs))
+        if served is not op:
             # By name: polygamma_ takes its arguments in another order than polygamma.
-            names = {argument.name for argument in asked._schema.arguments}
-            call = Call.of(asked, (), {name: value for name, value in call.bound.items() if name in names})
-        result = found(call)
-        given = Call.of(op, args, kwargs)
-        for name, slot in call.updates.items():
-            self.note(given[name], slot)
+            names = {argument.name for argument in served._schema.arguments}
+            call = Call.of(served, (), {name: value for name, value in call.bound.items() if name in names})
+        result = oracle(call)
+        tensors = Call.of(op, args, kwargs)
+        for name, updated in call.updates.items():
+            self.note(tensors[name], updated)
         if is_inplace(op):
-            # What the target holds from now on is in its note: autograd would miss what it saved of the tensor itself.
-            target = self.slots_of(args[0])
-            result = Slot(result.data.to(target.data.dtype), result.mask, result.masked)
-            if not target.masked:
-                # On a plain tensor it is an update: where something is missing, the old value stays.
-                result = Slot(torch.where(result.mask, result.data, target.data), target.mask, masked=False)
-            if target.data.requires_grad and not torch.is_grad_enabled():
-                # Written under no_grad: another value, with the derivative that the old one had.
-                with torch.enable_grad():
-                    step = (result.data - target.data).detach()
-                    result = Slot(target.data + step, result.mask, result.masked)
-            return self.note(args[0], result)
-        return tree_map(lambda value: self.note(value.data, value, op) if isinstance(value, Slot) else value, result)
+            # The target's new value is in its note: to write the tensor would invalidate what autograd saved of it.
+            return self.note(args[0], _written(self.with_masks(args[0]), result))
+        return tree_map(lambda out: self.note(out.data, out, op) if isinstance(out, Expected) else out, result)
 
     def _into_out(self, op: OpOverload, base: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The functional form's answer, which is what the out= tensors hold from now on."""
+        """The functional form's results, as the new values of the out= tensors."""
         names = written_arguments(op)
         result = self.evaluate(base, args, {k: v for k, v in kwargs.items() if k not in names})
         results = [result] if isinstance(result, Tensor) else list(result)
         targets = [kwargs[name] for name in names]
-        for target, given in zip(targets, results, strict=True):
-            # What was written to in place holds what its note says.
-            known = self.noted(given)
-            answer = known if known is not None else Slot(given, torch.ones_like(given, dtype=torch.bool))
-            self.note(target, Slot(answer.data, answer.mask))
+        for target, out in zip(targets, results, strict=True):
+            value = self.with_masks(out)
+            self.note(target, Expected(value.data, value.mask))
         return targets[0] if len(targets) == 1 else tuple(targets)
 
 
-def expected(
-    fn: Callable[..., Any], args: Any, kwargs: Any, masks: dict[int, Tensor], also: Sequence[Tensor] = ()
-) -> Any:
-    """What `fn` has to give: a structure of Slots (masked results), plain tensors and Python values.
+def _written(target: Expected, result: Expected) -> Expected:
+    """The value of `target` after an in-place form whose functional form gives `result`."""
+    new = Expected(result.data.to(target.data.dtype), result.mask, result.masked)
+    if not target.masked:
+        # On a plain tensor it is an update: where the result is invalid, the old value stays.
+        new = Expected(torch.where(new.mask, new.data, target.data), target.mask, masked=False)
+    if target.data.requires_grad and not torch.is_grad_enabled():
+        # Written under no_grad: another value, with the derivative of the old one.
+        with torch.enable_grad():
+            step = (new.data - target.data).detach()
+            new = Expected(target.data + step, new.mask, new.masked)
+    return new
 
-    `masks` has the bool mask of each tensor that is masked, by its id. With `also`: the result, and what these
-    arguments hold after the call.
+
+def expected(
+    fn: Callable[..., Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    masks: Mapping[int, Tensor],
+    also: Sequence[Tensor] = (),
+) -> Any:
+    """The expected result of `fn`: Expected for masked results, plain tensors and Python values.
+
+    `masks` has the bool mask of each masked tensor, by its id. With `also`: the result, and the values of these
+    arguments after the call.
     """
     interpreter = OracleInterpreter()
 
-    def enter(leaf: Any) -> Any:
+    def enter(leaf: object) -> object:
         if isinstance(leaf, Tensor) and id(leaf) in masks:
-            interpreter.note(leaf, Slot(leaf, masks[id(leaf)]))
+            interpreter.note(leaf, Expected(leaf, masks[id(leaf)]))
         return leaf
 
     tree_map(enter, (args, kwargs))
     result = interpreter.run(fn, *args, **kwargs)
 
-    def leave(leaf: Any) -> Any:
+    def leave(leaf: object) -> Any:
         note = interpreter.noted(leaf) if isinstance(leaf, Tensor) else None
         if note is None:
             return leaf

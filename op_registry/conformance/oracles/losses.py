@@ -1,146 +1,202 @@
-"""Losses: the elementwise part as plain torch has it, then a sum or mean over what is valid."""
+"""Losses: plain torch elementwise, or on each row's valid elements, then a sum or mean over the valid losses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.slots import TABLE, Call, NoOracle, Slot, broadcast_valid, oracle
+from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, broadcast_valid, oracle
+from op_registry.conformance.oracles.engine import groups, map_groups, slices
 
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def _over(x: Tensor, mask: Tensor, reduction: int, weight: Tensor | None = None) -> Slot:
-    """The sum or mean of the valid losses; a mean divides by their number, or by their total weight."""
+def reduced(losses: Expected, reduction: int, out: Tensor, weight: Tensor | None = None) -> Expected:
+    """The losses in the shape of `out`, or their sum or mean: a mean divides by their number, or total weight."""
     if reduction == NONE:
-        return Slot(x, mask)
-    kept = x[mask]
-    known = torch.tensor(bool(len(kept)) or not x.numel())
-    total = kept.sum()
+        return Expected(losses.data.reshape(out.shape).to(out.dtype), losses.mask.reshape(out.shape))
+    valid_losses = losses.data[losses.mask]
+    if not len(valid_losses):
+        return Expected(out, torch.tensor(not losses.data.numel()))
+    total = valid_losses.sum()
     if reduction == MEAN:
-        total = total / (weight[mask].sum() if weight is not None else len(kept))
-    return Slot(total, known)
+        total = total / (weight[losses.mask].sum() if weight is not None else len(valid_losses))
+    return Expected(total.to(out.dtype), torch.tensor(True))
+
+
+def _stacked(losses: Sequence[tuple[Tensor, bool]], dtype: torch.dtype) -> Expected:
+    """One loss for each row, and whether it is valid."""
+    data = [loss.reshape(()) for loss, _ in losses]
+    mask = torch.tensor([known for _, known in losses], dtype=torch.bool)
+    return Expected(torch.stack(data) if data else torch.zeros(0, dtype=dtype), mask)
 
 
 @oracle(
     """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div poisson_nll_loss soft_margin_loss
     hinge_embedding_loss margin_ranking_loss"""
 )
-def elementwise_loss(c: Call) -> Slot:
-    """Every operand at its position, reduced over the valid positions."""
-    each = c.plainly({"reduction": NONE})
-    out = c.plainly()
-    result = _over(each, broadcast_valid(each.shape, c.slots()), c["reduction"])
-    return Slot(result.data.to(out.dtype), result.mask)
+def elementwise_loss(c: Call) -> Expected:
+    """Elementwise in every operand, reduced over the valid losses."""
+    losses = c.plain(reduction=NONE)
+    return reduced(Expected(losses, broadcast_valid(losses.shape, c.operands())), c["reduction"], c.plain())
 
 
 @oracle("binary_cross_entropy_with_logits")
-def with_logits(c: Call) -> Slot:
+def with_logits(c: Call) -> Expected:
     """As elementwise_loss; weight and pos_weight broadcast."""
     return elementwise_loss(c)
 
 
-def _classes_last(x: Slot) -> tuple[Tensor, Tensor]:
+# ------------------------------------------------------------------------------------------------- classification
+
+
+def _classes_last(x: Expected) -> Expected:
     """(rows, classes) of an (N, C, …) or (C,) input."""
-    data, mask = (x.data, x.mask) if x.ndim > 1 else (x.data.unsqueeze(0), x.mask.unsqueeze(0))
-    return data.movedim(1, -1).reshape(-1, data.shape[1]), mask.movedim(1, -1).reshape(-1, data.shape[1])
+    batched = x if x.ndim > 1 else x.map(lambda t: t.unsqueeze(0))
+    classes = batched.shape[1]
+    return batched.map(lambda t: t.movedim(1, -1).reshape(-1, classes))
 
 
-def _class_losses(
-    c: Call, logp: Tensor, logp_known: Tensor, target: Slot, weight: Slot | None, smoothing: float
-) -> Slot:
-    reduction, ignore = c["reduction"], c["ignore_index"]
-    losses, known, weights = [], [], []
-    ones = torch.ones(logp.shape[1], dtype=logp.dtype)
-    factor = weight.data if weight is not None else ones
+def _class_losses(c: Call, logp: Expected, target: Expected, weight: Expected | None, smoothing: float) -> Expected:
+    ignore = c["ignore_index"]
+    losses, weights = [], []
+    factor = weight.data if weight is not None else torch.ones(logp.shape[1], dtype=logp.data.dtype)
     factor_known = weight.mask if weight is not None else torch.ones(logp.shape[1], dtype=torch.bool)
-    zero = torch.zeros((), dtype=logp.dtype)
-    for row, row_known, t, t_known in zip(
-        logp, logp_known, target.data.reshape(-1).tolist(), target.mask.reshape(-1).tolist(), strict=True
-    ):
-        if not t_known:
-            entry = zero, False, zero
-        elif t == ignore:
-            entry = zero, True, zero
-        else:
-            loss = -row[t] * factor[t]
-            here = row_known & factor_known
-            if smoothing:
-                classes = int(row_known.sum())
-                spread = -(row[here] * factor[here]).sum() / max(classes, 1)
-                loss = loss * (1 - smoothing) + spread * smoothing
-            entry = loss, bool(here[t]), factor[t]
-        losses.append(entry[0])
-        known.append(entry[1])
-        weights.append(entry[2])
-    each = torch.stack(losses) if losses else torch.zeros(0, dtype=logp.dtype)
-    mask = torch.tensor(known, dtype=torch.bool)
-    out = c.plainly()
-    if reduction == NONE:
-        return Slot(each.reshape(out.shape), mask.reshape(out.shape))
-    if not mask.any() and len(mask):
-        return Slot(out, torch.tensor(False))
-    total = each[mask].sum()
-    if reduction == MEAN:
-        total = total / torch.stack(weights)[mask].sum() if losses else out
-    return Slot(total.to(out.dtype), torch.tensor(True))
+    zero = torch.zeros((), dtype=logp.data.dtype)
+    rows = zip(logp.data, logp.mask, target.data.reshape(-1).tolist(), target.mask.reshape(-1).tolist(), strict=True)
+    for row, row_known, label, label_known in rows:
+        if not label_known or label == ignore:
+            losses.append((zero, label_known))
+            weights.append(zero)
+            continue
+        known = row_known & factor_known
+        loss = -row[label] * factor[label]
+        if smoothing:
+            uniform = -(row[known] * factor[known]).sum() / max(int(row_known.sum()), 1)
+            loss = loss * (1 - smoothing) + uniform * smoothing
+        losses.append((loss, bool(known[label])))
+        weights.append(factor[label])
+    total_weight = torch.stack(weights) if weights else None
+    return reduced(_stacked(losses, logp.data.dtype), c["reduction"], c.plain(), total_weight)
 
 
 @oracle("nll_loss_nd", "nll_loss", "nll_loss2d")
-def nll_loss(c: Call) -> Slot:
-    """Row by row; ignored rows are torch's own zero, and have no weight in a mean."""
-    logp, known = _classes_last(c["self"])
-    return _class_losses(c, logp, known, c["target"], c["weight"], 0.0)
+def nll_loss(c: Call) -> Expected:
+    """Row by row; ignored rows have a loss of zero, as in torch, and no weight in a mean."""
+    return _class_losses(c, _classes_last(c["self"]), c["target"], c["weight"], 0.0)
 
 
 @oracle("cross_entropy_loss")
-def cross_entropy(c: Call) -> Slot:
+def cross_entropy(c: Call) -> Expected:
     """Softmax over the valid classes of each row, then nll_loss, or the dot product with class probabilities."""
     x, target, smoothing = c["self"], c["target"], c["label_smoothing"]
-    data, mask = _classes_last(x)
-    logp = torch.zeros_like(data)
-    rows = []
-    for row, known in zip(data, mask, strict=True):
-        kept = known.nonzero()[:, 0]
-        spread = torch.zeros_like(row)
-        rows.append(spread.index_put((kept,), row[kept].log_softmax(0)) if len(kept) else spread)
-    logp = torch.stack(rows) if rows else logp
+    logits = _classes_last(x)
+    each = groups([logits], slices(logits.shape, [1]))
+    logp: Expected = map_groups(each, lambda group: group.values[0].log_softmax(0), logits.data, logits.mask)
     if not target.data.is_floating_point():
-        return _class_losses(c, logp, mask, target, c["weight"], smoothing)
+        return _class_losses(c, logp, target, c["weight"], smoothing)
     if target.shape != x.shape:
         raise NoOracle("cross entropy with probabilities of another shape")
-    share, share_known = _classes_last(target)
-    losses, known_rows = [], []
-    weight = c["weight"]
-    for row, row_known, t, t_known in zip(logp, mask, share, share_known, strict=True):
-        both = row_known & t_known
-        if weight is not None:
-            both = both & weight.mask
+    probabilities, weight = _classes_last(target), c["weight"]
+    losses = []
+    for row, row_known, share, share_known in zip(
+        logp.data, logp.mask, probabilities.data, probabilities.mask, strict=True
+    ):
+        known = row_known & share_known if weight is None else row_known & share_known & weight.mask
         factor = weight.data if weight is not None else torch.ones_like(row)
         if smoothing:
-            t = t * (1 - smoothing) + smoothing / max(int(row_known.sum()), 1)
-        losses.append(-(row[both] * t[both] * factor[both]).sum())
-        known_rows.append(bool(both.any()))
-    out = c.plainly()
-    each, known = torch.stack(losses), torch.tensor(known_rows)
-    if c["reduction"] == NONE:
-        return Slot(each.reshape(out.shape), known.reshape(out.shape))
-    return _over(each, known, c["reduction"])
+            share = share * (1 - smoothing) + smoothing / max(int(row_known.sum()), 1)
+        losses.append((-(row[known] * share[known] * factor[known]).sum(), bool(known.any())))
+    return reduced(_stacked(losses, logp.data.dtype), c["reduction"], c.plain())
 
 
 @oracle("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def linear_cross_entropy(c: Call) -> Any:
-    """What the oracle of cross entropy says of what the oracle of linear gives; no gradients ahead of time."""
+    """The oracle of cross entropy on the result of the oracle of linear; no gradients ahead of time."""
 
-    def wide(x: Slot | None) -> Slot | None:
-        return None if x is None else Slot(x.data.to(c["acc_dtype"]), x.mask)
+    def wide(x: Expected | None) -> Expected | None:
+        return None if x is None else Expected(x.data.to(c["acc_dtype"]), x.mask)
 
     operands = (wide(c["input"]), wide(c["linear_weight"]), wide(c["linear_bias"]))
     logits = TABLE["linear"](Call.of(torch.ops.aten.linear.default, operands, {}))
     reduction = {"none": NONE, "mean": MEAN, "sum": SUM}[c.get("reduction", "none")]
-    given = (logits, c["target"], wide(c["weight"]), reduction, c["ignore_index"])
-    loss = TABLE["cross_entropy_loss"](Call.of(torch.ops.aten.cross_entropy_loss.default, given, {}))
-    result = Slot(loss.data.to(c["input"].data.dtype), loss.mask)
+    args = (logits, c["target"], wide(c["weight"]), reduction, c["ignore_index"])
+    loss = TABLE["cross_entropy_loss"](Call.of(torch.ops.aten.cross_entropy_loss.default, args, {}))
+    result = Expected(loss.data.to(c["input"].data.dtype), loss.mask)
     return result if reduction == NONE else (result, *(torch.empty(size) for size in ((0, 0), (0, 0), (0,))))
+
+
+# -------------------------------------------------------------------------------------------------- margins, by row
+
+
+@oracle("cosine_embedding_loss")
+def cosine_embedding_loss(c: Call) -> Expected:
+    """The cosine of the coordinates that are valid in both."""
+    a, b, target = c["input1"], c["input2"], c["target"]
+    plain = c.plain()
+    width = a.shape[-1]
+    losses = []
+    invalid = torch.zeros((), dtype=plain.dtype), False
+    for x, y, both, sign, sign_known in zip(
+        a.data.reshape(-1, width),
+        b.data.reshape(-1, width),
+        (a.mask & b.mask).reshape(-1, width),
+        target.data.reshape(-1),
+        target.mask.reshape(-1),
+        strict=True,
+    ):
+        known = bool(sign_known) and (bool(both.any()) or not width)
+        losses.append((c.op(x[both], y[both], sign, c["margin"], NONE), True) if known else invalid)
+    return reduced(_stacked(losses, plain.dtype), c["reduction"], plain)
+
+
+def _rows(x: Expected) -> tuple[Tensor, Tensor]:
+    """Data and mask as (rows, classes)."""
+    width = x.shape[-1] if x.ndim else 1
+    return x.data.reshape(-1, width), x.mask.reshape(-1, width)
+
+
+@oracle("multi_margin_loss")
+def multi_margin_loss(c: Call) -> Expected:
+    """Each row over its valid classes; valid where the target's class is one of them."""
+    target, weight = c["target"], c["weight"]
+    plain = c.plain()
+    losses = []
+    invalid = torch.zeros((), dtype=plain.dtype), False
+    for row, mask, label, label_known in zip(
+        *_rows(c["self"]), target.data.reshape(-1).tolist(), target.mask.reshape(-1).tolist(), strict=True
+    ):
+        if not (label_known and bool(mask[label]) and (weight is None or bool(weight.mask[label]))):
+            losses.append(invalid)
+            continue
+        factors = None if weight is None else weight.data[mask]
+        label_among_valid = torch.tensor([int(mask[:label].sum())])
+        losses.append((c.op(row[mask][None], label_among_valid, c["p"], c["margin"], factors, SUM), True))
+    return reduced(_stacked(losses, plain.dtype), c["reduction"], plain)
+
+
+@oracle("multilabel_margin_loss")
+def multilabel_margin_loss(c: Call) -> Expected:
+    """Each row over its valid classes; valid where every label before the first -1 is one of them."""
+    plain = c.plain()
+    targets, targets_known = _rows(c["target"])
+    losses = []
+    invalid = torch.zeros((), dtype=plain.dtype), False
+    for row, mask, labels, labels_known in zip(
+        *_rows(c["self"]), targets.tolist(), targets_known.tolist(), strict=True
+    ):
+        read: list[int | None] = []
+        for label, label_known in zip(labels, labels_known, strict=True):
+            if label_known and label == -1:
+                break
+            read.append(label if label_known and bool(mask[label]) else None)
+        if None in read or not (read or bool(mask.any())):
+            losses.append(invalid if read else (row.sum() * 0, True))
+            continue
+        others = [i for i in mask.nonzero()[:, 0].tolist() if i not in read]
+        terms = [(1 - row[label] + row[i]).clamp_min(0) for label in read for i in others]
+        losses.append((torch.stack(terms).sum() / int(mask.sum()) if terms else row[:0].sum(), True))
+    return reduced(_stacked(losses, plain.dtype), c["reduction"], plain)

@@ -1,8 +1,8 @@
-"""Elementwise operators, choices, random draws and factories: the value is plain torch's, in its place.
+"""Elementwise operators, choices, random draws and factories: each element is plain torch's.
 
-An elementwise value depends on nothing but the operands at its own position, so plain torch on the untouched data says
-what it is wherever all of them are valid. Nothing here could be mistaken for a rule: no filling, no mask arithmetic
-beyond "all operands are valid here".
+An elementwise result depends only on the operands at its own index, so plain torch on the unchanged data computes it
+wherever all of them are valid. Nothing here resembles a rule: no filling, and no mask arithmetic beyond "every operand
+is valid".
 """
 
 from __future__ import annotations
@@ -12,33 +12,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.slots import Call, NoOracle, Refused, Slot, broadcast_valid, oracle, valid
+from op_registry.conformance.oracles.call import (
+    Call,
+    Expected,
+    NoOracle,
+    Refused,
+    all_outputs_valid,
+    all_true,
+    broadcast_valid,
+    oracle,
+    valid,
+)
 from op_registry.conformance.trees import tree_leaves, tree_map
 
 
 def elementwise(c: Call) -> Any:
     """Valid where every tensor operand is valid, after broadcasting."""
-    slots = c.slots()
-    plain = c.plainly()
-    if any(slot.data.requires_grad for slot in slots):
-        return tree_map(lambda out: Slot(out, broadcast_valid(out.shape, slots)), _where_valid(c, slots, plain))
-    return tree_map(lambda out: Slot(out, broadcast_valid(out.shape, slots)), plain)
+    operands = c.operands()
+    plain = c.plain()
+    if any(operand.data.requires_grad for operand in operands):
+        plain = _on_valid_elements(c, operands, plain)
+    return tree_map(lambda out: Expected(out, broadcast_valid(out.shape, operands)), plain)
 
 
-def _where_valid(c: Call, slots: list[Slot], plain: Any) -> Any:
-    """The same on the valid positions alone, laid out in a row: no derivative comes from anywhere else."""
+def _on_valid_elements(c: Call, operands: list[Expected], plain: Any) -> Any:
+    """The same on the valid elements alone, as vectors: no derivative can come from any other."""
     if not isinstance(plain, Tensor) or "memory_format" in c:
         return plain
-    mask = broadcast_valid(plain.shape, slots)
+    mask = broadcast_valid(plain.shape, operands)
     if bool(mask.all()) or not bool(mask.any()):
         return plain if bool(mask.all()) else torch.zeros_like(plain)
-
-    def in_a_row(slot: Slot) -> Tensor:
-        # A 0-d operand stays one: it takes another part in type promotion.
-        return slot.data.expand(plain.shape)[mask] if slot.ndim else slot.data
-
-    values = c.run(c.bound, in_a_row)
+    values = valid_elements(c, mask)
     return torch.zeros_like(plain).masked_scatter(mask, values.to(plain.dtype))
+
+
+def valid_elements(c: Call, mask: Tensor) -> Any:
+    """The call on the elements that `mask` selects, as vectors."""
+
+    def as_vector(operand: Expected) -> Tensor:
+        # A 0-d operand stays one: type promotion treats it differently.
+        return operand.data.expand(mask.shape)[mask] if operand.ndim else operand.data
+
+    return c.run({}, as_vector)
 
 
 # Elementwise operators that torch does not tag as pointwise.
@@ -55,63 +70,63 @@ oracle(
 
 
 @oracle("prelu", "_prelu_kernel")
-def prelu(c: Call) -> Slot:
+def prelu(c: Call) -> Expected:
     """Elementwise, one slope for each channel (dimension 1) or for all."""
     x, weight = c["self"], c["weight"]
     mask = weight.mask
     if weight.shape != x.shape and mask.numel() > 1:
         mask = mask.reshape(-1, *[1] * (x.ndim - 2)) if x.ndim >= 2 else mask
-    return Slot(c.plainly(), x.mask & mask.expand(x.shape) if mask.numel() > 1 else x.mask & mask.reshape(()))
+    return Expected(c.plain(), x.mask & mask.expand(x.shape) if mask.numel() > 1 else x.mask & mask.reshape(()))
 
 
 @oracle("masked_fill")
-def masked_fill(c: Call) -> Slot:
-    """An elementwise op never revives; an invalid fill value counts only where it is written."""
-    x, where, value = c["self"], c["mask"], c["value"]
-    out = c.plainly()
-    mask = broadcast_valid(out.shape, [x, where])
-    if isinstance(value, Slot):
-        mask = mask & (value.mask | ~where.data).expand(out.shape)
-    return Slot(out, mask)
+def masked_fill(c: Call) -> Expected:
+    """An elementwise op never revives an invalid element; an invalid fill value counts only where it is written."""
+    x, chosen, value = c["self"], c["mask"], c["value"]
+    out = c.plain()
+    mask = broadcast_valid(out.shape, [x, chosen])
+    if isinstance(value, Expected):
+        mask = mask & (value.mask | ~chosen.data).expand(out.shape)
+    return Expected(out, mask)
 
 
 @oracle("index_fill")
-def index_fill(c: Call) -> Slot:
+def index_fill(c: Call) -> Expected:
     """As masked_fill: an invalid element stays invalid, an invalid index fills nothing."""
     x, index, value, dim = c["self"], c["index"], c["value"], c["dim"]
     out, mask = x.data.clone(), x.mask.clone()
-    value_valid = value.mask.reshape(()) if isinstance(value, Slot) else torch.tensor(True)
-    number = value.data.reshape(()) if isinstance(value, Slot) else value
+    value_valid = value.mask.reshape(()) if isinstance(value, Expected) else torch.tensor(True)
+    number = value.data.reshape(()) if isinstance(value, Expected) else value
     for i, known in zip(index.data.reshape(-1).tolist(), index.mask.reshape(-1).tolist(), strict=True):
         if known and x.ndim:
-            at = [slice(None)] * x.ndim
-            at[dim] = i
-            out[tuple(at)] = number
-            mask[tuple(at)] &= value_valid
+            filled: list[slice | int] = [slice(None)] * x.ndim
+            filled[dim] = i
+            out[tuple(filled)] = number
+            mask[tuple(filled)] &= value_valid
         elif known:
             out, mask = torch.as_tensor(number, dtype=out.dtype), mask & value_valid
-    return Slot(out, mask)
+    return Expected(out, mask)
 
 
 @oracle("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def where(c: Call) -> Slot:
+def where(c: Call) -> Expected:
     """The chosen branch, valid where the condition and the chosen branch are."""
-    out = c.plainly()
+    out = c.plain()
     condition = c["condition"]
     chosen = condition.data.expand(out.shape)
 
-    def mask_of(value: Any) -> Tensor:
-        return value.mask.expand(out.shape) if isinstance(value, Slot) else torch.ones(out.shape, dtype=torch.bool)
+    def mask_of(branch: object) -> Tensor:
+        return branch.mask.expand(out.shape) if isinstance(branch, Expected) else all_true(out)
 
-    picked = (chosen & mask_of(c["self"])) | (~chosen & mask_of(c["other"]))
-    return Slot(out, picked & condition.mask.expand(out.shape))
+    mask = (chosen & mask_of(c["self"])) | (~chosen & mask_of(c["other"]))
+    return Expected(out, mask & condition.mask.expand(out.shape))
 
 
 @oracle("glu")
-def glu(c: Call) -> Slot:
+def glu(c: Call) -> Expected:
     """Elementwise on two halves."""
     first, second = c["self"].mask.chunk(2, c["dim"])
-    return Slot(c.plainly(), first & second)
+    return Expected(c.plain(), first & second)
 
 
 @oracle(
@@ -119,60 +134,60 @@ def glu(c: Call) -> Slot:
     zeros_like ones_like empty_like full_like rand_like randn_like randint_like"""
 )
 def as_torch_under_the_input(c: Call) -> Any:
-    """Drawn or written at every position as torch does; valid where the input is."""
-    first = c.slots()[0]
-    result = c.plainly()
+    """Every element as torch draws or writes it; valid where the input is."""
+    first = c.operands()[0]
+    result = c.plain()
     if any(isinstance(out, Tensor) and out.shape != first.shape for out in tree_leaves(result)):
         raise NoOracle(str(c.op))
-    return tree_map(lambda out: Slot(out, first.mask) if isinstance(out, Tensor) else out, result)
+    return tree_map(lambda out: Expected(out, first.mask) if isinstance(out, Tensor) else out, result)
 
 
 @oracle("rrelu", "rrelu_with_noise")
 def rrelu(c: Call) -> Any:
-    """Torch draws for negative elements only, so that the stream depends on what is under the mask."""
+    """Elementwise; torch draws for negative elements only, so that the draws depend on hidden data."""
     if c["training"] and not c["self"].all_valid:
-        raise NoOracle("rrelu's draws, which depend on the data")
+        raise NoOracle("rrelu's draws, which depend on hidden data")
     return elementwise(c)
 
 
 @oracle("linspace", "logspace")
-def spaced(c: Call) -> Slot:
-    """Every step reads both ends."""
-    out = c.plainly()
-    return Slot(out, torch.full(out.shape, all(slot.all_valid for slot in c.slots())))
+def spaced(c: Call) -> Expected:
+    """Every element depends on both ends."""
+    out = c.plain()
+    return Expected(out, torch.full(out.shape, all(operand.all_valid for operand in c.operands())))
 
 
 @oracle("multinomial")
 def multinomial(c: Call) -> Any:
-    """Not said by the semantics."""
+    """The semantics do not define it."""
     raise NoOracle(str(c.op))
 
 
 @oracle("new_zeros", "new_ones", "new_full", "new_empty")
 def new(c: Call) -> Tensor:
     """Plain tensors of another size."""
-    out: Tensor = c.plainly()
+    out: Tensor = c.plain()
     return out
 
 
 @oracle("new_empty_strided")
 def new_empty_strided(c: Call) -> Any:
-    """Of the same size masked (the engine keeps gradients so), of another plain."""
-    out = c.plainly()
-    return Slot(out, c["self"].mask) if out.shape == c["self"].shape else out
+    """Masked if it has the input's size (the autograd engine makes gradients so), plain otherwise."""
+    out = c.plain()
+    return Expected(out, c["self"].mask) if out.shape == c["self"].shape else out
 
 
 @oracle("normal_", "uniform_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_", "zero_", "fill_")
-def generated(c: Call) -> Slot:
-    """Assignments: everything written is valid, except where what is written is not."""
-    out = c.plainly()
+def generated(c: Call) -> Expected:
+    """Assignments: everything is valid, except where an invalid value is written."""
+    out = c.plain()
     value = c.get("value")
-    return Slot(out, value.mask.expand(out.shape)) if isinstance(value, Slot) else valid(out)
+    return Expected(out, value.mask.expand(out.shape)) if isinstance(value, Expected) else valid(out)
 
 
 @oracle("normal")
 def normal(c: Call) -> Any:
-    """A draw for each position, valid where its mean and deviation are."""
+    """A draw for each element, valid where its mean and standard deviation are."""
     return elementwise(c)
 
 
@@ -189,23 +204,22 @@ def normal(c: Call) -> Any:
     ctc_loss _ctc_loss grid_sampler grid_sampler_2d grid_sampler_3d masked_scatter"""
 )
 def opaque(c: Call) -> Any:
-    """Mixes everything: plain torch where all is valid, refused elsewhere."""
-    if not all(slot.all_valid for slot in c.slots()):
+    """Every result mixes all elements: plain torch if all are valid, refused otherwise."""
+    if not all(operand.all_valid for operand in c.operands()):
         raise Refused(c.name)
-    return tree_map(lambda out: valid(out) if isinstance(out, Tensor) else out, c.plainly())
+    return all_outputs_valid(c.plain())
 
 
 @oracle("resize_ resize_as_")
-def resize(c: Call) -> Slot:
-    """Nothing happens where the size is the same already; what another would show is for nobody to say."""
-    x = c["self"]
+def resize(c: Call) -> Expected:
+    """A no-op if the size is the same already; elements of a larger one would be undefined."""
+    x: Expected = c["self"]
     size = c["the_template"].shape if "the_template" in c else c["size"]
     if tuple(size) != tuple(x.shape):
         raise Refused(c.name)
-    slot: Slot = x
-    return slot
+    return x
 
 
 def refused(c: Call) -> Any:
-    """Registered as refused: whatever the mask."""
+    """Refused, whatever the mask."""
     raise Refused(c.name)

@@ -1,60 +1,63 @@
-"""Movement, indexing, assignment and accumulation: where each element of the result comes from.
+"""Movement, indexing, assignment and accumulation: which element of the input each element of the result is.
 
-For movement the operator itself is run on a tensor of position numbers; looking them up tells which element, with its
-validity, arrived where. A number that is no position was written by the operation itself, and is valid.
+For movement the operator itself is run on a tensor of flat indices, which tell which element, with its validity, ended
+up where. A number that is no index was written by the operator itself, and is valid.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from op_registry.conformance.oracles.slots import Call, NoOracle, Refused, Slot, all_true, oracle, valid
+from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Refused, broadcast_valid, oracle, valid
 
+# Added to flat indices, so that zeros and other numbers that an operator writes are none.
 OFFSET = 1 << 20
 
 
 def movement(c: Call) -> Any:
-    """Each element with its validity; what the operation writes of its own is valid."""
+    """Each element keeps its validity; what the operator itself writes is valid."""
     tables: list[Tensor] = []
     start = OFFSET
 
-    def numbered(slot: Slot) -> Tensor:
+    def as_indices(operand: Expected) -> Tensor:
         nonlocal start
-        numbers = torch.arange(start, start + slot.data.numel()).reshape(slot.shape)
-        start += slot.data.numel()
-        tables.append(slot.mask.reshape(-1))
-        if slot.data.is_contiguous() or not slot.data.numel():
-            return numbers
-        return torch.empty_strided(slot.shape, slot.data.stride(), dtype=torch.int64).copy_(numbers)
+        indices = torch.arange(start, start + operand.data.numel()).reshape(operand.shape)
+        start += operand.data.numel()
+        tables.append(operand.mask.reshape(-1))
+        if operand.data.is_contiguous() or not operand.data.numel():
+            return indices
+        return torch.empty_strided(operand.shape, operand.data.stride(), dtype=torch.int64).copy_(indices)
 
-    def numbered_as_floats(slot: Slot) -> Tensor:
-        return numbered(slot).to(torch.float64)
+    def as_float_indices(operand: Expected) -> Tensor:
+        return as_indices(operand).to(torch.float64)
 
     for name in ("start", "tensor_indices_or_sections"):
-        if isinstance(c.get(name), Slot):
+        if isinstance(c.get(name), Expected):
             if not c[name].all_valid:
-                raise Refused(f"{c.name} at an unknown place")
+                raise Refused(f"{c.name} at an invalid index")
             c = Call(c.op, {**c.bound, name: c[name].data})
-    data = c.plainly()
+    data = c.plain()
     try:
-        positions = c.run(c.bound, numbered)
+        moved = c.run({}, as_indices)
     except RuntimeError:
         start, tables = OFFSET, []
-        positions = c.run(c.bound, numbered_as_floats)
+        moved = c.run({}, as_float_indices)
     table = torch.cat(tables) if tables else torch.ones(0, dtype=torch.bool)
 
-    def looked_up(out: Tensor, where: Tensor) -> Slot:
-        index = where.to(torch.int64) - OFFSET
+    def with_validity(out: Tensor, indices: Tensor) -> Expected:
+        index = indices.to(torch.int64) - OFFSET
         written = (index < 0) | (index >= table.numel())
-        found = torch.cat([table, torch.ones(1, dtype=torch.bool)])[torch.where(written, table.numel(), index)]
-        return Slot(out, found)
+        mask = torch.cat([table, torch.ones(1, dtype=torch.bool)])[torch.where(written, table.numel(), index)]
+        return Expected(out, mask)
 
-    flat, spec = tree_flatten(data)
-    return tree_unflatten([looked_up(d, p) for d, p in zip(flat, tree_leaves(positions), strict=True)], spec)
+    outs, spec = tree_flatten(data)
+    return tree_unflatten([with_validity(d, i) for d, i in zip(outs, tree_leaves(moved), strict=True)], spec)
 
 
 oracle(
@@ -73,207 +76,200 @@ oracle(
 
 
 @oracle("real", "imag")
-def part(c: Call) -> Slot:
-    """A part of a complex number is valid where the number is."""
-    return Slot(c.plainly(), c["self"].mask)
+def part(c: Call) -> Expected:
+    """Valid where the complex number is."""
+    return Expected(c.plain(), c["self"].mask)
 
 
 @oracle("view_as_real")
-def view_as_real(c: Call) -> Slot:
-    """Both parts with the validity of the number."""
-    return Slot(c.plainly(), c["self"].mask.unsqueeze(-1).expand(*c["self"].shape, 2))
+def view_as_real(c: Call) -> Expected:
+    """Both parts are valid where the number is."""
+    return Expected(c.plain(), c["self"].mask.unsqueeze(-1).expand(*c["self"].shape, 2))
 
 
 @oracle("view_as_complex")
-def view_as_complex(c: Call) -> Slot:
-    """Valid iff both parts are."""
-    return Slot(c.plainly(), c["self"].mask.all(-1))
+def view_as_complex(c: Call) -> Expected:
+    """Valid where both parts are."""
+    return Expected(c.plain(), c["self"].mask.all(-1))
 
 
 @oracle("repeat_interleave.self_Tensor")
 def repeat_interleave(c: Call) -> Any:
-    """Each element with its validity; unknown numbers of repetitions have no shape."""
+    """Each element keeps its validity; with invalid numbers of repetitions the shape is undefined."""
     if not c["repeats"].all_valid:
-        raise NoOracle(f"{c.name} of unknown repeats")
+        raise NoOracle(f"{c.name} of invalid repeats")
     return movement(Call(c.op, {**c.bound, "repeats": c["repeats"].data}))
 
 
-def gathered(x: Slot, numbers: Tensor, index_valid: Tensor, out: Tensor) -> Slot:
-    """The elements of `x` at flat positions `numbers`, with their validity, where the index is valid."""
+def gathered(x: Expected, flat: Tensor, index_valid: Tensor, out: Tensor) -> Expected:
+    """`out`, the elements of `x` at flat indices: valid where the element and its index are."""
     if not x.mask.numel():
-        return Slot(out, all_true(out))
-    return Slot(out, x.mask.reshape(-1)[numbers] & index_valid.expand(out.shape))
+        return valid(out)
+    return Expected(out, x.mask.reshape(-1)[flat] & index_valid.expand(out.shape))
 
 
-def _numbers(x: Slot) -> Tensor:
+def _flat_indices(x: Expected) -> Tensor:
+    """The flat index of each element, in the shape of `x`."""
     return torch.arange(x.data.numel()).reshape(x.shape)
 
 
 @oracle("gather", "take", "take_along_dim")
-def gather(c: Call) -> Slot:
+def gather(c: Call) -> Expected:
     """An invalid index gives an invalid element."""
     index = c.get("index", c.get("indices"))
-    out = c.plainly()
+    out = c.plain()
     known = index.mask if index.ndim == out.ndim else index.mask.reshape(out.shape)
-    return gathered(c["self"], c.plainly({"self": _numbers(c["self"])}), known, out)
+    return gathered(c["self"], c.plain(self=_flat_indices(c["self"])), known, out)
 
 
 @oracle("index_select")
-def index_select(c: Call) -> Slot:
-    """As gather, one index for a whole slice."""
+def index_select(c: Call) -> Expected:
+    """As gather, one index for each slice."""
     x, index, dim = c["self"], c["index"], c["dim"]
-    out = c.plainly()
+    out = c.plain()
     shape = [1] * out.ndim
     if out.ndim:
         shape[dim] = index.mask.numel()
-    return gathered(x, c.plainly({"self": _numbers(x)}), index.mask.reshape(shape), out)
+    return gathered(x, c.plain(self=_flat_indices(x)), index.mask.reshape(shape), out)
 
 
 @oracle("one_hot")
-def one_hot(c: Call) -> Slot:
+def one_hot(c: Call) -> Expected:
     """A row for each index, valid where the index is."""
     x, classes = c["self"], c["num_classes"]
     if classes == -1 and not x.all_valid:
         classes = int(x.data[x.mask].max()) + 1 if bool(x.mask.any()) else 1
     if classes == -1:
-        return valid(c.plainly())
-    out = c.plainly({"self": torch.where(x.mask, x.data, 0), "num_classes": classes})
-    return Slot(out, x.mask.unsqueeze(-1).expand(out.shape))
-
-
-@oracle("embedding")
-def embedding(c: Call) -> Slot:
-    """A row of the weight, valid where the index and the row's elements are."""
-    weight, indices = c["weight"], c["indices"]
-    # Only valid indices are looked up: they alone count for scale_grad_by_freq.
-    kept = indices.mask.reshape(-1).nonzero()[:, 0]
-    asked = indices.data.reshape(-1)[kept]
-    found = c.run({**c.bound, "indices": valid(asked)}, lambda slot: slot.data)
-    plain = c.plainly()
-    rows = torch.where(indices.mask, indices.data, 0)
-    looked_up = plain.detach().reshape(-1, plain.shape[-1]).index_put((kept,), found).reshape(plain.shape)
-    return Slot(looked_up, weight.mask[rows] & indices.mask.unsqueeze(-1))
+        return valid(c.plain())
+    out = c.plain(self=torch.where(x.mask, x.data, 0), num_classes=classes)
+    return Expected(out, x.mask.unsqueeze(-1).expand(out.shape))
 
 
 @oracle("index.Tensor", "_unsafe_index.Tensor")
-def index(c: Call) -> Slot:
+def index(c: Call) -> Expected:
     """An invalid integer index gives an invalid element; an invalid entry of a boolean index selects nothing."""
     x, indices = c["self"], c["indices"]
-    seen = [
-        None if i is None else (i.data & i.mask if i.data.dtype in (torch.bool, torch.uint8) else i.data)
-        for i in indices
-    ]
-    out, moved = c.op(x.data, seen), c.op(_numbers(x), seen)
-    index_valid = torch.ones((), dtype=torch.bool)
-    integers = [i for i in indices if i is not None and i.data.dtype not in (torch.bool, torch.uint8)]
-    if integers and not all(i.all_valid for i in integers):
-        # The place of the index dimensions in the result: index a tensor that says how each index element got there.
-        shape = torch.broadcast_shapes(*(i.shape for i in integers))
-        known = torch.ones(shape, dtype=torch.bool)
-        for i in integers:
-            known = known & i.mask
-        numbers = [
-            None
-            if i is None
-            else (
-                torch.arange(known.numel()).reshape(shape) if i.data.dtype not in (torch.bool, torch.uint8) else i.data
-            )
-            for i in indices
-        ]
-        if any(i is not None and i.data.dtype in (torch.bool, torch.uint8) for i in indices):
-            raise Refused("index with boolean and invalid integer indices")
-        sizes = [
-            known.numel() if n is not None else size
-            for n, size in zip([*numbers, *[None] * (x.ndim - len(numbers))], x.shape, strict=True)
-        ]
-        first = next(d for d, n in enumerate(numbers) if n is not None)
-        ways = torch.arange(known.numel()).reshape([-1 if d == first else 1 for d in range(x.ndim)]).expand(sizes)
-        index_valid = known.reshape(-1)[c.op(ways, numbers)]
-    return gathered(x, moved, index_valid, out)
+    selecting = [_as_selected(i) for i in indices]
+    out, flat = c.op(x.data, selecting), c.op(_flat_indices(x), selecting)
+    integers = _integer_indices(indices)
+    if all(i.all_valid for i in integers):
+        return gathered(x, flat, torch.ones((), dtype=torch.bool), out)
+    if any(i is not None and _is_boolean(i) for i in indices):
+        raise Refused("index with boolean and invalid integer indices")
+    # Where torch puts the index dimensions: index a tensor of the numbers of the index elements by these numbers.
+    known = broadcast_valid(torch.broadcast_shapes(*(i.shape for i in integers)), integers)
+    numbers = torch.arange(known.numel())
+    by_number = [None if i is None else numbers.reshape(known.shape) for i in indices]
+    indexed = [d for d, i in enumerate(indices) if i is not None]
+    sizes = [known.numel() if d in indexed else size for d, size in enumerate(x.shape)]
+    source = numbers.reshape([-1 if d == indexed[0] else 1 for d in range(x.ndim)]).expand(sizes)
+    return gathered(x, flat, known.reshape(-1)[c.op(source, by_number)], out)
+
+
+def _is_boolean(index: Expected) -> bool:
+    return index.data.dtype in (torch.bool, torch.uint8)
+
+
+def _as_selected(index: Expected | None) -> Tensor | None:
+    """An index as plain torch takes it: an invalid entry of a boolean one selects nothing."""
+    if index is None:
+        return None
+    return index.data & index.mask if _is_boolean(index) else index.data
+
+
+def _integer_indices(indices: Sequence[Expected | None]) -> list[Expected]:
+    return [i for i in indices if i is not None and not _is_boolean(i)]
 
 
 @oracle("masked_select")
-def masked_select(c: Call) -> Slot:
+def masked_select(c: Call) -> Expected:
     """x[m]: an invalid entry of the mask selects nothing."""
     x, chosen = c["self"], c["mask"]
     shape = torch.broadcast_shapes(x.shape, chosen.shape)
-    where = (chosen.data & chosen.mask).expand(shape)
-    return Slot(x.data.expand(shape)[where], x.mask.expand(shape)[where])
+    selected = (chosen.data & chosen.mask).expand(shape)
+    return x.map(lambda t: t.expand(shape)[selected])
 
 
 # --------------------------------------------------------------------------------------- assignment, accumulation
 
 
-def _row(ndim: int, dim: int, i: Any) -> tuple[Any, ...]:
-    at: list[Any] = [slice(None)] * ndim
+def _slice_at(ndim: int, dim: int, i: int) -> tuple[slice | int, ...]:
+    """The index of slice i of a dimension."""
+    index: list[slice | int] = [slice(None)] * ndim
     if ndim:
-        at[dim] = i
-    return tuple(at)
+        index[dim] = i
+    return tuple(index)
 
 
 @oracle("select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
-def scattered(c: Call) -> Slot:
-    """The written element takes the value and the validity of what is written."""
-    mask = c.run(c.bound, lambda slot: slot.mask)
-    return Slot(c.plainly(), mask)
+def scattered(c: Call) -> Expected:
+    """A written element takes the value and the validity of the source's element."""
+    mask = c.run({}, lambda operand: operand.mask)
+    return Expected(c.plain(), mask)
 
 
 @oracle("copy")
-def copy(c: Call) -> Slot:
+def copy(c: Call) -> Expected:
     """The value and the validity of the source."""
     x, source = c["self"], c["src"]
-    return Slot(source.data.to(x.data.dtype).expand(x.shape).clone(), source.mask.expand(x.shape))
+    return Expected(source.data.to(x.data.dtype).expand(x.shape).clone(), source.mask.expand(x.shape))
 
 
 @oracle("fill", "zero")
-def fill(c: Call) -> Slot:
-    """All valid, except where what is written is not."""
-    return (
-        Slot(c.plainly(), c["value"].mask.expand(c["self"].shape))
-        if isinstance(c.get("value"), Slot)
-        else valid(c.plainly())
-    )
+def fill(c: Call) -> Expected:
+    """All valid, or as valid as the value that is written."""
+    value, out = c.get("value"), c.plain()
+    return Expected(out, value.mask.expand(out.shape)) if isinstance(value, Expected) else valid(out)
 
 
 @oracle("index_copy")
-def index_copy(c: Call) -> Slot:
-    """Row by row, in order; an invalid index writes nothing."""
+def index_copy(c: Call) -> Expected:
+    """Slice by slice, in order; an invalid index writes nothing."""
     x, index, source, dim = c["self"], c["index"], c["source"], c["dim"]
     data, mask = x.data.clone(), x.mask.clone()
     for k, (i, known) in enumerate(zip(index.data.reshape(-1).tolist(), index.mask.reshape(-1).tolist(), strict=True)):
         if known:
-            data[_row(x.ndim, dim, i)] = source.data[_row(source.ndim, dim, k)]
-            mask[_row(x.ndim, dim, i)] = source.mask[_row(source.ndim, dim, k)]
-    return Slot(data, mask)
+            data[_slice_at(x.ndim, dim, i)] = source.data[_slice_at(source.ndim, dim, k)]
+            mask[_slice_at(x.ndim, dim, i)] = source.mask[_slice_at(source.ndim, dim, k)]
+    return Expected(data, mask)
 
 
 @oracle("scatter.src", "scatter.value")
-def scatter(c: Call) -> Slot:
+def scatter(c: Call) -> Expected:
     """Element by element, in order; an invalid index writes nothing."""
     x, index, dim = c["self"], c["index"], c["dim"]
     source = c.get("src", c.get("value"))
     data, mask = x.data.clone(), x.mask.clone()
-    for at in torch.ones(index.shape).nonzero().tolist() if index.ndim else [[]]:
-        if not index.mask[tuple(at)]:
-            continue
-        to = list(at)
-        if x.ndim:
-            to[dim] = int(index.data[tuple(at)])
-        if isinstance(source, Slot):
-            data[tuple(to)], mask[tuple(to)] = source.data[tuple(at)], source.mask[tuple(at)]
+    for read, written in _scattered_indices(x, index, dim):
+        if isinstance(source, Expected):
+            data[written], mask[written] = source.data[read], source.mask[read]
         else:
-            data[tuple(to)], mask[tuple(to)] = source, True
-    return Slot(data, mask)
+            data[written], mask[written] = source, True
+    return Expected(data, mask)
 
 
-def _combined(kind: str, parts: list[Tensor], like: Tensor) -> Tensor:
-    values = torch.stack(parts)
+def _scattered_indices(x: Expected, index: Expected, dim: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """For each valid element of `index`: where the source is read, and where `x` is written."""
+    for read in _coordinates(index.shape):
+        if index.mask[read]:
+            written = list(read)
+            if x.ndim:
+                written[dim] = int(index.data[read])
+            yield read, tuple(written)
+
+
+def _coordinates(shape: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    return itertools.product(*map(range, shape))
+
+
+def _combined(kind: str, contributions: list[Tensor], like: Tensor) -> Tensor:
+    values = torch.stack(contributions)
     if values.dtype is torch.complex32:
         values = values.to(torch.complex64)  # torch does not sum complex32
     if kind == "mean":
         # Integer means round down, as scatter_reduce does.
         total = values.sum(0)
-        return total / len(parts) if like.dtype.is_floating_point or like.dtype.is_complex else total // len(parts)
+        return total / len(values) if like.dtype.is_floating_point or like.dtype.is_complex else total // len(values)
     if kind == "sum":
         return values.sum(0).to(like.dtype)
     if kind == "prod":
@@ -281,20 +277,22 @@ def _combined(kind: str, parts: list[Tensor], like: Tensor) -> Tensor:
     return values.amax(0) if kind == "amax" else values.amin(0)
 
 
-def _accumulate(x: Slot, kind: str, include_self: bool, items: list[tuple[tuple[int, ...], Tensor, bool]]) -> Slot:
-    """Reduce `items` (position, value, valid) into x: valid contributions only, self where it is included."""
-    into: dict[tuple[int, ...], list[tuple[Tensor, bool]]] = {}
-    for where_to, value, known in items:
-        into.setdefault(where_to, []).append((value, known))
+# Where a contribution goes, its value, and whether it is valid.
+Contribution = tuple[tuple[int, ...], Tensor, bool]
+
+
+def _accumulate(x: Expected, kind: str, include_self: bool, contributions: Iterable[Contribution]) -> Expected:
+    """Reduce the valid contributions into x, which is one itself where it is valid and included."""
+    by_target: dict[tuple[int, ...], list[Tensor]] = {}
+    for target, value, known in contributions:
+        if known:
+            by_target.setdefault(target, []).append(value)
     data, mask = x.data.clone(), x.mask.clone()
-    for where_to, contributions in into.items():
-        parts = [value for value, known in contributions if known]
-        own = bool(x.mask[where_to])
-        if parts:
-            if include_self and own:
-                parts = [x.data[where_to], *parts]
-            data[where_to], mask[where_to] = _combined(kind, parts, x.data), True
-    return Slot(data, mask)
+    for target, values in by_target.items():
+        if include_self and bool(x.mask[target]):
+            values.insert(0, x.data[target])
+        data[target], mask[target] = _combined(kind, values, x.data), True
+    return Expected(data, mask)
 
 
 REDUCE = {
@@ -309,89 +307,64 @@ REDUCE = {
 
 
 @oracle("scatter_add", "scatter_reduce", "scatter.reduce", "scatter.value_reduce")
-def scatter_reduce(c: Call) -> Slot:
+def scatter_reduce(c: Call) -> Expected:
     """A reduction over valid contributions, and self where it is included."""
-    x, index, dim = c["self"], c["index"], c["dim"]
+    x = c["self"]
     source = c.get("src", c.get("value"))
-    items = []
-    for at in torch.ones(index.shape).nonzero().tolist() if index.ndim else [[]]:
-        if index.mask[tuple(at)]:
-            to = list(at)
-            if x.ndim:
-                to[dim] = int(index.data[tuple(at)])
-            if isinstance(source, Slot):
-                items.append((tuple(to), source.data[tuple(at)], bool(source.mask[tuple(at)])))
-            else:
-                items.append((tuple(to), torch.as_tensor(source).to(x.data), True))
-    return _accumulate(x, REDUCE[c.get("reduce") or "sum"], c.get("include_self", True), items)
+    contributions: list[Contribution] = []
+    for read, written in _scattered_indices(x, c["index"], c["dim"]):
+        if isinstance(source, Expected):
+            contributions.append((written, source.data[read], bool(source.mask[read])))
+        else:
+            contributions.append((written, torch.as_tensor(source).to(x.data), True))
+    return _accumulate(x, REDUCE[c.get("reduce") or "sum"], c.get("include_self", True), contributions)
 
 
 @oracle("index_add", "index_reduce")
-def index_add(c: Call) -> Slot:
-    """As scatter_add, whole slices at a time."""
+def index_add(c: Call) -> Expected:
+    """As scatter_add, one index for each slice."""
     x, index, source, dim = c["self"], c["index"], c["source"], c["dim"]
     alpha = c.get("alpha", 1)
-    items = []
+    contributions: list[Contribution] = []
     shape = source.shape if source.ndim else torch.Size([1] * x.ndim)
     data, mask = source.data.reshape(shape), source.mask.reshape(shape)
-    for at in torch.ones(shape).nonzero().tolist() if shape else [[]]:
-        k = at[dim] if shape else 0
+    for read in _coordinates(shape):
+        k = read[dim] if shape else 0
         if bool(index.mask.reshape(-1)[k]):
-            to = list(at)
+            written = list(read)
             if x.ndim:
-                to[dim] = int(index.data.reshape(-1)[k])
-            value = data[tuple(at)] * alpha if alpha != 1 else data[tuple(at)]
-            items.append((tuple(to), value, bool(mask[tuple(at)])))
-    return _accumulate(x, REDUCE[c.get("reduce") or "sum"], c.get("include_self", True), items)
+                written[dim] = int(index.data.reshape(-1)[k])
+            value = data[read] * alpha if alpha != 1 else data[read]
+            contributions.append((tuple(written), value, bool(mask[read])))
+    return _accumulate(x, REDUCE[c.get("reduce") or "sum"], c.get("include_self", True), contributions)
 
 
 @oracle("index_put", "_index_put_impl", "_unsafe_index_put")
-def index_put(c: Call) -> Slot:
+def index_put(c: Call) -> Expected:
     """Assignment (an invalid index writes nothing), or with accumulate=True a sum over valid contributions."""
     x, indices, values = c["self"], c["indices"], c["values"]
-    seen = [
-        None if i is None else (i.data & i.mask if i.data.dtype in (torch.bool, torch.uint8) else i.data)
-        for i in indices
-    ]
-    if any(i is not None and i.data.dtype not in (torch.bool, torch.uint8) and not i.all_valid for i in indices):
-        known = torch.ones((), dtype=torch.bool)
-        for i in indices:
-            if i is not None and i.data.dtype not in (torch.bool, torch.uint8):
-                known = known & i.mask
-        if any(i is None or i.data.dtype in (torch.bool, torch.uint8) for i in indices):
+    known = torch.ones((), dtype=torch.bool)
+    if not all(i.all_valid for i in _integer_indices(indices)):
+        if any(i is None or _is_boolean(i) for i in indices):
             raise Refused("index_put with slices and invalid indices")
-    else:
-        known = torch.ones((), dtype=torch.bool)
-    to = torch.ops.aten.index.Tensor(_numbers(x), seen)
-    data, mask = values.data.expand(to.shape), values.mask.expand(to.shape)
-    known = known.reshape(*known.shape, *[1] * (to.ndim - known.ndim)).expand(to.shape)
-    flat, flat_mask = x.data.reshape(-1).clone(), x.mask.reshape(-1).clone()
-    triples = zip(
-        to.reshape(-1).tolist(), data.reshape(-1), mask.reshape(-1).tolist(), known.reshape(-1).tolist(), strict=True
-    )
+        known = broadcast_valid(torch.broadcast_shapes(*(i.shape for i in indices)), indices)
+    targets = torch.ops.aten.index.Tensor(_flat_indices(x), [_as_selected(i) for i in indices])
+    source = values.map(lambda t: t.expand(targets.shape).reshape(-1))
+    known = known.reshape(*known.shape, *[1] * (targets.ndim - known.ndim)).expand(targets.shape).reshape(-1)
+    written = zip(targets.reshape(-1)[known].tolist(), source.data[known], source.mask[known].tolist(), strict=True)
+    flat = x.map(lambda t: t.reshape(-1).clone())
     if c["accumulate"]:
-        items: list[tuple[tuple[int, ...], Tensor, bool]] = [((p,), v, m) for p, v, m, k in triples if k]
-        out = _accumulate(Slot(flat, flat_mask), "sum", True, items)
-        return Slot(out.data.reshape(x.shape), out.mask.reshape(x.shape))
-    for position, value, is_valid, k in triples:
-        if k:
-            flat[position], flat_mask[position] = value, is_valid
-    return Slot(flat.reshape(x.shape), flat_mask.reshape(x.shape))
+        flat = _accumulate(flat, "sum", True, (((target,), value, is_valid) for target, value, is_valid in written))
+    else:
+        for target, value, is_valid in written:
+            flat.data[target], flat.mask[target] = value, is_valid
+    return flat.map(lambda t: t.reshape(x.shape))
 
 
 @oracle("put")
-def put(c: Call) -> Slot:
+def put(c: Call) -> Expected:
     """index_put on the flat tensor."""
     x, index, source = c["self"], c["index"], c["source"]
-    flat = Call.of(
-        torch.ops.aten.index_put.default,
-        [
-            Slot(x.data.reshape(-1), x.mask.reshape(-1)),
-            [Slot(index.data.reshape(-1), index.mask.reshape(-1))],
-            Slot(source.data.reshape(-1), source.mask.reshape(-1)),
-            c["accumulate"],
-        ],
-        {},
-    )
-    out = index_put(flat)
-    return Slot(out.data.reshape(x.shape), out.mask.reshape(x.shape))
+    flat = [operand.map(lambda t: t.reshape(-1)) for operand in (x, index, source)]
+    args = (flat[0], [flat[1]], flat[2], c["accumulate"])
+    return index_put(Call.of(torch.ops.aten.index_put.default, args, {})).map(lambda t: t.reshape(x.shape))

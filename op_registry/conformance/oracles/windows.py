@@ -4,186 +4,197 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.products import _pair
-from op_registry.conformance.oracles.slots import Call, NoOracle, Slot, oracle
+from op_registry.conformance.oracles.call import Call, Expected, NoOracle, oracle, valid
+from op_registry.conformance.oracles.engine import Group, Results, groups, reduce_groups
+from op_registry.conformance.oracles.products import per_dimension
 
-Window = tuple[list[list[int]], int]
+
+@dataclass(frozen=True)
+class Window:
+    """Indices of the input (along one dimension, or flat in a plane), and how many taps there are with padding."""
+
+    indices: list[int]
+    taps: int
 
 
-def _planes(x: Slot, n: int) -> tuple[Tensor, Tensor]:
+def _planes(x: Expected, n: int) -> tuple[Tensor, Tensor]:
     """Data and mask as (planes, elements of a plane)."""
     size = math.prod(x.shape[-n:])
     return x.data.reshape(-1, size), x.mask.reshape(-1, size)
 
 
-def _sliding(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[tuple[list[int], int]]:
-    """For each place: the input positions inside, and how many taps there are, padding included."""
-    found = []
+def _sliding(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[Window]:
+    """The window of each output index along one dimension."""
+    windows = []
     for o in range(out):
         start = o * stride - padding
         taps = [start + k * dilation for k in range(kernel)]
-        inside = [t for t in taps if 0 <= t < size]
-        found.append((inside, len([t for t in taps if t < size + padding])))
-    return found
+        windows.append(Window([t for t in taps if 0 <= t < size], len([t for t in taps if t < size + padding])))
+    return windows
 
 
-def _adaptive(size: int, out: int) -> list[tuple[list[int], int]]:
-    found = []
-    for o in range(out):
-        taps = list(range(o * size // out, -((o + 1) * size // -out)))
-        found.append((taps, len(taps)))
-    return found
+def _adaptive(size: int, out: int) -> list[Window]:
+    """The window of each output index along one dimension, of adaptive pooling."""
+    spans = [range(o * size // out, -((o + 1) * size // -out)) for o in range(out)]
+    return [Window(list(span), len(span)) for span in spans]
 
 
-def _flat(places: Sequence[tuple[list[int], int]], sizes: Sequence[int]) -> tuple[Tensor, int]:
-    """The flat positions of a window, and its taps with padding."""
-    positions = []
-    for at in itertools.product(*(p[0] for p in places)):
-        position = 0
-        for i, size in zip(at, sizes, strict=True):
-            position = position * size + i
-        positions.append(position)
-    return torch.tensor(positions, dtype=torch.int64), math.prod(p[1] for p in places)
+def _flat(per_dim: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[int]:
+    """The flat indices, in a plane of `sizes`, of the product of indices along each dimension."""
+    flat = [0]
+    for indices, size in zip(per_dim, sizes, strict=True):
+        flat = [index * size + i for index in flat for i in indices]
+    return flat
 
 
-def pool(
-    x: Slot, out: Tensor, per_dim: Sequence[list[tuple[list[int], int]]], one: Callable[[Tensor, Tensor, int, int], Any]
-) -> tuple[list[Tensor], Tensor]:
-    """`one(values, kept positions, window's elements, window's taps)` for each window of each plane.
-
-    Gives the results' flat pieces (one list a result) and validity: where something valid was in the window, or
-    nothing at all.
-    """
-    n = len(per_dim)
-    data, mask = _planes(x, n)
-    windows = [_flat(places, x.shape[-n:]) for places in itertools.product(*per_dim)]
-    plain = out.reshape(-1)
-    pieces: list[Tensor] = []
-    known: list[bool] = []
-    for plane, plane_mask in zip(data, mask, strict=True):
-        for at, taps in windows:
-            kept = at[plane_mask[at]]
-            known.append(bool(len(kept)) or not len(at))
-            pieces.append(one(plane[kept], kept, len(at), taps) if len(kept) else plain[len(pieces)])
-    return pieces, torch.tensor(known, dtype=torch.bool).reshape(out.shape)
+def _in_each_plane(x: Expected, n: int, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """The flat indices of each window in each plane of the last n dimensions."""
+    size = math.prod(x.shape[-n:])
+    in_plane = [torch.tensor(window, dtype=torch.int64) for window in windows]
+    for start in range(0, x.data.numel(), size) if size else ():
+        yield from (window + start for window in in_plane)
 
 
-def _sizes(x: Slot, n: int) -> list[int]:
-    return list(x.shape[-n:])
+def pool(x: Expected, plain: Results, per_dim: Sequence[list[Window]], one: Callable[[Group, Window], Results]) -> Any:
+    """`one` on each window of each plane: valid where the window has a valid element, or none to begin with."""
+    sizes = x.shape[-len(per_dim) :]
+    windows = [
+        Window(_flat([w.indices for w in parts], sizes), math.prod(w.taps for w in parts))
+        for parts in itertools.product(*per_dim)
+    ]
+    each = groups([x], _in_each_plane(x, len(per_dim), [w.indices for w in windows]))
+    return reduce_groups(each, lambda group: one(group, windows[group.number % len(windows)]), plain)
+
+
+def _windows(c: Call, n: int, out: Tensor, dilated: bool = False) -> list[list[Window]]:
+    """The windows that kernel_size, stride, padding and dilation describe, for each dimension."""
+    kernel, padding = per_dimension(c["kernel_size"], n), per_dimension(c["padding"], n)
+    stride = per_dimension(c["stride"], n) if c["stride"] else kernel
+    dilation = per_dimension(c["dilation"], n) if dilated else [1] * n
+    sizes = zip(c["self"].shape[-n:], out.shape[-n:], kernel, stride, padding, dilation, strict=True)
+    return [_sliding(*along) for along in sizes]
+
+
+def _adaptive_windows(c: Call, n: int, out: Tensor) -> list[list[Window]]:
+    return [_adaptive(size, count) for size, count in zip(c["self"].shape[-n:], out.shape[-n:], strict=True)]
 
 
 @oracle("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def avg_pool(c: Call) -> Slot:
-    """The sum over valid elements and counted padding, unless a divisor is given."""
-    x, n = c["self"], int(c.name[-2])
-    out = c.plainly()
-    kernel = _pair(c["kernel_size"], n)
-    stride = _pair(c["stride"], n) if c["stride"] else kernel
-    padding = _pair(c["padding"], n)
-    per_dim = [
-        _sliding(size, out.shape[-n + d], kernel[d], stride[d], padding[d], 1) for d, size in enumerate(_sizes(x, n))
-    ]
+def avg_pool(c: Call) -> Any:
+    """The sum over valid elements, divided by their number and that of counted padding, or by a given divisor."""
+    n = int(c.name[-2])
+    out = c.plain()
     override, include = c.get("divisor_override"), c["count_include_pad"]
 
-    def one(values: Tensor, kept: Tensor, elements: int, taps: int) -> Tensor:
-        divisor = override or (len(values) + (taps - elements if include else 0))
-        return values.sum() / divisor
+    def one(group: Group, window: Window) -> Tensor:
+        padding = window.taps - group.size if include else 0
+        return group.values[0].sum() / (override or (len(group.kept) + padding))
 
-    pieces, mask = pool(x, out, per_dim, one)
-    return Slot(torch.stack(pieces).reshape(out.shape).to(out.dtype) if pieces else out, mask)
+    return pool(c["self"], out, _windows(c, n, out), one)
 
 
 @oracle(
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
 )
-def adaptive_avg_pool(c: Call) -> Slot:
+def adaptive_avg_pool(c: Call) -> Any:
     """The mean of the valid elements of each window."""
-    x, n = c["self"], int(c.name[-2])
-    out = c.plainly()
-    per_dim = [_adaptive(size, out.shape[-n + d]) for d, size in enumerate(_sizes(x, n))]
-    pieces, mask = pool(x, out, per_dim, lambda values, kept, elements, taps: values.mean())
-    return Slot(torch.stack(pieces).reshape(out.shape).to(out.dtype) if pieces else out, mask)
+    out = c.plain()
+    return pool(
+        c["self"], out, _adaptive_windows(c, int(c.name[-2]), out), lambda group, window: group.values[0].mean()
+    )
 
 
-def _maxima(c: Call, plain: Any, per_dim: Sequence[list[tuple[list[int], int]]]) -> Any:
+def _maximum(group: Group, plane_size: int) -> tuple[Tensor, Tensor]:
+    """The greatest valid element, and its flat index in the plane."""
+    (values,) = group.values
+    best = int(values.detach().argmax())
+    return values[best], group.flat[best] % plane_size
+
+
+def _maxima(c: Call, plain: Results, per_dim: Sequence[list[Window]]) -> Any:
     x = c["self"]
-    out = plain if isinstance(plain, Tensor) else plain[0]
-    places: list[Tensor] = []
-
-    def one(values: Tensor, kept: Tensor, elements: int, taps: int) -> Tensor:
-        best = int(values.detach().argmax())
-        places.append(kept[best])
-        return values[best]
-
-    pieces, mask = pool(x, out, per_dim, one)
-    data = Slot(torch.stack(pieces).reshape(out.shape) if pieces else out, mask)
+    size = math.prod(x.shape[-len(per_dim) :])
     if isinstance(plain, Tensor):
-        return data
-    indices = torch.zeros(out.numel(), dtype=torch.int64)
-    if places:
-        indices[mask.reshape(-1)] = torch.stack(places)
-    return data, Slot(indices.reshape(out.shape), mask)
+        return pool(x, plain, per_dim, lambda group, window: _maximum(group, size)[0])
+    return pool(x, plain, per_dim, lambda group, window: _maximum(group, size))
 
 
 @oracle("""max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices""")
 def max_pool(c: Call) -> Any:
-    """The greatest valid element of each window, and its place in the plane."""
-    x, n = c["self"], int(c.name[8])
-    plain = c.plainly()
+    """The greatest valid element of each window, and its index in the plane."""
+    plain = c.plain()
     out = plain if isinstance(plain, Tensor) else plain[0]
-    kernel = _pair(c["kernel_size"], n)
-    stride = _pair(c["stride"], n) if c["stride"] else kernel
-    padding, dilation = _pair(c["padding"], n), _pair(c["dilation"], n)
-    per_dim = [
-        _sliding(size, out.shape[-n + d], kernel[d], stride[d], padding[d], dilation[d])
-        for d, size in enumerate(_sizes(x, n))
-    ]
-    return _maxima(c, plain, per_dim)
+    return _maxima(c, plain, _windows(c, int(c.name[8]), out, dilated=True))
 
 
 @oracle("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(c: Call) -> Any:
     """As max_pool, with adaptive windows."""
-    x, n = c["self"], int(c.name[-2])
-    plain = c.plainly()
-    per_dim = [_adaptive(size, plain[0].shape[-n + d]) for d, size in enumerate(_sizes(x, n))]
-    return _maxima(c, plain, per_dim)
+    plain = c.plain()
+    return _maxima(c, plain, _adaptive_windows(c, int(c.name[-2]), plain[0]))
+
+
+@oracle("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(c: Call) -> Any:
+    """The greatest valid element of each window; where windows end is read from torch's result for ascending input."""
+    x, samples = c["self"], c["random_samples"]
+    plain = c.plain()
+    if not plain[0].numel():
+        return tuple(map(valid, plain))
+    n = 2 if c.name.endswith("2d") else 3
+    sizes, kernel = x.shape[-n:], list(c["kernel_size"])
+    plane_size = math.prod(sizes)
+    # In ascending input, the maximum of a window is its last element.
+    ascending = torch.arange(float(plane_size), dtype=torch.float64).reshape(sizes).expand(x.shape).contiguous()
+    _, last = c.op(ascending, kernel, c["output_size"], samples.data.to(torch.float64))
+
+    def window(end: int) -> Tensor:
+        corner = [int(i) for i in torch.unravel_index(torch.tensor(end), sizes)]
+        return torch.tensor(_flat([range(i - k + 1, i + 1) for i, k in zip(corner, kernel, strict=True)], sizes))
+
+    def in_each_plane() -> Iterable[Tensor]:
+        for plane, ends in enumerate(last.flatten(-n).flatten(0, -2).tolist()):
+            yield from (window(end) + plane * plane_size for end in ends)
+
+    planes = x.mask.flatten(-n).flatten(0, -2)
+    # With an invalid sample, nobody knows where the plane's windows are.
+    mask = planes & samples.mask.reshape(len(planes), -1).all(1, keepdim=True)
+    each = groups([Expected(x.data, mask)], in_each_plane())
+    return reduce_groups(each, lambda group: _maximum(group, plane_size), [out.detach() for out in plain])
 
 
 @oracle("max_unpool2d", "max_unpool3d")
-def max_unpool(c: Call) -> Slot:
-    """Each element put where its index says, into zeros that are valid; an invalid index puts nothing."""
+def max_unpool(c: Call) -> Expected:
+    """Each element written at its index, into valid zeros; one with an invalid index is not written."""
     x, indices = c["self"], c["indices"]
     n = int(c.name[-2])
-    out = c.plainly()
-    data, mask = _planes(x, n)
-    where_to, known = _planes(indices, n)
+    out = c.plain()
     size = math.prod(out.shape[-n:])
     planes, masks = [], []
-    for plane, plane_mask, to, to_known in zip(data, mask, where_to, known, strict=True):
-        values, valid = torch.zeros(size, dtype=plane.dtype), torch.ones(size, dtype=torch.bool)
-        for k in to_known.nonzero()[:, 0].tolist():
-            values = values.index_put((to[k],), plane[k])
-            valid[to[k]] = plane_mask[k]
+    for plane, plane_mask, target, known in zip(*_planes(x, n), *_planes(indices, n), strict=True):
+        values, mask = torch.zeros(size, dtype=plane.dtype), torch.ones(size, dtype=torch.bool)
+        for k in known.nonzero()[:, 0].tolist():
+            values = values.index_put((target[k],), plane[k])
+            mask[target[k]] = plane_mask[k]
         planes.append(values)
-        masks.append(valid)
+        masks.append(mask)
     if not planes:
-        return Slot(out, torch.ones(out.shape, dtype=torch.bool))
-    return Slot(torch.stack(planes).reshape(out.shape), torch.stack(masks).reshape(out.shape))
+        return valid(out)
+    return Expected(torch.stack(planes).reshape(out.shape), torch.stack(masks).reshape(out.shape))
 
 
 def _weights(c: Call, spatial: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Row o of the matrix that a linear interpolation is: its weight on each input element."""
+    """Row o of the matrix that a linear interpolation is: the weight of each input element in output element o."""
     count = math.prod(spatial)
     basis = torch.eye(count, dtype=dtype).reshape(count, 1, *spatial)
-    name = "self" if "self" in c else "input"
-    columns = c.run({**c.bound, name: basis}, lambda slot: slot.data).reshape(count, -1)
+    columns = c.plain(**{"self" if "self" in c else "input": basis}).reshape(count, -1)
     yield from columns.T
 
 
@@ -192,28 +203,24 @@ def _weights(c: Call, spatial: Sequence[int], dtype: torch.dtype) -> Iterator[Te
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa"""
 )
-def interpolate(c: Call) -> Slot:
-    """The weighted mean of what is valid; bicubic and antialias need all that has a weight."""
+def interpolate(c: Call) -> Any:
+    """The weighted mean of the valid elements; bicubic and antialias need every element that has a weight."""
     x = c.get("self", c.get("input"))
-    strict = "bicubic" in c.name or c.name.endswith("_aa")
+    needs_all = "bicubic" in c.name or c.name.endswith("_aa")
     if not x.data.is_floating_point():
         raise NoOracle("interpolation of integers")
-    out = c.plainly()
     spatial = list(x.shape[2:])
-    data, mask = _planes(x, len(spatial))
     rows = list(_weights(c, spatial, torch.float64))
-    results, known = [], []
-    for plane, plane_mask in zip(data, mask, strict=True):
-        for row in rows:
-            weighted = row.abs() > 1e-9  # rounding leaves dust where there is no weight
-            kept = weighted & plane_mask
-            ok = bool((weighted == kept).all()) if strict else bool(kept.any())
-            known.append(ok or not bool(weighted.any()))
-            weight = row[kept].to(plane.dtype)
-            total = (plane[kept] * weight).sum()
-            results.append(
-                total if strict or not bool(kept.any()) else total / weight.sum() * row.sum().to(plane.dtype)
-            )
-    if not results:
-        return Slot(out, torch.ones(out.shape, dtype=torch.bool))
-    return Slot(torch.stack(results).reshape(out.shape).to(out.dtype), torch.tensor(known).reshape(out.shape))
+    # Rounding leaves dust where there is no weight.
+    windows = [(row.abs() > 1e-9).nonzero()[:, 0] for row in rows]
+    weights = [row[window].to(x.data.dtype) for row, window in zip(rows, windows, strict=True)]
+    totals = [row.sum().to(x.data.dtype) for row in rows]
+
+    def one(group: Group) -> Tensor:
+        number = group.number % len(rows)
+        weight = weights[number][group.kept]
+        total = (group.values[0] * weight).sum()
+        return total if needs_all else total / weight.sum() * totals[number]
+
+    each = groups([x], _in_each_plane(x, len(spatial), [window.tolist() for window in windows]))
+    return reduce_groups(each, one, c.plain(), (lambda group: group.size) if needs_all else 1)

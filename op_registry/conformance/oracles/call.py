@@ -1,14 +1,13 @@
 """What an oracle sees of a call: each tensor with a bool mask of its full shape, each argument under its schema name.
 
-Oracles say what an operator has to give, in the slowest and plainest way there is: loops over compressed slices,
-explicit products, look-ups by position. They share no code with the rules. What they write in plain torch is
-differentiable, so the gradient of an oracle is the gradient that is wanted.
+Oracles compute the expected result of an operator in the slowest and plainest way there is: loops over slices without
+their invalid elements, explicit products, lookups by index. They share no code with the rules. They are written in
+differentiable torch, so the gradient of an oracle is the expected gradient.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from op_registry.conformance.trees import tree_leaves, tree_map
 
 
 class NoOracle(Exception):
-    """Nothing independent says what this operator has to give; its name is the message."""
+    """No independent computation of this operator's result exists; the message is the operator's name."""
 
 
 class Refused(Exception):
@@ -28,8 +27,8 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A tensor, where it is valid (bool, of its full shape), and whether it came as a masked tensor at all."""
+class Expected:
+    """An operand or expected result: data, its mask (bool, of the full shape), and whether it is a masked tensor."""
 
     data: Tensor
     mask: Tensor
@@ -43,8 +42,12 @@ class Slot:
     def ndim(self) -> int:
         return self.data.ndim
 
-    def filled(self, value: Any) -> Tensor:
+    def filled(self, value: float) -> Tensor:
         return torch.where(self.mask, self.data, torch.as_tensor(value).to(self.data))
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Expected:
+        """Data and mask moved alike."""
+        return Expected(move(self.data), move(self.mask))
 
     @property
     def all_valid(self) -> bool:
@@ -55,9 +58,18 @@ def all_true(data: Tensor) -> Tensor:
     return torch.ones(data.shape, dtype=torch.bool)
 
 
-def valid(data: Tensor) -> Slot:
-    """A masked result with nothing missing."""
-    return Slot(data, all_true(data))
+def valid(data: Tensor) -> Expected:
+    """A masked result whose every element is valid."""
+    return Expected(data, all_true(data))
+
+
+def all_outputs_valid(result: object) -> Any:
+    """Every tensor of a result as a masked one whose every element is valid."""
+    return tree_map(lambda out: valid(out) if isinstance(out, Tensor) else out, result)
+
+
+def data_of(operand: Expected) -> Tensor:
+    return operand.data
 
 
 @dataclass(frozen=True)
@@ -67,11 +79,11 @@ class Call:
     op: OpOverload
     bound: dict[str, Any]
     # What arguments hold after the call, by name, where the operator writes to them beside its result.
-    updates: dict[str, Slot] = field(default_factory=dict)
+    updates: dict[str, Expected] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-        bound = {}
+    def of(cls, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+        bound: dict[str, Any] = {}
         for position, argument in enumerate(op._schema.arguments):
             if argument.name in kwargs:
                 bound[argument.name] = kwargs[argument.name]
@@ -91,27 +103,28 @@ class Call:
     def __contains__(self, name: str) -> bool:
         return name in self.bound
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         return self.bound.get(name, default)
 
     def dims(self, ndim: int, name: str = "dim") -> tuple[int, ...]:
-        """The dimensions meant by a `dim` argument, non-negative; None, () and a missing argument are all of them."""
+        """The dimensions that a `dim` argument names, non-negative; all of them for None, () or a missing argument."""
         dim = self.bound.get(name)
         if dim is None or (not isinstance(dim, int) and len(dim) == 0):
             return tuple(range(ndim))
         return tuple(d % max(ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)) if ndim else ()
 
-    def slots(self) -> list[Slot]:
+    def operands(self) -> list[Expected]:
         """Every tensor argument, through lists."""
-        return [leaf for leaf in tree_leaves(list(self.bound.values())) if isinstance(leaf, Slot)]
+        return [leaf for leaf in tree_leaves(list(self.bound.values())) if isinstance(leaf, Expected)]
 
-    def plainly(self, changes: dict[str, Any] | None = None) -> Any:
-        """What plain torch gives for the call, slots as their data, with some arguments changed."""
-        return self.run({**self.bound, **(changes or {})}, lambda slot: slot.data)
+    def plain(self, /, **changes: object) -> Any:
+        """What plain torch returns for the call on the operands' data, with some arguments changed."""
+        return self.run(changes, data_of)
 
-    def run(self, bound: dict[str, Any], view: Callable[[Slot], Any]) -> Any:
-        """The operator called with `bound`, slots seen through `view`."""
-        values = tree_map(lambda leaf: view(leaf) if isinstance(leaf, Slot) else leaf, bound)
+    def run(self, changes: Mapping[str, object], view: Callable[[Expected], Tensor]) -> Any:
+        """What plain torch returns for the call, some arguments changed, and operands passed as `view` gives them."""
+        bound = {**self.bound, **changes}
+        values = tree_map(lambda leaf: view(leaf) if isinstance(leaf, Expected) else leaf, bound)
         args, kwargs = [], {}
         for argument in self.op._schema.arguments:
             if argument.kwarg_only:
@@ -129,37 +142,19 @@ def oracle(*names: str) -> Callable[[Oracle], Oracle]:
     """Decorator: the function is the oracle of these operators: aten names, several in a string, all their overloads
     unless one is named."""
 
-    def keep(function: Oracle) -> Oracle:
+    def register(function: Oracle) -> Oracle:
         for name in " ".join(names).split():
             if name in TABLE:
                 raise ValueError(f"{name} has an oracle already")
             TABLE[name] = function
         return function
 
-    return keep
+    return register
 
 
-def broadcast_valid(shape: Sequence[int], slots: Sequence[Slot]) -> Tensor:
-    """Where every slot, broadcast to `shape`, is valid."""
+def broadcast_valid(shape: Sequence[int], operands: Sequence[Expected]) -> Tensor:
+    """Where every operand, broadcast to `shape`, is valid."""
     mask = torch.ones(tuple(shape), dtype=torch.bool)
-    for slot in slots:
-        mask = mask & slot.mask.expand(mask.shape)
+    for operand in operands:
+        mask = mask & operand.mask.expand(mask.shape)
     return mask
-
-
-def scatter_back(template: Tensor, positions: Sequence[Tensor], pieces: Sequence[Tensor]) -> Tensor:
-    """A tensor of template's shape whose flat `positions` hold `pieces`; differentiable; zero elsewhere."""
-    dtype = pieces[0].dtype if pieces else template.dtype
-    out = torch.zeros(template.numel(), dtype=dtype)
-    kept = [(where, piece) for where, piece in zip(positions, pieces, strict=True) if where.numel()]
-    if kept:
-        out = out.index_put((torch.cat([w for w, _ in kept]),), torch.cat([p.reshape(-1) for _, p in kept]))
-    return out.reshape(template.shape)
-
-
-def lines(shape: Sequence[int], dims: Sequence[int]) -> Iterator[Tensor]:
-    """The flat positions of each slice over `dims`, in the order of the remaining dimensions."""
-    rest = [d for d in range(len(shape)) if d not in dims]
-    width = math.prod(shape[d] for d in dims)
-    positions = torch.arange(math.prod(shape)).reshape(tuple(shape)).permute([*rest, *sorted(dims)])
-    yield from positions.reshape(math.prod(shape[d] for d in rest), width)
