@@ -32,17 +32,17 @@ class Eager(Subject):
         self._densified: list[str] = []
         on_densify.append(lambda event: self._densified.append(f"{event.op}: {event.why}"))
 
-    def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
+    def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
         if not is_masked_tensor(value) or value.ndim < (1 if storage == "coo" else 2):
             return value
         with torch.no_grad():
             mask = value.get_mask()
-            if roomy:
-                # Every other element is stored, valid or not, and then masked again.
+            if explicit_invalid:
+                # Every other element is stored whether it is valid or not, and then declared to be what it is.
                 every_other = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape) % 2 == 0
                 value = masked_tensor(value.get_data(), mask | every_other)
             stored = value.to_layout(**_layout(storage, value.shape))
-            if roomy:
+            if explicit_invalid:
                 stored = stored.mask_with(mask)
         return stored.requires_grad_(requires_grad)
 

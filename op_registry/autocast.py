@@ -1,6 +1,5 @@
-"""Autocast as rules ask about it: of any device, also of those that have none (meta, and devices of other people's).
-
-torch.is_autocast_enabled and torch.autocast raise for these.
+"""Autocast queries for any device, also those without autocast (meta, out-of-tree devices), for which
+torch.is_autocast_enabled and torch.autocast raise.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ def autocast_off(device: torch.device) -> contextlib.AbstractContextManager[Any]
 
 
 def upcast_under_autocast(x: Tensor) -> Tensor:
-    """float32 under autocast, which is what its policy says of losses; a rule that takes one apart says so itself."""
+    """float32 under autocast, whose policy says so for losses: for rules that compute one from other operators."""
     if x.dtype in (torch.float16, torch.bfloat16) and autocast_on(x.device):
         return x.to(torch.float32)
     return x
 
 
 def result_dtype(x: Dense, parameters: Sequence[Dense | None], one_slice: Callable[[], Any]) -> torch.dtype:
-    """The dtype in which torch returns the result; `one_slice` asks it, where autocast or mixed dtypes have a say."""
+    """The dtype in which torch returns the result; `one_slice` runs it, where autocast or mixed dtypes decide."""
     ordinary = x.dtype.is_floating_point and all(p is None or p.dtype is x.dtype for p in parameters)
     if ordinary and not autocast_on(x.device):
         return x.dtype

@@ -51,7 +51,7 @@ def results_like(result: Any, validity: Tensor | None) -> Any:
 
 
 def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """The operator on the raw data. Values stay in their place, so garbage stays under the mask …
+    """The operator on the raw data. It mixes no two indices, so garbage stays under the mask …
 
     … except that the derivative with respect to one operand reads the others (0 · NaN in backward), and that kernels
     may trap on garbage. There, operands are first filled wherever the result will be invalid. The traits say when:
@@ -95,10 +95,10 @@ def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
 
 
 def endangered(records: Sequence[Dense], validity: Tensor) -> bool:
-    """Whether a gradient may reach a valid element from a place where the result, which has `validity`, is invalid.
+    """Whether a gradient may reach a valid element from an index where the result, which has `validity`, is invalid.
 
-    An operand that is invalid wherever the result is has its gradient masked again there, whatever it is; only
-    detect_anomaly would take offence at what it is.
+    An operand that is invalid wherever the result is has its gradient masked there anyway; only detect_anomaly would
+    object to its value.
     """
     return any(
         (record.validity is not validity or torch.is_anomaly_enabled())

@@ -1,14 +1,14 @@
 """Derivatives of rules: what torch's own gradient formulas mean on masked tensors.
 
 Nothing here is needed to differentiate a masked computation: rules run above autograd, on plain data. But the formulas
-are operators too (`avg_pool2d_backward`, `nll_loss_backward` …), and a person may call them. What one means follows
+are operators too (`avg_pool2d_backward`, `nll_loss_backward` …), and users may call them. Their meaning follows
 from the operator that it is the derivative of: run that operator's rule, and take the derivative of what it did.
 
 Law: an element of the incoming gradient counts where it is valid, and the result that it belongs to is. The gradient is
-masked as the tensor is that it belongs to; where that tensor is no argument, every element of the gradient is valid:
-those to which nothing came are torch's own zeros.
+masked like the tensor that it belongs to; where that tensor is no argument, every element of the gradient is valid:
+those that no contribution reaches are zeros, as in torch.
 
-Most formulas are the derivative of the forward operator's rule (`derivative`), which computes anew what the forward
+Most formulas are the derivative of the forward operator's rule (`derivative`), which recomputes what the forward
 operator saved. Those that are linear in the gradient, and read nothing else but positions, run themselves.
 """
 
@@ -78,7 +78,7 @@ def derivative(op: OpOverload, *, of: OpOverload, by: Sequence[str] = ("self",),
     by     the arguments of `of` whose gradients `op` gives, in order
     given  arguments of `of` that `op` has under another name, or only implies; others are taken over by name
 
-    What the forward operator saved (statistics, counts, other results) is found again by its rule.
+    What the forward operator saved (statistics, counts, other results) is recomputed by its rule.
     """
     names = [a.name for a in of._schema.arguments if not a.kwarg_only]
     options = [a.name for a in of._schema.arguments if a.kwarg_only]
@@ -106,5 +106,5 @@ def derivative(op: OpOverload, *, of: OpOverload, by: Sequence[str] = ("self",),
 
 
 def requested_gradients(grads: Sequence[Dense | None], output_mask: Sequence[bool]) -> tuple[Dense | None, ...]:
-    """The gradients that are asked for, None in place of the others."""
+    """The gradients that `output_mask` requests, None in place of the others."""
     return tuple(grad if asked else None for grad, asked in zip(grads, output_mask, strict=True))

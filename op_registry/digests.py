@@ -1,4 +1,4 @@
-"""Names for code that are the same in every process: what a compiled graph on disk was compiled from."""
+"""Digests of code that are the same in every process, by which compiled graphs on disk are found again."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def source_digest(path: str) -> str:
 
 
 def digest_of_code(*values: Any) -> str:
-    """A name for what functions do, and values beside them, as far as sources and the values closed over tell.
+    """A digest of functions and values, by their sources and the values that they close over.
 
-    What they do not tell of (a closure over a tensor, an object with a ``__call__``) gets a name that nothing else ever
-    has: it is compiled anew in every process.
+    Anything else (a closure over a tensor, an object with a ``__call__``) gets a unique digest: it is compiled anew in
+    every process.
     """
-    return digest_of(*_told(values, ()))
+    return digest_of(*_digest_parts(values, ()))
 
 
-def _told(value: Any, above: tuple[Any, ...]) -> list[str]:
+def _digest_parts(value: object, above: tuple[Any, ...]) -> list[str]:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, type)):
         return [repr(value)]
     if isinstance(value, (OpOverload, OpOverloadPacket)):
         return [str(value)]
     if any(value is other for other in above):
         return ["itself"]  # a recursive function closes over itself
-    inner = _parts(value)
+    inner = _contents(value)
     if inner is None:
         return [f"{os.getpid()} {os.urandom(8).hex()}"]
-    return [part for v in inner for part in _told(v, (*above, value))]
+    return [part for v in inner for part in _digest_parts(v, (*above, value))]
 
 
-def _parts(value: Any) -> list[Any] | None:
-    """What a value is made of; None where that cannot be told."""
+def _contents(value: object) -> list[Any] | None:
+    """The parts of a value; None for a kind that is not known."""
     if isinstance(value, (tuple, list)):
         return [type(value).__name__, *value]
     if isinstance(value, Mapping):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class MaskedSemanticsError(RuntimeError):
-    """An operation has no meaning on masked tensors (or none that is known), so it is refused."""
+    """An operation has no meaning on masked tensors, or no known one, and is refused."""
 
 
 class InvalidValueError(MaskedSemanticsError, ValueError):
-    """A value was asked for where the mask says that there is none."""
+    """A value was requested that is invalid."""

@@ -1,4 +1,4 @@
-"""The registry: which rule an aten overload has, and who is told when that changes.
+"""The registry: which rule an aten overload has, and who is notified when that changes.
 
 ``registry.add(rule)`` refuses a second rule for an overload and says where the first one is; ``replace`` is the
 deliberate form; ``overlay()`` gives rules that hold inside a ``with`` block, for the thread or task that opened it.
@@ -60,7 +60,7 @@ Scope = tuple[Overlay, ...]
 class Registry:
     """Rules by overload. Overlays add and replace without touching what lies below.
 
-    ever_overlaid   every overload that any overlay has given a rule; what serves others need not ask for one
+    ever_overlaid   every overload that any overlay has given a rule; the others need no lookup in overlays
     """
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ class Registry:
     def written(self, op: OpOverload) -> Rule | None:
         """The rule that the rule book has for an overload, whatever has been replaced; for others, the rule in force.
 
-        Built-in lowerings are composed of built-in rules: what somebody makes of `sum` is not to change `trace`.
+        Built-in lowerings are composed of built-in rules: replacing the rule of `sum` must not change `trace`.
         """
         return self._book.get(op) or self.get(op)
 
     def close_book(self) -> None:
-        """What is registered by now is the rule book."""
+        """Declare the rules that are registered so far to be the rule book."""
         self._book = MappingProxyType(dict(self._base.rules))
 
     def add(self, rule: Rule) -> Rule:
@@ -151,7 +151,7 @@ class Registry:
         self.ever_overlaid.add(op)
         overlay.rules[op] = None
         overlay.version = digest_of(overlay.version, str(op))
-        self._tell(op)
+        self._notify(op)
 
     def _set(self, rule: Rule, layer: Layer) -> Rule:
         if isinstance(layer, Overlay):
@@ -159,16 +159,16 @@ class Registry:
         layer.rules.update(dict.fromkeys(rule.ops, rule))
 
         def changed(rule: Rule) -> None:
-            if isinstance(self._book, MappingProxyType):  # the version that the book is in names all of its own rules
+            if isinstance(self._book, MappingProxyType):  # the book's version covers its own rules
                 layer.version = digest_of(layer.version, rule.fingerprint())
             for op in rule.ops:
-                self._tell(op)
+                self._notify(op)
 
         changed(rule)
         rule.listeners.append(changed)
         return rule
 
-    def _tell(self, op: OpOverload) -> None:
+    def _notify(self, op: OpOverload) -> None:
         for listener in self._listeners:
             listener(op)
 

@@ -63,7 +63,7 @@ def decomposes(op: OpOverload) -> bool:
 
 
 def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Another operator, as its own rule has it: for rules that are composed of others."""
+    """Another operator by its own rule: for rules that are composed of others."""
     rule = resolve(op).rule
     assert rule is not None, f"{op} has lost its rule"
     return rule.bind(op)(*args, **kwargs)

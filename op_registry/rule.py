@@ -1,6 +1,6 @@
 """A rule: what one aten operator means on masked tensors, as a value that prints as a sentence.
 
-Facets hang on a rule after it is made: a lowering for each other storage record, an oracle of its own, samples of its
+A rule gets its facets after it is made: a lowering for each other storage record, an oracle of its own, samples of its
 own, and gaps (exact, perishable exceptions that conformance runs as strict expected failures). They belong to the rule,
 not to the operator: a rule that replaces it starts without them.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.digests import digest_of_code
 
 Run = Callable[..., Any]
+# Whatever runs a rule on another storage record (see op_registry.sparse.lowering).
+Lowering = TypeVar("Lowering")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Rule:
     oracles: list[Run] = field(default_factory=list)
     sample_makers: list[Run] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
-    # Told when what the rule does changes after it was registered.
+    # Called when what the rule does changes after it was registered.
     listeners: list[Callable[[Rule], None]] = field(default_factory=list, repr=False)
 
     @property
@@ -134,12 +136,12 @@ class Rule:
         return chosen
 
     def fingerprint(self) -> str:
-        """A name for what the rule does, the same in every process where that can be told (see digests.py)."""
+        """A digest of what the rule does, the same in every process if its code allows (see digests.py)."""
         return digest_of_code(str(self), self.run, self.traits, self.lowerings)
 
     @property
     def slices(self) -> Slices | None:
-        """How the operator works slice by slice; None where it does not, or nobody says how."""
+        """How the operator works slice by slice; None where it does not, or its rule does not say how."""
         stated: Slices | None = self.traits.get("slices")
         return self.category.slices if stated is None and self.run is self.category.run else stated
 
@@ -147,7 +149,7 @@ class Rule:
         """Whether a result is meant to be a plain tensor: as all of the category's are, or as ``plain=(…)`` says."""
         return self.category.plainly or result in self.traits.get("plain", ())
 
-    def lowering(self, record: type) -> Callable[[Any], Any]:
+    def lowering(self, record: type) -> Callable[[Lowering], Lowering]:
         """Decorator: how the operator runs on another storage record, in place of its category's way.
 
         The function is called as ``(op, *args, **kwargs)``, with the overload first, and raises NotLowered for a call
@@ -156,7 +158,7 @@ class Rule:
             rule.lowering(Sparse)(first_of(by_rows, by_elements))
         """
 
-        def hang(run: Any) -> Any:
+        def add(run: Lowering) -> Lowering:
             if record in self.lowerings:
                 raise ValueError(
                     f"{self.name} already has a lowering to {record.__name__}. Write its alternatives in one place, in "
@@ -164,11 +166,11 @@ class Rule:
                     "by registry.replace(...)."
                 )
             self.lowerings[record] = run
-            for told in self.listeners:
-                told(self)
+            for listener in self.listeners:
+                listener(self)
             return run
 
-        return hang
+        return add
 
     def oracle(self, function: Run) -> Run:
         """Decorator: a slow, obviously right implementation to compare with instead of the category's."""
@@ -181,7 +183,7 @@ class Rule:
         return maker
 
     def gap(self, law: str, *, why: str, where: str = "") -> Rule:
-        """Name an exception: conformance expects exactly this failure and shouts when it is gone."""
+        """Name an exception: conformance expects exactly this failure, and fails once it is gone."""
         self.gaps.append(Gap(law, why, where))
         return self
 
@@ -220,7 +222,7 @@ def takes_tensor(op: OpOverload) -> bool:
 
 
 def written_at(depth: int) -> str:
-    """file:line of the caller `depth` frames up, for a rule to say where it stands."""
+    """file:line of the caller `depth` frames up, for a rule to say where it is written."""
     frame = sys._getframe(depth)
     return f"{path_in_package(frame.f_code.co_filename, frame.f_globals.get('__name__', ''))}:{frame.f_lineno}"
 

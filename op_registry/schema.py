@@ -1,4 +1,4 @@
-"""In-place, out= and _foreach_ forms, derived from the schema: a person writes the functional rule and no more."""
+"""In-place, out= and _foreach_ forms, derived from the schema: only the functional form needs a rule."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def written_arguments(op: OpOverload) -> tuple[str, ...]:
 
 
 def is_inplace(op: OpOverload) -> bool:
-    """Whether the overload writes to its first argument only, and gives it back: add_, copy_, __iand__ …"""
+    """Whether the overload writes to its first argument only, and returns it: add_, copy_, __iand__ …"""
     return bool(op._schema.arguments) and written_arguments(op) == (op._schema.arguments[0].name,) and not is_out(op)
 
 
 def is_out(op: OpOverload) -> bool:
-    """Whether the overload writes to keyword-only arguments that it is given for its results.
+    """Whether the overload writes to keyword-only arguments that receive its results.
 
-    It gives them back, but for lists: ``unbind_copy.int_out(…, Tensor(a!)[] out) -> ()``.
+    It returns them, except lists: ``unbind_copy.int_out(…, Tensor(a!)[] out) -> ()``.
     """
     written = written_arguments(op)
     keyword_only = all(a.kwarg_only for a in op._schema.arguments if a.name in written)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.categories import Operator, results_like
 from op_registry.records.dense import Dense
@@ -25,7 +26,7 @@ def masked_slices(*operators: Operator, category: Category, slices: Slices | Non
 
     def register(function: Run) -> Rule:
         @functools.wraps(function)
-        def run(op: Any, x: Dense, *args: Any, **kwargs: Any) -> Any:
+        def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
             if x.data.numel() != 0 and any_masked((x, *args, *kwargs.values())):
                 return function(op, x, *args, **kwargs)
             result = op(*map(plain_data, (x, *args)), **{k: plain_data(v) for k, v in kwargs.items()})

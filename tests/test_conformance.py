@@ -154,13 +154,13 @@ def test_only_the_first_of_several_is_stored_otherwise() -> None:
     assert kinds == [["SparseMaskedTensor"] * 2, ["SparseMaskedTensor", "MaskedTensor"]]
 
 
-def test_roomy_storage_holds_invalid_elements() -> None:
+def test_storage_may_hold_explicit_invalid_elements() -> None:
     subject = find_subject(EAGER)
     x = subject.wrap(torch.ones(4, 6), torch.arange(24).reshape(4, 6) < 1)
     for storage in STORAGES[:-1]:
-        tight, roomy = (subject.stored(x, storage, False, roomy=roomy) for roomy in (False, True))
-        assert roomy.nnz > tight.nnz, storage
-        assert torch.equal(roomy.get_mask(), x.get_mask())
+        tight, padded = (subject.stored(x, storage, False, explicit_invalid=e) for e in (False, True))
+        assert padded.nnz > tight.nnz, storage
+        assert torch.equal(padded.get_mask(), x.get_mask())
 
 
 # ------------------------------------------------------------------------------------------------ the runner

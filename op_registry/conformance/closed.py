@@ -17,7 +17,7 @@ from op_registry.rule import packet_name
 
 
 def closed_or_refused(trial: Trial) -> None:
-    """P8: never a silent plain result. That the mask is the right one is P2's affair."""
+    """P8: never a silent plain result. P2 tests whether the mask is the right one."""
     if not trial.partial:
         raise NotAsked("nothing is invalid")
     try:
@@ -25,15 +25,15 @@ def closed_or_refused(trial: Trial) -> None:
     except MaskedSemanticsError as error:
         _names_the_operator(str(error), trial)
         return
-    # A tensor without elements has no mask to lose: torch's kernels return such where they have nothing to say.
+    # A tensor without elements has no mask to lose; torch's kernels return such for results that they do not compute.
     plain = [n for n, v in enumerate(got) if isinstance(v, tuple) and v[1] is None and v[0].numel()]
-    due = [n for n in _masked_results(trial, plain) if _hangs_on_what_is_masked(trial, n)] if plain else []
+    due = [n for n in _masked_results(trial, plain) if _depends_on_masked_operands(trial, n)] if plain else []
     if due:
         raise Broken(f"result {due[0]}: a plain tensor, although an operand is masked")
 
 
 def _names_the_operator(message: str, trial: Trial) -> None:
-    """A refusal that its reader can do something with says which operator it is about."""
+    """A useful refusal names the operator."""
     if isinstance(trial.sample.fn, OpOverload):
         name = packet_name(trial.sample.fn).rpartition("::")[2]
         if name not in message:
@@ -51,12 +51,12 @@ def _masked_results(trial: Trial, plain: Sequence[int]) -> list[int]:
     return [n for n in plain if n >= len(want) or isinstance(want[n], Expected)]
 
 
-def _hangs_on_what_is_masked(trial: Trial, result: int) -> bool:
+def _depends_on_masked_operands(trial: Trial, result: int) -> bool:
     """Whether other values of the masked operands give plain torch another result: of plain ones alone it is plain."""
     try:
         found = tree_leaves(trial.on_other_values(masked_only=True).plain())[result]
     except Exception:
-        # Whether plain torch takes the call hangs on these values, so its result does.
+        # Whether plain torch runs the call depends on these values, so its result does too.
         return True
     mine = tree_leaves(trial.plain())[result]
     return bool(bit_difference(found, mine)) or found.dtype is not mine.dtype

@@ -1,8 +1,6 @@
-"""Comparing only what may be compared: values where valid, to rounding or bit for bit, and saying where they differ."""
+"""Comparison of values where they are valid, to rounding or bit for bit, with a message that says where they differ."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ ROUNDING = {
 }
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A value in at most 160 characters."""
     text = repr(value).replace("\n", " ")
     return text if len(text) < 160 else text[:157] + "…"
@@ -48,7 +46,7 @@ def _bits(data: Tensor) -> Tensor:
 def _other_bits(got: Tensor, want: Tensor) -> Tensor:
     """Where two tensors of one dtype and shape differ in a bit, every NaN alike.
 
-    Which NaN an operation gives depends on the processor: on its vector width, and on the order of the operands.
+    The bits of a NaN depend on the processor: on its vector width, and on the order of the operands.
     """
     got, want = _real(got), _real(want)
     return (_bits(got) != _bits(want)) & ~(_nan(got) & _nan(want))

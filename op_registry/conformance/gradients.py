@@ -1,6 +1,6 @@
 """P5: gradients. Of a masked tensor masked with its mask, of a plain one plain; the true derivative, to second order.
 
-The derivative that is wanted is that of the oracle, by autograd through its loops; where there is no oracle, that of
+The expected derivative is that of the oracle, by autograd through its loops; where there is no oracle, that of
 the subject itself by central differences along a random direction, in float64.
 """
 
@@ -41,7 +41,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
     mine = judged_derivatives(trial)
     first = mine[0]
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
-        _of_its_own_kind(f"gradient {position}", gradient, mask)
+        _masked_like_its_tensor(f"gradient {position}", gradient, mask)
     try:
         wanted = _derivatives_of(trial, expected)
     except (NoOracle, Refused) as reason:
@@ -90,8 +90,8 @@ def _paired(derivatives: Derivatives) -> Derivatives:
     return first, second
 
 
-def as_torch(fn: Callable[..., Any], args: Any, kwargs: Any, masks: Any) -> Any:
-    """In the place of an oracle: plain torch, blind to masks."""
+def as_torch(fn: Callable[..., Any], args: Any, kwargs: Any, masks: object) -> Any:
+    """In place of an oracle: plain torch, ignoring masks."""
     return fn(*args, **kwargs)
 
 
@@ -105,7 +105,7 @@ def _same_derivatives(mine: Derivatives, wanted: Derivatives, trial: Trial) -> N
             _same_gradient(f"{order} {position}", g, w, mask, rounding)
 
 
-def _of_its_own_kind(name: str, gradient: Any, mask: Tensor | None) -> None:
+def _masked_like_its_tensor(name: str, gradient: Any, mask: Tensor | None) -> None:
     if gradient is None:
         return
     data, got = gradient
@@ -159,17 +159,18 @@ def derivatives(trial: Trial, storage: str | None = None) -> Derivatives:
     wanted = [trial.subject.requires_grad(v) for v in values]
     inputs = [v for v, w in zip(values, wanted, strict=True) if w]
     twice = trial.derivative_order > 1
-    first = _spread(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
+    first = _with_none(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
     seen = [None if g is None else trial.subject.observe(g) for g in first]
     again = _weighted_gradients(seen) if twice else None
     if again is None:
         return seen, None
-    second = _spread(trial.subject.gradients(again, inputs), wanted)
+    second = _with_none(trial.subject.gradients(again, inputs), wanted)
     return seen, [None if g is None else trial.subject.observe(g) for g in second]
 
 
-def _spread(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    rest = iter(found)
+def _with_none(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    """The gradients of the tensors that have one, None for the others."""
+    rest = iter(gradients)
     return [next(rest) if w else None for w in wanted]
 
 
@@ -204,7 +205,7 @@ def _derivatives_of(
     inputs = [t for t in tensors if t.requires_grad]
     wanted = [t.requires_grad for t in tensors]
     twice = trial.derivative_order > 1
-    first = _spread(torch.autograd.grad(scalar, inputs, create_graph=twice, allow_unused=True), wanted)
+    first = _with_none(torch.autograd.grad(scalar, inputs, create_graph=twice, allow_unused=True), wanted)
     again = (
         _weighted_gradients([None if g is None else (g, m) for g, m in zip(first, known, strict=True)])
         if twice
@@ -212,10 +213,10 @@ def _derivatives_of(
     )
     if again is None:
         return first, None
-    return first, _spread(torch.autograd.grad(again, inputs, allow_unused=True), wanted)
+    return first, _with_none(torch.autograd.grad(again, inputs, allow_unused=True), wanted)
 
 
-def _pair(leaf: Any) -> Any:
+def _pair(leaf: object) -> Any:
     if isinstance(leaf, Expected):
         return leaf.data, leaf.mask
     return (leaf, None) if isinstance(leaf, Tensor) else leaf
@@ -235,10 +236,10 @@ def _against_differences(trial: Trial, gradients: Sequence[Any]) -> None:
     unmasked = _all_valid(trial)
     plainly = _derivatives_of(unmasked, as_torch)
     if plainly is not None:
-        own = _along([None if g is None else (g, None) for g in plainly[0]], directions)
+        own = _directional([None if g is None else (g, None) for g in plainly[0]], directions)
         if not _close(own, _slope(unmasked, directions)):
             raise NotAsked("plain torch's own derivative is not what central differences give")
-    along, slope = _along(gradients, directions), _slope(trial, directions)
+    along, slope = _directional(gradients, directions), _slope(trial, directions)
     if not _close(along, slope):
         raise Broken(f"the gradient along a direction is {along:.8g}, central differences give {slope:.8g}")
 
@@ -247,8 +248,8 @@ def _close(along: float, slope: float) -> bool:
     return abs(slope - along) <= ABSOLUTE + RELATIVE * abs(slope) or slope != slope
 
 
-def _along(gradients: Sequence[Any], directions: Sequence[Tensor | None]) -> float:
-    """What the gradients say of a step in these directions."""
+def _directional(gradients: Sequence[Any], directions: Sequence[Tensor | None]) -> float:
+    """The directional derivative, from the gradients."""
     along = 0.0
     for gradient, direction in zip(gradients, directions, strict=True):
         if gradient is None or direction is None:
@@ -260,7 +261,7 @@ def _along(gradients: Sequence[Any], directions: Sequence[Tensor | None]) -> flo
 
 
 def _slope(trial: Trial, directions: Sequence[Tensor | None]) -> float:
-    """What the subject's values say of it, by central differences."""
+    """The directional derivative, from central differences of the subject's values."""
     ahead, behind = (_scalar_at(trial, directions, sign * STEP) for sign in (1, -1))
     return (ahead - behind) / (2 * STEP)
 
@@ -274,8 +275,8 @@ def _scalar_at(trial: Trial, directions: Sequence[Tensor | None], step: float) -
 
     args, kwargs = trial.sample.with_tensors(moved)
     sample = dataclasses.replace(trial.sample, args=args, kwargs=kwargs)
-    there = Trial(trial.subject, sample, trial.masking, trial.seed)
-    wrapped_args, wrapped_kwargs, _ = there.wrapped(gradients=True)
-    result = sample.differentiable_part(there.run(wrapped_args, wrapped_kwargs))
+    shifted = Trial(trial.subject, sample, trial.masking, trial.seed)
+    wrapped_args, wrapped_kwargs, _ = shifted.wrapped(gradients=True)
+    result = sample.differentiable_part(shifted.run(wrapped_args, wrapped_kwargs))
     scalar = weighted_sum(observed(trial.subject, result))
     return 0.0 if scalar is None else float(scalar.detach())

@@ -47,8 +47,8 @@ def all_valid_identity(trial: Trial) -> None:
 
 
 def _called_before(trial: Trial) -> None:
-    """The same call on other tensors, with other numbers and with its own: what a rule remembers of either is to have
-    no part in the one that is looked at."""
+    """The same call on other tensors, with other numbers and with its own: anything that a rule
+    caches from either must not affect the call under test."""
     renumbered = dataclasses.replace(trial, sample=with_other_numbers(trial.sample, trial.seed))
     earlier_ones = [renumbered] if renumbered.sample is not trial.sample else []
     for earlier in map(_on_telling_values, (*earlier_ones, trial)):
@@ -65,7 +65,7 @@ def _on_telling_values(trial: Trial) -> Trial:
     return reverse
 
 
-def _same_results(mine: Any, theirs: Any) -> bool:
+def _same_results(mine: object, theirs: object) -> bool:
     pairs = zip(tree_leaves(mine), tree_leaves(theirs), strict=True)
     return all(not bit_difference(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
@@ -83,7 +83,7 @@ def _repeats_itself(trial: Trial, position: int, plain: Tensor) -> bool:
     return True
 
 
-def _same_as_plain(position: int, mine: Any, plain: Any, bitwise: bool, trial: Trial) -> None:
+def _same_as_plain(position: int, mine: object, plain: object, bitwise: bool, trial: Trial) -> None:
     name = f"result {position}"
     if not isinstance(plain, Tensor):
         if mine != plain and not (mine != mine and plain != plain):
@@ -151,7 +151,7 @@ def compress(trial: Trial) -> None:
         _same_as_expected(position, mine, theirs, trial)
 
 
-def _same_as_expected(position: int, mine: Any, theirs: Any, trial: Trial) -> None:
+def _same_as_expected(position: int, mine: object, theirs: object, trial: Trial) -> None:
     name = f"result {position}"
     if not isinstance(theirs, (Expected, Tensor)):
         if mine != theirs and not (mine != mine and theirs != theirs):
@@ -210,15 +210,19 @@ def fills_for(trial: Trial) -> Sequence[str]:
     return FILLS if any(t.is_floating_point() or t.is_complex() for t in hidden) else ("nan", "inf", "tiny")
 
 
-def said(outcome: Any) -> str:
+def said(outcome: object) -> str:
     return f"it raises {said_of(outcome)}" if isinstance(outcome, Exception) else "it gives a result"
 
 
-def outcome_with_gradients(trial: Trial, fill: str | None, storage: str | None = None, roomy: bool = False) -> Any:
+def outcome_with_gradients(
+    trial: Trial, fill: str | None, storage: str | None = None, explicit_invalid: bool = False
+) -> Any:
     """Results and, where there is a derivative, gradients of a fixed weighting of them; or what was raised."""
     try:
         differentiable = trial.derivative_order > 0
-        args, kwargs, values = trial.wrapped(fill, gradients=differentiable, storage=storage, roomy=roomy)
+        args, kwargs, values = trial.wrapped(
+            fill, gradients=differentiable, storage=storage, explicit_invalid=explicit_invalid
+        )
         outcome = observed(trial.subject, trial.run_on(args, kwargs, values))
         gradients = gradients_of(trial.subject, outcome, values) if differentiable else []
         return outcome, gradients

@@ -25,7 +25,7 @@ MODE_ROUNDING = 1e-4
 Outcome = tuple[list[Any], list[Any]]
 
 
-def _views_of(result: Any, tensors: list[Tensor]) -> list[tuple[int, int]]:
+def _views_of(result: object, tensors: list[Tensor]) -> list[tuple[int, int]]:
     """(which result, which tensor) for every result that shares memory with a tensor."""
     storages = {t.untyped_storage().data_ptr(): n for n, t in enumerate(tensors) if t.numel()}
     found = []
@@ -64,7 +64,7 @@ def views_alias(trial: Trial) -> None:
         raise NotAsked("no view of a masked tensor")
 
 
-def _distinct(args: Any, kwargs: Any) -> list[Tensor]:
+def _distinct(args: object, kwargs: object) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for leaf in tree_leaves((args, kwargs)):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
@@ -98,7 +98,7 @@ def _write_is_refused(trial: Trial, position: int) -> None:
     raise Broken(f"result {position}: writing through a view of another dtype is not refused")
 
 
-def _leaf(trial: Trial, result: Any, position: int) -> Any:
+def _leaf(trial: Trial, result: object, position: int) -> Any:
     return tree_leaves(result, is_leaf=trial.subject.is_value)[position]
 
 
@@ -241,7 +241,7 @@ def _plain_gradients_agree(trial: Trial, theirs: Trial) -> bool:
     return True
 
 
-def _agree(name: str, got: Any, want: Any, valueless: bool) -> None:
+def _agree(name: str, got: object, want: object, valueless: bool) -> None:
     if not isinstance(got, tuple) or not isinstance(want, tuple):
         if got is not want and got != want and not (got != got and want != want):
             raise Broken(f"{name} is {got!r} instead of {want!r}")

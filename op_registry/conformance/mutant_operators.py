@@ -7,7 +7,7 @@ rule of one, in the caller's overlay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def _defined(function: Callable[..., Any], backward: Any = None, context: Any = 
     return operator._opoverload
 
 
-def _saved(ctx: Any, inputs: Any, output: Any) -> None:
+def _saved(ctx: Any, inputs: Sequence[object], output: object) -> None:
     tensors = [i for i in inputs if isinstance(i, Tensor)]
     ctx.save_for_backward(*tensors)
     ctx.others = [i for i in inputs if not isinstance(i, Tensor)]

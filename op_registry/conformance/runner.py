@@ -1,7 +1,7 @@
-"""Runs the laws over many operators in worker processes, and keeps what came of them in a file.
+"""Runs the laws over many operators in worker processes, and writes the reports to a file.
 
-A worker that crashes or hangs costs its operator and no more: what it was doing is known, and another takes its place.
-A run that was broken off goes on where it stopped, as long as settings and sources are the same.
+A worker that crashes or hangs loses only its operator: the trial is reported, and another worker takes its place.
+An interrupted run resumes where it stopped, as long as settings and sources are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trials import Settings, run_operator
 
-# After so many operators a process makes room for a new one: graphs and kernels that torch keeps are gigabytes by then.
+# After so many operators a process is replaced: graphs and kernels that torch keeps are gigabytes by then.
 SERVES = 500
 LINE_LENGTH = 1024
 # Seconds that a worker may take to import torch, before the time of its first operator is counted.
@@ -34,7 +34,7 @@ START = 180.0
 
 
 def fingerprint(settings: Settings) -> str:
-    """Settings, torch's version and the sources that results depend on, as one short word."""
+    """Settings, torch's version and the sources that results depend on, as a short digest."""
     digest = hashlib.sha256(json.dumps([asdict(settings), torch.__version__]).encode())
     packages = {"op_registry", type(find_subject(settings.subject)).__module__.partition(".")[0]}
     for package in sorted(packages):
@@ -147,8 +147,8 @@ class _Worker:
         return report
 
 
-def _work(connection: Any, doing: Any, settings: Settings) -> None:
-    """A worker's life."""
+def _work(connection: multiprocessing.connection.Connection[Any, Any], doing: Any, settings: Settings) -> None:
+    """The main loop of a worker."""
     torch.set_num_threads(1)
     for module in settings.modules:
         importlib.import_module(module)
@@ -200,7 +200,7 @@ def _in_workers(operators: Sequence[str], settings: Settings, workers: int, time
 
 
 def _reported(worker: _Worker) -> Report | None:
-    """A finished report, one about a crash or a hang, or None while there is nothing to say."""
+    """A finished report, one about a crash or a hang, or None while it runs."""
     try:
         if worker.connection.poll():
             report: Report = worker.connection.recv()

@@ -8,7 +8,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.trees import tree_leaves, tree_map
 
 
-def _is_strided(leaf: Any) -> bool:
+def _is_strided(leaf: object) -> TypeGuard[Tensor]:
     """Whether a leaf of the arguments is a tensor with values that a mask can hide."""
     return isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta"
 
@@ -53,7 +53,7 @@ class Sample:
         """The arguments with each distinct tensor replaced, one tensor passed twice staying one."""
         made: dict[int, Any] = {}
 
-        def replace(leaf: Any) -> Any:
+        def replace(leaf: object) -> Any:
             if not _is_strided(leaf):
                 return leaf
             if id(leaf) not in made:
@@ -66,7 +66,7 @@ class Sample:
     def shape_of_call(self) -> tuple[Any, ...]:
         """What two calls share when one of them is enough: dimensions, dtypes, and which options are set how."""
 
-        def describe(leaf: Any) -> Any:
+        def describe(leaf: object) -> Any:
             if isinstance(leaf, Tensor):
                 return (leaf.ndim, leaf.dtype, leaf.numel() == 0)
             return type(leaf).__name__ if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) else str(leaf)

@@ -362,11 +362,11 @@ def _small(tensors: Sequence[Tensor]) -> tuple[bool, bool, bool]:
     )
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: object) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _variables(sample: Sample, args: Any, kwargs: Any) -> frozenset[int]:
+def _variables(sample: Sample, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
     """Which tensors of a recorded call are not among those of its sample that have no derivative."""
     constant = {
         id(t) for n, t in enumerate(sample.tensors) if sample.variables is not None and n not in sample.variables

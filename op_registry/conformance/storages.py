@@ -36,8 +36,8 @@ def non_interference(trial: Trial, storage: str) -> None:
         raise NotAsked("nothing is invalid")
     _stored_otherwise(trial, storage)
     first, second = fills_for(trial)[0], fills_for(trial)[-3]
-    base = outcome_with_gradients(trial, first, storage, roomy=True)
-    again = outcome_with_gradients(trial, second, storage, roomy=True)
+    base = outcome_with_gradients(trial, first, storage, explicit_invalid=True)
+    again = outcome_with_gradients(trial, second, storage, explicit_invalid=True)
     name = f"stored as {storage} with {second} beside what is valid"
     if isinstance(base, Exception) or isinstance(again, Exception):
         if type(base) is not type(again):

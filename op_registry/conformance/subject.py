@@ -62,10 +62,10 @@ class Subject:
     # How else it can store a tensor, by name (P4).
     storages: tuple[str, ...] = ()
 
-    def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
+    def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
         """A new leaf like `value`, stored otherwise; `value` itself where that storage does not fit its shape.
 
-        With `roomy`, some of its invalid elements are stored too, with the data that they have.
+        With `explicit_invalid`, some of its invalid elements are stored too, with the data that they have.
         """
         return value
 

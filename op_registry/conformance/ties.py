@@ -1,4 +1,4 @@
-"""Positions of equal values: torch's unstable sorts and selections name any of them, and so may anybody."""
+"""Indices of equal values: torch's unstable sorts and selections return any of them, and so may a subject."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A trial: one sample under one set of masks, given to one subject; and how a law says what came of it.
+"""A trial: one sample under one set of masks, given to one subject; and the exceptions by which a law reports.
 
 A law is a function of a :class:`Trial`. It returns when it holds, and raises :class:`Broken` with what was wrong,
-:class:`NotAsked` where the trial has nothing to say about it, or what the subject raised.
+:class:`NotAsked` where the trial does not test it, or what the subject raised.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Broken(AssertionError):
 
 
 class NotAsked(Exception):
-    """The law has nothing to say about this trial; the message says why."""
+    """The trial does not test the law; the message says why."""
 
 
 class Densified(Exception):
-    """The law holds, but something had to be stored densely for it; the message says what."""
+    """The law holds, but a sparse tensor had to be stored densely; the message says which."""
 
 
 class Refusal(Exception):
@@ -68,12 +68,16 @@ class Trial:
         return any(mask is not None and not bool(mask.all()) for mask in self.masks)
 
     def wrapped(
-        self, fill: str | None = None, gradients: bool = False, storage: str | None = None, roomy: bool = False
+        self,
+        fill: str | None = None,
+        gradients: bool = False,
+        storage: str | None = None,
+        explicit_invalid: bool = False,
     ) -> tuple[Any, Any, list[Any]]:
         """Arguments for the subject, and the value that each tensor became.
 
         Hidden data is overwritten by `fill`; masked tensors are stored as `storage` says, where that fits: "csr" all of
-        them, "csr_first" only the first. `roomy` stores invalid elements beside the valid ones.
+        them, "csr_first" only the first. `explicit_invalid` stores invalid elements beside the valid ones.
         """
         values: list[Any] = []
         layout, _, which = storage.partition("_") if storage is not None else ("", "", "")
@@ -90,7 +94,7 @@ class Trial:
             else:
                 value = self.subject.wrap(data, mask, wanted)
                 if layout and not (done and which == "first"):
-                    dense, value = value, self.subject.stored(value, layout, wanted, roomy)
+                    dense, value = value, self.subject.stored(value, layout, wanted, explicit_invalid)
                     done = done or value is not dense
             values.append(value)
             return value
@@ -99,7 +103,7 @@ class Trial:
         return args, kwargs, values
 
     def plain(self) -> Any:
-        """What plain torch gives."""
+        """Plain torch's result, and the tensors that it wrote to."""
         written = self.written
         args, kwargs, copies = self.copies()
         start_random_numbers(self.seed)
@@ -113,8 +117,8 @@ class Trial:
         masked = {id(t): mask is not None for t, mask in zip(self.sample.tensors, self.masks, strict=True)}
 
         def other(tensor: Tensor) -> Tensor:
-            turned = masked[id(tensor)] or not masked_only
-            return change(tensor) if turned else tensor.detach().clone()
+            changes = masked[id(tensor)] or not masked_only
+            return change(tensor) if changes else tensor.detach().clone()
 
         args, kwargs = self.sample.with_tensors(other)
         return dataclasses.replace(self, sample=dataclasses.replace(self.sample, args=args, kwargs=kwargs))
@@ -132,14 +136,14 @@ class Trial:
         self._leaves_alone(values, before)
         return result
 
-    def _seen(self, value: Any) -> tuple[Tensor, Tensor | None]:
+    def _seen(self, value: object) -> tuple[Tensor, Tensor | None]:
         """Copies of a value's data and mask."""
         data, mask = self.subject.observe(value)
         return data.detach().clone(), None if mask is None else mask.clone()
 
     def _leaves_alone(self, values: list[Any], before: list[tuple[Tensor, Tensor | None]]) -> None:
-        """Operands that plain torch does not write to keep their mask and data, to the bit, under the mask too: that
-        may be memory of the caller's."""
+        """Operands that plain torch does not write to keep mask and data bit for bit, under the mask too: it may be
+        the caller's memory."""
         touched = plain_torch.forward(self.sample, self.seed).touched
         for position, (value, (data, mask)) in enumerate(zip(values, before, strict=True)):
             if position in touched:
@@ -209,7 +213,7 @@ class Trial:
         return tree_leaves(expected(self.sample.fn, args, kwargs, masks, also))
 
 
-def observed(subject: Subject, result: Any) -> list[Any]:
+def observed(subject: Subject, result: object) -> list[Any]:
     """Each leaf of a result as (data, mask or None), or as the Python value that it is."""
     leaves = tree_leaves(result, is_leaf=subject.is_value)
     return [subject.observe(leaf) if subject.is_value(leaf) else leaf for leaf in leaves]

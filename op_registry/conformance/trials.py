@@ -1,4 +1,4 @@
-"""Which trials there are for an operator, and what came of each: the part of the runner that runs in a worker."""
+"""The trials of an operator and their outcomes: the part of the runner that runs in a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -18,7 +17,7 @@ from torch._ops import OpOverload
 from op_registry.conformance import closed, gradients, laws, modes, storages
 from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gaps import covers, gaps_of
-from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, masking
+from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, Masking, masking
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.sample import Operator, Sample
@@ -163,8 +162,8 @@ def trials_of(
 def _first_that_tells(subject: Subject, sample: Sample, kinds: list[str], seed: int) -> list[str]:
     """The first kind of mask under which a call is answered and something in its results is valid.
 
-    What is dear is asked once. Under some masks there is nothing to compare: lengths may have to be valid, and windows
-    that need every element have none left.
+    Compiling is slow, so one mask has to do. Under some masks there is nothing to compare: lengths may
+    have to be valid, and windows that need every element have none left.
     """
     for kind in kinds:
         masks = masking(kind, sample.tensors, seed)
@@ -210,7 +209,7 @@ def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpO
 
 
 def describe(sample: Sample, kind: str) -> str:
-    """A trial in a few words, which gaps may quote."""
+    """A short description of a trial, which gaps may quote."""
     overload = f" {sample.fn}" if isinstance(sample.fn, OpOverload) else ""
     return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}{overload}"
 
@@ -228,7 +227,7 @@ def repro(operator: Operator, law: str, description: str, settings: Settings, op
 
 
 def _imports(operator: Operator, settings: Settings) -> str:
-    """What has to be imported for the operator to have its rule."""
+    """The --import options that register the operator's rule."""
     own = operator.module if isinstance(operator, RegisteredOperator) else None
     modules = dict.fromkeys([*settings.modules, *([own] if own is not None and not _built_in(own) else [])])
     return "".join(f" --import {module}" for module in modules)
@@ -239,7 +238,7 @@ def _built_in(module: str) -> bool:
 
 
 def _remark(operator: Operator) -> str:
-    """What keeps the line from running as it stands, as a comment of the shell."""
+    """Why the line does not run as it is, as a shell comment."""
     if not isinstance(operator, RegisteredOperator) or operator.module is not None:
         return ""
     where = operator.rule.where if operator.rule is not None else "an overlay"
@@ -247,7 +246,7 @@ def _remark(operator: Operator) -> str:
 
 
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
-    """Every trial of an operator. `say` is told what is about to run, so that a crash has a name."""
+    """Every trial of an operator. Before each, `say` gets the line that repeats it, so that a crash can be traced."""
     operator = operator_named(name) if isinstance(name, str) else name
     subject = find_subject(settings.subject)
     report = Report(name if isinstance(name, str) else operator.name)
@@ -301,7 +300,7 @@ def _try_law(
             say(line)
             described = f"{description} {option[1]}" if option and stored else description
             status, message = named.judged(law, described, *outcome_of(check, trial))
-            _keep(report, law, described, status, message, line)
+            _record(report, law, described, status, message, line)
             if option and law == "P4":
                 report.storages.setdefault(option[1], Counter())[status] += 1
             if settings.until_broken and status in ("broken", "error"):
@@ -309,7 +308,7 @@ def _try_law(
 
 
 class _NamedGaps:
-    """The gaps of an operator, and which of them the trials have found to be there."""
+    """The gaps of an operator, and which of them trials have shown to be open."""
 
     def __init__(self, gaps: Sequence[Gap]) -> None:
         self.gaps = gaps
@@ -317,7 +316,7 @@ class _NamedGaps:
         self.failed: set[int] = set()
 
     def judged(self, law: str, description: str, status: str, message: str) -> tuple[str, str]:
-        """A trial's outcome, in the light of what is named."""
+        """A trial's outcome, or "gap" where a named gap covers its failure."""
         spoken = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
         if status != "not asked":
             self.asked.update(spoken)
@@ -360,18 +359,18 @@ def _errors(
         description = f"{str(sample.dtype).removeprefix('torch.')} error {sample.number} unstored"
         line = f"python -m op_registry check --op {operator.name} --law P1"
         say(line)
-        outcome = outcome_of(laws.same_errors, Trial(subject, sample, _none(sample)))
+        outcome = outcome_of(laws.same_errors, Trial(subject, sample, _without_masks(sample)))
         status, message = named.judged("P1", description, *outcome)
-        _keep(report, "P1", description, status, message, line)
+        _record(report, "P1", description, status, message, line)
 
 
-def _none(sample: Sample) -> Any:
-    made = masking("unstored", sample.tensors)
-    assert made is not None
-    return made
+def _without_masks(sample: Sample) -> Masking:
+    masks = masking("unstored", sample.tensors)
+    assert masks is not None
+    return masks
 
 
-def _keep(report: Report, law: str, description: str, status: str, message: str, line: str) -> None:
+def _record(report: Report, law: str, description: str, status: str, message: str, line: str) -> None:
     report.counts.setdefault(law, Counter())[status] += 1
     report.dtypes.setdefault(description.partition(" ")[0], Counter())[status] += 1
     if status == "densified" or (status == "not asked" and message.startswith("no oracle")):
@@ -383,7 +382,7 @@ def _keep(report: Report, law: str, description: str, status: str, message: str,
 
 
 def outcome_of(check: Law, trial: Trial) -> tuple[str, str]:
-    """The status of one trial, and what there is to say about it."""
+    """The status of one trial, and the message to it."""
     if trial.plain_error is not None and check is not laws.same_errors:
         return "not asked", f"plain torch raises {trial.plain_error}"
     try:

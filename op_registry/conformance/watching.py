@@ -1,8 +1,8 @@
 """Seeing every operator call that a piece of Python code makes, as the dispatcher sees it: whole, above autograd.
 
 ``torch.var(x, 1)`` is seen as ``aten.var.dim`` and ``F.linear`` as ``aten.linear.default``, before torch takes
-composite operators apart. An :class:`Interpreter` decides what each call gives; what it wants to know about a tensor
-it keeps in a table beside it, so that plain tensors travel through the code under test, with no tensor subclass.
+composite operators apart. An :class:`Interpreter` computes the result of each call. It keeps its notes about
+tensors in a side table, so that plain tensors pass through the code under test, without a tensor subclass.
 
 Torch admits only three kinds of mode at this place in the dispatcher; an interpreter is made one of them by name
 (:class:`SchemaCheckMode`) and shares nothing else with it. Checked with torch 2.11 to 2.13; tests/test_conformance.py
@@ -12,7 +12,7 @@ has the test of the assumption.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -48,7 +48,7 @@ def _named(operator: OpOverload, name: str) -> Callable[..., Any]:
 
 
 class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
-    """Runs code with `evaluate` in the place of every operator call, and a note kept on every tensor worth one."""
+    """Runs code with `evaluate` in place of every operator call, and keeps notes on tensors."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
@@ -58,14 +58,14 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
         self._factory_notes: dict[int, tuple[Tensor, Any]] = {}
 
     def note(self, tensor: Tensor, note: Any, op: OpOverload | None = None) -> Tensor:
-        """Remember `note` about `tensor`, which `op` has made, and which is given back."""
+        """Keep `note` about `tensor`, which `op` made; returns the tensor."""
         self._notes[id(tensor)] = (tensor, note)
         if op is not None and op._schema.name.endswith(FACTORIES) and tensor.numel():
             self._factory_notes[tensor.data_ptr()] = (tensor, note)
         return tensor
 
-    def noted(self, tensor: Any) -> Any:
-        """What is remembered about `tensor`, or None."""
+    def noted(self, tensor: Tensor) -> Any:
+        """The note about `tensor`, or None."""
         entry = self._notes.get(id(tensor))
         if entry is None and self._factory_notes and tensor.layout is torch.strided and tensor.numel():
             entry = self._factory_notes.get(tensor.data_ptr())
@@ -73,7 +73,7 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
                 return None
         return entry[1] if entry is not None else None
 
-    def anything_noted(self, args: Any, kwargs: Any) -> bool:
+    def anything_noted(self, args: object, kwargs: object) -> bool:
         """Whether a tensor among the arguments has a note."""
         return any(self.noted(leaf) is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
@@ -82,7 +82,7 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
         with torch_masked_as_operators(), enable_python_dispatcher(), self:
             return fn(*args, **kwargs)
 
-    def decompose(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    def decompose(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run torch's own definition of a composite operator, its pieces evaluated in turn."""
         return self.run(op.decompose, *args, **kwargs)
 
@@ -90,7 +90,9 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
         """The result of one call, in which plain tensors stand for whatever the notes say of them."""
         raise NotImplementedError
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         # Python stand-ins for C++ kernels, which the dispatcher's Python side brings with it, would change rounding.
         with no_python_dispatcher():
             result = self.evaluate(func, args, kwargs or {})

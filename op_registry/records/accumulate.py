@@ -1,8 +1,7 @@
-"""accumulate: the sum of what is there, valid where anything is.
+"""accumulate: the sum of the valid contributions, valid where there is at least one.
 
-Law: elementwise arithmetic needs both operands; accumulating takes an absent element as no contribution. The value is
-the sum of the valid contributions, valid where there is at least one. Merged gradients of different batches, duplicate
-indices, workers and the sums of the autograd engine all mean this.
+Law: elementwise arithmetic needs both operands; accumulation skips an invalid element. Gradients merged from different
+batches, duplicate indices or workers, and the sums of the autograd engine all mean this.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def accumulate(records: Sequence[Dense]) -> Dense:
     """
     dtype = dtype_of_sum([record.data for record in records])
     validities = [record.validity for record in records]
-    # Under one mask every contribution is there wherever any is: nothing needs to be filled.
+    # Under one mask all contributions are valid wherever one is: nothing needs to be filled.
     together = all(validity is validities[0] for validity in validities)
     terms = [(record.data if together else record.filled(0)).to(accumulation_dtype(dtype)) for record in records]
     total = functools.reduce(torch.add, terms) if len(terms) > 1 else terms[0].clone()
@@ -33,7 +32,7 @@ def accumulate(records: Sequence[Dense]) -> Dense:
 
 
 def dtype_of_sum(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of their sum, added one after the other: a tensor without dimensions weighs less than one with some."""
+    """The dtype of their sum, added one after the other: type promotion gives 0-d tensors a lower priority."""
     total = tensors[0].new_empty([1] * (tensors[0].ndim > 0), device="meta")
     for tensor in tensors[1:]:
         dimensions = max(total.ndim, int(tensor.ndim > 0))

@@ -1,7 +1,7 @@
-"""Validity of fewer elements than the data: kept small while the data is viewed and moved.
+"""Broadcast validity: fewer elements than the data, and kept small while the data is viewed and moved.
 
-A padded batch holds one validity for each token, (B, T, 1), beside data (B, T, D). Moving the data about must not
-blow that up to the data's size: a dimension in which validity has size 1 keeps size 1 wherever the move allows it.
+A padded batch holds one validity for each token, (B, T, 1), beside data (B, T, D). Moving the data must not
+expand that to the data's size: a dimension in which validity has size 1 keeps size 1 wherever the move allows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def aligned_validity(x: Dense) -> Tensor | None:
 
 
 def expand_validity(validity: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:
-    """An aligned validity brought to the data's size in `dims` (by stride 0), left alone in the others."""
+    """An aligned validity expanded to the data's size in `dims` (by stride 0), unchanged in the others."""
     sizes = list(validity.shape)
     for d in dims:
         sizes[d] = shape[d]
@@ -31,7 +31,7 @@ def expand_validity(validity: Tensor, shape: Sequence[int], dims: Iterable[int])
 
 
 def full_mask(x: Dense) -> Tensor:
-    """The validity in the data's full shape, ones where none is stored: for operators that need one to write into."""
+    """The validity in the data's full shape, ones where none is stored: for operators that write into one."""
     v = x.full_validity
     return x.data.new_ones((), dtype=torch.int8).expand(x.shape) if v is None else v
 
@@ -59,7 +59,7 @@ def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -
 
 
 def _last_run(dims: range, holds: Callable[[int], bool]) -> range:
-    """The longest run of last dimensions of which `holds` is true."""
+    """The longest run of last dimensions that all satisfy `holds`."""
     start = dims.stop
     while start > dims.start and holds(start - 1):
         start -= 1

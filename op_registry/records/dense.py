@@ -1,4 +1,4 @@
-"""What a rule sees of a masked tensor, and the few words to say something about it.
+"""What a rule sees of a masked tensor, and the helper functions for it.
 
 A rule never meets the tensor subclass. Every tensor argument reaches it as a :class:`Dense` record, a plain tensor
 as a record whose every element is valid, and it gives back records (masked results) or plain tensors (plain results).
@@ -24,7 +24,7 @@ from op_registry.records.validity import as_bool, as_int8, intersect
 
 
 def valid_in_all(*records: Any) -> Tensor | None:
-    """Where every record among `records` is valid, after broadcasting (None: everywhere). Others are passed over."""
+    """Where every record among `records` is valid, after broadcasting (None: everywhere). Others are skipped."""
     validity: Tensor | None = None
     for record in records:
         if isinstance(record, Dense):
@@ -38,7 +38,7 @@ def all_valid(*arguments: Any) -> bool:
 
 
 def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
-    """`data` with `value` wherever `validity` says invalid; differentiable, and blind to what was there."""
+    """`data` with `value` wherever `validity` says invalid; differentiable, and independent of the hidden values."""
     if validity is None:
         return data
     if data.dtype is torch.bool and not isinstance(value, Tensor):
@@ -113,7 +113,7 @@ class Dense:
         return Dense(self.data, intersect(self.validity, validity))
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Dense:
-        """Data and validity moved alike by `move`."""
+        """`move` applied to data and validity."""
         v = self.full_validity
         return Dense(move(self.data), None if v is None else move(v))
 
@@ -129,7 +129,7 @@ class Dense:
         return self._fact("count", dims, keepdim)
 
     def any_valid(self, dim: Dims = None, keepdim: bool = False) -> Tensor | None:
-        """Validity of a reduction over `dim`: at least one valid element, or none there to begin with."""
+        """Validity of a reduction over `dim`: at least one valid element, or an empty slice."""
         validity = self.validity
         if validity is None:
             return None
@@ -139,9 +139,9 @@ class Dense:
         return self._fact("some", dims, keepdim)
 
     def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-        """A fact about the mask, computed once per mask object and version.
+        """A fact about the mask, cached per mask object and version.
 
-        Not remembered while tracing, nor what could not be saved for a backward because it is made in inference mode.
+        Not cached while tracing or in inference mode, whose tensors cannot be saved for backward.
         """
         validity = self.validity
         assert validity is not None
@@ -166,7 +166,7 @@ class Dense:
             count = validity.to(torch.int64)
         else:
             # Summed as int32, or as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
-            # (An exported program's sizes are not to be asked about: that would bound them.)
+            # (Never ask for an exported program's sizes: that would bound them.)
             exact_in_float = (
                 being_traced(validity)
                 and not torch.compiler.is_exporting()
@@ -182,7 +182,7 @@ class Dense:
 
 
 def _remembered(validity: Tensor) -> tuple[int, dict[Any, Tensor]]:
-    """The facts kept on a mask object, and the version of the mask that they were true of."""
+    """The facts cached on a mask object, and the version of the mask that they hold for."""
     kept: tuple[int, dict[Any, Tensor]] = getattr(validity, "_facts", (-1, {}))
     return kept
 

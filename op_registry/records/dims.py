@@ -11,7 +11,7 @@ Dims = int | Sequence[int] | None
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
-    """A dimension as non-negative number, or torch's own error."""
+    """A dimension as a non-negative number, or torch's error."""
     if not -ndim <= dim < ndim:
         torch.empty([1] * ndim, device="meta").squeeze(dim)
     return dim % ndim

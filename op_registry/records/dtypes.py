@@ -1,4 +1,4 @@
-"""What depends on a dtype alone: identities of max and min, and the dtype in which sums are accumulated."""
+"""Functions of a dtype: identities of max and min, and the dtype in which sums are accumulated."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ _BITS = {
     torch.int8: torch.int8,
     torch.uint8: torch.int8,
 }
-# Wide masks up to this many elements are kept with the mask; larger ones are made anew each time, which costs little.
+# Wide masks up to this many elements are cached on the mask; larger ones are recomputed each time, which costs little.
 _KEPT_UP_TO = 1 << 16
 # Below this many elements torch.where is quicker for values other than 0.
 _WORTH_IT = 1 << 14
 
 
 def can_fill_bits(data: Tensor, value: complex) -> bool:
-    """Whether the bit operations give what torch.where would, sooner: `value` does not change the dtype."""
+    """Whether the bit operations give the same as torch.where, and faster: `value` does not change the dtype."""
     dtype = data.dtype
     if dtype not in _BITS or (value != 0 and data.numel() < _WORTH_IT):
         return False
@@ -51,7 +51,7 @@ def pattern(value: complex, dtype: torch.dtype) -> int:
 
 
 def wide_mask(validity: Tensor, bits: torch.dtype) -> Tensor:
-    """All ones where valid, all zeros elsewhere; kept with a small mask for as long as that does not change."""
+    """All ones where valid, all zeros elsewhere; cached on a small mask until that changes."""
     if validity.numel() > _KEPT_UP_TO or validity.is_inference():
         return _widen(validity, bits)
     version, kept = _kept(validity)
@@ -69,9 +69,9 @@ def _kept(validity: Tensor) -> tuple[int, dict[torch.dtype, Tensor]]:
 
 
 def widened(validity: Tensor, dtype: torch.dtype) -> Tensor:
-    """All ones where int8 `validity` is 1, in the integers of the size of `dtype`: for one who keeps it.
+    """All ones where int8 `validity` is 1, in integers as wide as `dtype`: for callers that cache it.
 
-    Of one byte it stays as it is: int8 says a validity, whoever has it.
+    One byte wide, it stays the int8 validity itself.
     """
     bits = _BITS[dtype]
     return validity if bits is torch.int8 else _widen(validity, bits)

@@ -12,7 +12,7 @@ from op_registry.records.validity import as_int8
 
 
 def validity_in_strides_of_data(x: Dense) -> Tensor:
-    """The validity, element for element where the data has its elements in memory."""
+    """The validity with the data's strides: element for element where the data is in memory."""
     memory = torch.empty_like(x.data, dtype=torch.int8)
     if memory.stride() != x.data.stride():
         raise MaskedSemanticsError(
@@ -24,5 +24,5 @@ def validity_in_strides_of_data(x: Dense) -> Tensor:
 
 
 def offset_within_data(x: Dense, storage_offset: int | None) -> int | None:
-    """A storage offset in the data's memory, as one in memory that begins where the data does."""
+    """A storage offset into the data's memory, relative to the data's first element."""
     return None if storage_offset is None else storage_offset - int(x.data.storage_offset())

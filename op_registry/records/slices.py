@@ -1,7 +1,7 @@
-"""Words for rules that work slice by slice: reductions, scans, norms, softmax, sorts.
+"""Helpers for rules that work slice by slice: reductions, scans, norms, softmax, sorts.
 
-What all of them share: with nothing masked they are the plain operator; a slice of which nothing is left must stay
-finite inside, so that no NaN arises where anomaly detection looks; counts divide in the accumulation dtype.
+All of them: without a mask they are the plain operator; a slice without valid elements stays finite in between, so that
+anomaly detection finds no NaN; counts divide in the accumulation dtype.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def plain_data(argument: Any) -> Any:
 
 
 def nonzero_count(count: Tensor | int) -> Tensor | int:
-    """A count to divide by: 1 where a slice has nothing, whose result nobody sees."""
+    """A count to divide by: 1 for a slice without valid elements, whose result is invalid."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
@@ -43,9 +43,9 @@ def squeeze_reduced(dims: tuple[int, ...], reduced: Tensor, keepdim: bool) -> Te
 
 
 def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
-    """The data with -inf where invalid, whose exponential is 0; a slice of which nothing is valid is 0 throughout.
+    """The data with -inf where invalid, whose exponential is 0; a slice without valid elements is 0 throughout.
 
-    Of a slice of -inf alone, softmax and the derivative of logsumexp would make NaN.
+    For a slice of only -inf, softmax and the derivative of logsumexp would be NaN.
     """
     some = x.any_valid(dims, keepdim=True)
     assert some is not None
@@ -56,11 +56,10 @@ def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
 
 
 def filled_for_exp_alone(x: Dense, dims: Dims) -> Tensor:
-    """The same for a rule in which nothing else meets the exponentials before the result is closed.
+    """The same for a rule that combines the exponentials with nothing else before the result is filled again.
 
-    NaN in a slice of which nothing is valid harms nobody there: this fill, and the one that closes the result, let no
-    gradient pass in either direction. But anomaly detection would object. So only a graph, which is not asked, saves
-    itself another pass over the mask.
+    NaN in a slice without valid elements is then harmless: neither this fill nor the later one lets a gradient through.
+    But anomaly detection would report it, so only a graph, where it does not run, saves the second pass over the mask.
     """
     return x.filled(-math.inf) if being_traced(x.data) else filled_for_exp(x, dims)
 
@@ -99,9 +98,9 @@ _NO_SPREAD = 1e-3
 
 
 class DenseSlices:
-    """The slices of a dense record along `dims`: what each has as a sum, and for each of its elements.
+    """The slices of a dense record along `dims`: their sums and counts, and numbers broadcast to their elements.
 
-    Slices that are stored otherwise have the same words (segments.py).
+    Slices of sparse records have the same methods (segments.py).
     """
 
     def __init__(self, dims: tuple[int, ...]) -> None:
@@ -112,7 +111,7 @@ class DenseSlices:
         return t.sum(self.dims, keepdim=True) if self.dims else t
 
     def spread(self, each: Tensor) -> Tensor:
-        """For every element the number of its slice."""
+        """The number of its slice for every element."""
         return each
 
     def count(self, x: Dense) -> Tensor:
@@ -123,7 +122,7 @@ class DenseSlices:
 
 
 def moments(x: Dense, over: Any) -> Moments:
-    """Moments of the slices that `over` speaks of (see :class:`Over`), by the corrected two-pass formula.
+    """Moments of the slices that `over` describes (see :class:`Over`), by the corrected two-pass formula.
 
     The first pass finds a pivot, the mean up to rounding. The second sums deviations from it and their squares, and
     removes what the pivot missed. The sum of squares about the mean does not depend on the pivot, so its derivatives
@@ -139,7 +138,7 @@ def moments(x: Dense, over: Any) -> Moments:
     shift = deviations / some
     spread = square - abs_squared(deviations) / some
     none = spread.detach() <= square.detach() * _NO_SPREAD
-    # Exactly 0 for a constant slice, as torch's own; the derivatives, which are right, stay.
+    # Exactly 0 for a constant slice, like torch; the derivatives are right and stay.
     spread = spread - torch.where(none, spread, 0).detach()
     return Moments(count, deviation, shift, pivot + shift, spread)
 
@@ -165,7 +164,7 @@ def arange_along(size: int, dim: int, like: Tensor) -> Tensor:
 
 
 def valid_first_positions(validity: Tensor, dim: int) -> Tensor:
-    """For each element the place that it takes when valid ones move to the front of `dim`, all in their old order.
+    """The index that each element takes when valid ones move to the front of `dim`, all in their old order.
 
     ``new.scatter(dim, places, old)`` moves there, ``new.gather(dim, places)`` back.
     """
@@ -176,7 +175,7 @@ def valid_first_positions(validity: Tensor, dim: int) -> Tensor:
 
 
 def safe_sqrt(spread: Dense) -> Dense:
-    """Standard deviation; its derivative at 0 is 0, as torch has it."""
+    """Standard deviation; its derivative at 0 is 0, as in torch."""
     none = spread.data == 0
     return spread.like(torch.where(none, 0, torch.where(none, 1, spread.data).sqrt()))
 

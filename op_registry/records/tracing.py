@@ -1,4 +1,4 @@
-"""Questions about the moment of a call: is a graph being traced, may a gradient flow, may a result be remembered?"""
+"""The state of a call: is a graph being traced, may a gradient flow, may a result be cached?"""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Set by the layer that intercepts calls: is a transform of torch.func, or forward mode, running? What is computed
-# there must not be remembered, and functorch runs no autograd function whose forward takes a context.
+# Set by the layer that intercepts calls: is a torch.func transform, or forward mode, running? Values computed there
+# must not be cached, and functorch runs no autograd function whose forward takes a context.
 _transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False]
 
 
 def set_transform_probes(transform: Callable[[], bool], functorch: Callable[[], bool]) -> None:
-    """Let the layer that knows say whether either of the two, or functorch alone, is running."""
+    """Set the functions that tell whether either of the two, or functorch alone, is running."""
     _transform_probes[:] = [transform, functorch]
 
 
@@ -28,14 +28,14 @@ def being_traced(tensor: Tensor) -> bool:
 
 
 def computed_at_once(*tensors: Tensor) -> bool:
-    """Whether what is computed of them is neither a graph's nor a transform's: an autograd function of ours may run."""
+    """Whether plain eager execution computes with them, so that a custom autograd.Function may run."""
     return not _transform_probes[1]() and not any(being_traced(t) for t in tensors)
 
 
 def gradients_may_flow(*tensors: Tensor) -> bool:
-    """Whether a derivative may be asked of something computed now from `tensors`.
+    """Whether something computed from `tensors` now may be differentiated.
 
-    True while tracing and inside functorch transforms, where nobody can know; there the extra fill fuses away.
+    True while tracing and inside functorch transforms, where it is unknown; there the extra fill fuses away.
     """
     if not torch.is_grad_enabled():
         return False
@@ -43,7 +43,7 @@ def gradients_may_flow(*tensors: Tensor) -> bool:
 
 
 def savable(tensor: Tensor) -> Tensor:
-    """Something that may be saved for a backward: outside of inference mode, a copy of what was made in it."""
+    """A tensor that may be saved for backward: outside of inference mode, a copy of one that was made in it."""
     if being_traced(tensor) or not tensor.is_inference() or torch.is_inference_mode_enabled():
         return tensor
     return tensor.clone()

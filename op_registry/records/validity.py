@@ -30,7 +30,7 @@ def as_int8(valid: Tensor) -> Tensor:
 
 
 def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The validity of what needs both; None is all valid. One mask object on both sides costs nothing."""
+    """Valid where both are; None is all valid. Intersecting a mask object with itself is free."""
     if a is None or a is b:
         return b
     if b is None:
@@ -39,12 +39,12 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def unite(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The validity of what needs one of the two; None is all valid."""
+    """Valid where either is; None is all valid."""
     if a is None or b is None:
         return None
     return a if a is b else as_int8(a) | as_int8(b)
 
 
 def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
-    """The validity beside data that may have been made on another device."""
+    """The validity on the device of the data."""
     return validity if validity is None or validity.device == data.device else validity.to(data.device)

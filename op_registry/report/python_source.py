@@ -47,7 +47,7 @@ def _counts(op: Operator) -> bool:
     return works and name.rpartition("::")[2] not in GEOMETRY
 
 
-def _read(function: Any, found: dict[Operator, None], seen: set[int], depth: int) -> None:
+def _read(function: Callable[..., Any], found: dict[Operator, None], seen: set[int], depth: int) -> None:
     function = inspect.unwrap(function)
     if id(function) in seen or depth > DEEPEST or not isinstance(function, (types.FunctionType, types.MethodType)):
         return
@@ -68,14 +68,14 @@ def _read(function: Any, found: dict[Operator, None], seen: set[int], depth: int
             _read(callee, found, seen, depth + 1)
 
 
-def _names_of(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _names_of(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a function closes over, and every name that it sees from outside."""
     seen = inspect.getclosurevars(function)
     nonlocals = dict(seen.nonlocals)
     return nonlocals, {**function.__globals__, **nonlocals}
 
 
-def _calls(function: Any) -> Iterator[ast.Call]:
+def _calls(function: Callable[..., Any]) -> Iterator[ast.Call]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -103,6 +103,6 @@ def _evaluated(called: ast.expr, names: dict[str, Any]) -> Any:
     return None if is_own else getattr(torch.Tensor, called.attr, None)
 
 
-def _of_torch(callee: Any) -> bool:
+def _of_torch(callee: object) -> bool:
     module = getattr(callee, "__module__", None) or ""
     return module.partition(".")[0] == "torch" and not module.startswith(BESIDE)

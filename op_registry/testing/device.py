@@ -32,8 +32,8 @@ class OnDevice(Subject):
         self.storages = base.storages
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
-        there = None if mask is None else mask.to(self.device)
-        return self.base.wrap(data.to(self.device), there, requires_grad)
+        on_device = None if mask is None else mask.to(self.device)
+        return self.base.wrap(data.to(self.device), on_device, requires_grad)
 
     def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
         data, mask = self.base.observe(value)
@@ -48,27 +48,27 @@ class OnDevice(Subject):
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         moved: dict[int, tuple[Tensor, Tensor, int]] = {}
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: object) -> Any:
             if not isinstance(leaf, Tensor) or leaf.device == self.device:
                 return leaf
             if id(leaf) not in moved:
-                there = leaf.to(self.device)
-                moved[id(leaf)] = (leaf, there, there._version)
+                copy = leaf.to(self.device)
+                moved[id(leaf)] = (leaf, copy, copy._version)
             return moved[id(leaf)][1]
 
         args, kwargs = tree_map(move, (args, kwargs))
         result = self.base.call(fn, *args, **kwargs)
         with torch.no_grad():
-            for here, there, version in moved.values():
-                if there._version != version:
-                    here.copy_(there)
+            for original, copy, version in moved.values():
+                if copy._version != version:
+                    original.copy_(copy)
         return result
 
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
         return self.base.gradients(scalar, inputs, create_graph)
 
-    def stored(self, value: Any, storage: str, requires_grad: bool, roomy: bool = False) -> Any:
-        return self.base.stored(value, storage, requires_grad, roomy)
+    def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
+        return self.base.stored(value, storage, requires_grad, explicit_invalid)
 
     def densified(self) -> list[str]:
         return self.base.densified()
