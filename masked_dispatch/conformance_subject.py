@@ -11,6 +11,10 @@ from torch import Tensor
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
 from op_registry.conformance.subject import Subject
+from op_registry.sparse.layout import COO, Layout, layout_called
+
+# COO with one sparse dimension, the others dense.
+HYBRID = "hybrid"
 
 
 class Eager(Subject):
@@ -26,14 +30,18 @@ class Eager(Subject):
             return value, None
         return value.get_data(), value.get_mask()
 
-    storages = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
+    storages = ("coo", "csr", "csc", "bsr", "bsc", HYBRID, "packed")
+
+    def can_store(self, storage: str) -> bool:
+        return storage == HYBRID or layout_called(storage) is not None
 
     def __init__(self) -> None:
         self._densified: list[str] = []
         on_densify.append(lambda event: self._densified.append(f"{event.op}: {event.why}"))
 
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
-        if not is_masked_tensor(value) or value.ndim < (1 if storage == "coo" else 2):
+        layout = COO if storage == HYBRID else layout_called(storage)
+        if layout is None or not is_masked_tensor(value) or value.ndim < (2 if storage == HYBRID else layout.least):
             return value
         with torch.no_grad():
             mask = value.get_mask()
@@ -41,7 +49,7 @@ class Eager(Subject):
                 # Every other element is stored whether it is valid or not, and then declared to be what it is.
                 every_other = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape) % 2 == 0
                 value = masked_tensor(value.get_data(), mask | every_other)
-            stored = value.to_layout(**_layout(storage, value.shape))
+            stored = value.to_layout(layout.public, **_options(storage, layout, value.shape))
             if explicit_invalid:
                 stored = stored.mask_with(mask)
         return stored.requires_grad_(requires_grad)
@@ -54,16 +62,13 @@ class Eager(Subject):
         return {"aot_eager": Compiled("aot_eager"), "inductor": Compiled("inductor")}
 
 
-def _layout(storage: str, shape: torch.Size) -> dict[str, Any]:
-    """Arguments of to_layout: the smallest blocks that divide the shape; one sparse dimension in hybrid."""
-    if storage == "hybrid":
-        return {"layout": torch.sparse_coo, "sparse_dim": 1}
-    if storage == "packed":
-        return {"layout": torch.jagged}
-    layout = getattr(torch, f"sparse_{storage}")
-    if not storage.startswith("bs"):
-        return {"layout": layout}
-    return {"layout": layout, "blocksize": tuple(next((d for d in (2, 3, 5) if n % d == 0), 1) for n in shape[-2:])}
+def _options(storage: str, layout: Layout, shape: torch.Size) -> dict[str, Any]:
+    """Options of to_layout: blocks as small as divide the shape, one sparse dimension in hybrid."""
+    if storage == HYBRID:
+        return {"sparse_dim": 1}
+    if not layout.blocks:
+        return {}
+    return {"blocksize": tuple(next((d for d in (2, 3, 5) if n % d == 0), 1) for n in shape[-2:])}
 
 
 class Compiled(Eager):

@@ -90,7 +90,7 @@ def _reassemble_tree(tree: object) -> Any:
 class _Sparsity(NamedTuple):
     """The sparsity pattern of a tensor except its index tensors, of which there are `pieces`."""
 
-    layout: torch.layout
+    layout: str  # its name
     sizes: tuple[int, ...]
     block: tuple[int, int] | None
     order: tuple[int, ...] | None
@@ -145,7 +145,7 @@ def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
     if isinstance(leaf, SparseMaskedTensor):
         pattern = leaf._pattern
         sparsity = _Sparsity(
-            pattern.layout, pattern.sizes, pattern.block, leaf._order, len(pattern.pieces), tuple(leaf.shape)
+            pattern.layout.name, pattern.sizes, pattern.block, leaf._order, len(pattern.pieces), tuple(leaf.shape)
         )
         values, *tensors = _ops.stored_of(leaf)
         return values, _Mask(tuple(tensors), sparsity)

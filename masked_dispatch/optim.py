@@ -30,7 +30,7 @@ from op_registry.records.dense import Dense, fill_where_invalid
 from op_registry.records.validity import as_bool
 from op_registry.sparse.gather_scatter import gather, scatter_
 from op_registry.sparse.pattern import pattern_of
-from op_registry.sparse.record import Sparse, layout_without_blocks, to_layout
+from op_registry.sparse.record import Sparse, to_layout
 
 Group = dict[str, Any]
 
@@ -157,7 +157,7 @@ def without_elements(gradient: MaskedTensor) -> MaskedTensor:
         return as_masked_tensor(torch.zeros_like(gradient.get_data()), torch.zeros_like(gradient.get_mask()))
     no_index = record.pattern.pieces[-1].new_zeros(0, dtype=torch.int64)
     layout, sizes = record.pattern.layout, record.pattern.sizes
-    pattern = pattern_of(layout_without_blocks(layout), (no_index,) * len(sizes), sizes)
+    pattern = pattern_of(layout.exact_sibling, (no_index,) * len(sizes), sizes)
     empty = Sparse(Dense(record.flat.data.new_zeros((0, *record.dense_sizes))), pattern)
     return wrap_sparse_record(to_layout(empty, layout, record.pattern.block))
 

@@ -12,6 +12,7 @@ from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.masks import KINDS
 from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.report import conformance as reporting
@@ -54,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--mask", action="append", choices=KINDS, help="only this kind of mask (may be repeated)")
     check.add_argument("--dtype", help="dtypes, by comma; 'preferred' or 'all'")
     check.add_argument("--mode", action="append", choices=MODES, help="modes that P7 compares with eager")
-    check.add_argument("--storage", action="append", choices=STORAGES, help="storages for P4, P3 and P5")
+    check.add_argument(
+        "--storage", action="append", help="storages for P4, P3 and P5; also those that an --import registers"
+    )
     check.add_argument("--seed", type=int, default=0)
     check.add_argument("--tier", choices=tuple(TIERS), default="quick")
     check.add_argument("--most", type=int, help="samples for each operator (0: all)")
@@ -110,7 +113,7 @@ def _check(given: argparse.Namespace) -> int:
         _import(module)
     for name in given.op or ():
         _check_operator(name)
-    _check_subject(given.subject)
+    _check_subject(given.subject, given.storage or ())
     settings = _settings(given)
     if given.op and (given.workers == 0 or len(given.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in given.op for o in operators_of(name)))
@@ -182,12 +185,15 @@ def _check_operator(name: str) -> None:
         raise UnknownName(f"{error.args[0]}{'' if plain in database() else nearest(plain, database())}") from None
 
 
-def _check_subject(name: str | None) -> None:
-    """UnknownName for a subject that there is not."""
+def _check_subject(name: str | None, storages: Sequence[str]) -> None:
+    """UnknownName for a subject that there is not, or a storage that it does not know."""
     try:
-        find_subject(name)
+        subject = find_subject(name)
     except (LookupError, ModuleNotFoundError, AttributeError, TypeError) as error:
         raise UnknownName(f"--subject {name}: {error.args[0]}" if name else str(error.args[0])) from None
+    for storage in storages:
+        if not subject.can_store(storage_of(storage)[0]):
+            raise UnknownName(f"there is no storage {storage}; there are {', '.join(STORAGES)}")
 
 
 COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutants": _mutants}

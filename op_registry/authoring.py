@@ -134,6 +134,7 @@ from op_registry.sparse.compose import (
     slice_of,
     without_op,
 )
+from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.elements import (
     from_elements,
     grid_coordinates,
@@ -144,9 +145,9 @@ from op_registry.sparse.elements import (
     valid_elements_of,
 )
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES, ON_VALUES, align_to, lead_operand
+from op_registry.sparse.layout import COO, CSR, Layout, register_layout
 from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
 from op_registry.sparse.lowering import first_of, never
-from op_registry.sparse.pattern import BY_COLUMN, PACKED, Coordinates, ravel, unravel
 from op_registry.sparse.permuted import AnyRecord, Permuted, in_base_order, on_last_dims, to_base_order, to_dense
 from op_registry.sparse.record import (
     NotLowered,
@@ -154,7 +155,6 @@ from op_registry.sparse.record import (
     coalesce,
     concat_values,
     from_coordinates,
-    layout_without_blocks,
     to_layout,
     without_block_padding,
 )
@@ -284,14 +284,16 @@ __all__ = [
     "coalesce",
     "concat_values",
     "from_coordinates",
-    "layout_without_blocks",
     "to_layout",
     "without_block_padding",
-    "BY_COLUMN",
-    "PACKED",
     "Coordinates",
     "ravel",
     "unravel",
+    # Layouts: how sparse records list what they store, and storages of your own.
+    "COO",
+    "CSR",
+    "Layout",
+    "register_layout",
     "AnyRecord",
     "Permuted",
     "in_base_order",

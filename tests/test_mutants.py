@@ -14,6 +14,7 @@ from op_registry.conformance.mutant_calls import Call, Way
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, strangers_fates
 from op_registry.records.dense import Dense
+from op_registry.sparse.layout import CSR
 from op_registry.sparse.lowering import run_sparsely
 from op_registry.sparse.record import Sparse, from_dense
 
@@ -127,7 +128,7 @@ def test_results_in_sparse_storage_are_compared_by_what_they_hold() -> None:
     """Where both operands are invalid in one place, the other mask says so: the same elements, another record."""
     rule = registry.get(torch.ops.aten.mul.Tensor)
     assert rule is not None
-    stored = from_dense(Dense(torch.ones(2, 2)), torch.sparse_csr)
+    stored = from_dense(Dense(torch.ones(2, 2)), CSR)
     holey, other = (
         Sparse(Dense(stored.values.data, torch.tensor(mask, dtype=torch.int8)), stored.pattern)
         for mask in ([0, 1, 1, 1], [1, 0, 1, 1])

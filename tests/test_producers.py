@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry.sparse import convert as conversions
+from op_registry.sparse import record
 
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
 
@@ -114,7 +114,7 @@ def test_rows_that_stay_dense():
 
 def test_a_large_tensor_is_taken_chunk_by_chunk(monkeypatch):
     taken = []
-    parts = conversions.sparse_parts
+    parts = record.sparse_parts
     monkeypatch.setattr("op_registry.sparse.record.sparse_parts", lambda *a: taken.append(a[0].shape) or parts(*a))
     x = torch.randn(512, 512)
     assert torch.equal(md.sparse_relu(x).to_tensor(0), x.relu())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry.sparse.pattern import ravel
+from op_registry.sparse.coordinates import ravel
 
 COO, CSR, CSC, BSR, BSC = (
     torch.sparse_coo,

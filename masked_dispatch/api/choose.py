@@ -27,6 +27,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import resolve
 from op_registry.records.dense import Dense
 from op_registry.rule import in_dispatcher
+from op_registry.sparse.layout import COO, CSC, CSR, PACKED, Layout
 from op_registry.sparse.record import Sparse
 
 Structure = Literal["elements", "rows"]
@@ -66,7 +67,7 @@ class Choice:
     all_valid   whether no mask is stored, because everything is valid
     """
 
-    layout: torch.layout
+    layout: torch.layout | Layout
     sparse_dim: int | None
     why: str
     all_valid: bool = False
@@ -82,14 +83,14 @@ class Choice:
         return x.to_layout(self.layout, sparse_dim=self.sparse_dim)
 
 
-Rule = Callable[[tuple[int, ...], float, str, Structure], torch.layout | Choice]
-_override: contextvars.ContextVar[torch.layout | Table | Rule | None] = contextvars.ContextVar(
+Rule = Callable[[tuple[int, ...], float, str, Structure], torch.layout | Layout | Choice]
+_override: contextvars.ContextVar[torch.layout | Layout | Table | Rule | None] = contextvars.ContextVar(
     "masked_dispatch.storage.choosing", default=None
 )
 
 
 @contextlib.contextmanager
-def choosing(by: torch.layout | Table | Rule) -> Iterator[None]:
+def choosing(by: torch.layout | Layout | Table | Rule) -> Iterator[None]:
     """What `choose` goes by inside the block, in place of the measured crossovers.
 
     by  a layout: always that one. A table, {family: {size: density}} with `", by row"` behind a family for whole rows:
@@ -98,7 +99,7 @@ def choosing(by: torch.layout | Table | Rule) -> Iterator[None]:
 
     Raises TypeError for anything else.
     """
-    if not (isinstance(by, (torch.layout, dict)) or callable(by)):
+    if not (isinstance(by, (torch.layout, Layout, dict)) or callable(by)):
         raise TypeError(
             f"choosing goes by a layout (torch.strided, torch.sparse_csr …), a table {{family: {{size: density}}}} "
             f"or a function, not {by!r}"
@@ -161,7 +162,7 @@ def choose(
     structure = structure or "elements"
     family = family_of(op)
     override = _override.get()
-    if isinstance(override, torch.layout):
+    if isinstance(override, (torch.layout, Layout)):
         return Choice(override, None, "choosing(...) says so")
     if callable(override):
         chosen = override(shape, density, family or str(op), structure)
@@ -176,7 +177,7 @@ def choose(
         side = f"quicker from a density of {crossover:.2g} on" if crossover else "quicker at every density"
         return Choice(torch.strided, None, f"{family} at this size is {side}")
     layout, sparse_dim = sparse_form(shape, structure, dim, family)
-    return Choice(layout, sparse_dim, f"{family} at this size is quicker below a density of {crossover:.2g}")
+    return Choice(layout.public, sparse_dim, f"{family} at this size is quicker below a density of {crossover:.2g}")
 
 
 def crossover_of(family: str, shape: tuple[int, ...], structure: Structure, table: Table) -> float:
@@ -187,16 +188,16 @@ def crossover_of(family: str, shape: tuple[int, ...], structure: Structure, tabl
     return measured[min(measured, key=lambda n: abs(math.log(n) - size))]
 
 
-def sparse_form(shape: tuple[int, ...], structure: Structure, dim: int, family: str) -> tuple[torch.layout, int | None]:
+def sparse_form(shape: tuple[int, ...], structure: Structure, dim: int, family: str) -> tuple[Layout, int | None]:
     """The sparse layout for a shape, and how many of its dimensions are sparse."""
     if structure == "rows" and len(shape) > 2:
-        return torch.jagged, None
+        return PACKED, None
     if structure == "rows" and len(shape) == 2:
-        return torch.sparse_coo, 1
+        return COO, 1
     if len(shape) == 1:
-        return torch.sparse_coo, None
+        return COO, None
     by_column = family in ("reduction", "slices") and dim % len(shape) == len(shape) - 2
-    return (torch.sparse_csc if by_column else torch.sparse_csr), None
+    return (CSC if by_column else CSR), None
 
 
 def density_of(x: Tensor) -> float:

@@ -13,7 +13,7 @@ from masked_dispatch.tensor.checks import check_mask, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import constant_in_graphs, guard_on, while_compiling
 from op_registry import MaskedSemanticsError, registry
-from op_registry.sparse.pattern import OF_TORCH
+from op_registry.sparse.layout import OF_TORCH
 
 if TYPE_CHECKING:
     from masked_dispatch.torch_internals import ComptimeContext

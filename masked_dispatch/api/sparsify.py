@@ -11,6 +11,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.layout_checks import check_layout
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.sparse.layout import Layout
 
 CSR = torch.sparse_csr
 
@@ -19,7 +20,7 @@ def sparse_where(
     x: Tensor,
     condition: Tensor,
     *,
-    layout: torch.layout = CSR,
+    layout: torch.layout | Layout = CSR,
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
@@ -44,14 +45,14 @@ def sparse_where(
             f"sparse_where takes a bool condition, and this one is {condition.dtype}; compare it, condition != 0"
         )
     check_sparse(layout)
-    check_layout(x, layout, sparse_dim, blocksize)
-    result: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, layout, sparse_dim, blocksize)
+    name = check_layout(x, layout, sparse_dim, blocksize)
+    result: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, name, sparse_dim, blocksize)
     return result
 
 
 def sparse_relu(
     x: Tensor,
-    layout: torch.layout = CSR,
+    layout: torch.layout | Layout = CSR,
     *,
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
@@ -67,7 +68,7 @@ def sparse_relu(
 def sparse_threshold(
     x: Tensor,
     threshold: float,
-    layout: torch.layout = CSR,
+    layout: torch.layout | Layout = CSR,
     *,
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
@@ -88,7 +89,7 @@ def sparse_topk(
     dim: int = -1,
     largest: bool = True,
     *,
-    layout: torch.layout = CSR,
+    layout: torch.layout | Layout = CSR,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
     """The k largest (smallest) valid elements of each slice along `dim`, at their positions, sparsely stored.
@@ -100,12 +101,12 @@ def sparse_topk(
     Raises torch.topk's own errors for k and dim, and ValueError for a layout that does not fit the shape.
     """
     check_sparse(layout)
-    check_layout(x, layout, x.ndim, blocksize)
-    result: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, layout, blocksize)
+    name = check_layout(x, layout, x.ndim, blocksize)
+    result: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, name, blocksize)
     return result
 
 
-def check_sparse(layout: torch.layout) -> None:
+def check_sparse(layout: torch.layout | Layout) -> None:
     """Refuse dense storage, which would leave nothing out."""
     if layout is torch.strided:
         raise ValueError(

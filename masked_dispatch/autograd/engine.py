@@ -19,15 +19,17 @@ from masked_dispatch.torch_internals import leaf_accumulated_into
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.sparse.coalesce import merge_duplicates
+from op_registry.sparse.coordinates import ravel, unravel
+from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import set_wrapper
-from op_registry.sparse.pattern import OF_TORCH, Pattern, ravel, unravel
+from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
 from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
 
 
 def of_torch_sparse(tensor: Tensor) -> Sparse:
     """The COO record of a torch.sparse tensor: specified elements are valid, duplicates are summed."""
-    coo = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
+    coo = tensor if tensor.is_sparse else tensor.to_sparse()
     indices, values = coo._indices(), coo._values()
     sizes = tuple(coo.shape[: coo.sparse_dim()])
     if not coo.is_coalesced():
@@ -37,7 +39,7 @@ def of_torch_sparse(tensor: Tensor) -> Sparse:
         else:
             unique, values = merge_duplicates(ravel(tuple(indices), sizes), values)
             indices = torch.stack(unravel(unique, sizes))
-    return Sparse(Dense(values), Pattern(torch.sparse_coo, sizes, (indices,)))
+    return Sparse(Dense(values), Pattern(COO, sizes, (indices,)))
 
 
 def masked_record(tensor: Tensor) -> Dense | Sparse | None:

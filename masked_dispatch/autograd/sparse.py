@@ -19,7 +19,8 @@ from masked_dispatch.torch_internals import in_forward_mode, never_compiled, und
 from op_registry.records.dense import Dense, fill_where_invalid
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.pattern import OF_TORCH, Pattern
+from op_registry.sparse.layout import OF_TORCH
+from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_base_order, to_dense
 from op_registry.sparse.record import Sparse
 

@@ -27,7 +27,8 @@ from op_registry.records.dims import wrap_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.pattern import PACKED, Pattern
+from op_registry.sparse.layout import DENSE, layout_named
+from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted, to_dense
 from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims
 
@@ -173,7 +174,7 @@ def _stored_of(tensor: Tensor) -> list[Tensor]:
 
 
 # Where a sparsely stored tensor has its values, in a schema's words.
-PLACES = "Tensor[] pieces, Layout layout, int[] sizes, int[]? block, int[]? order"
+PLACES = "Tensor[] pieces, str layout, int[] sizes, int[]? block, int[]? order"
 
 
 def _from_stored(values: Tensor, validity: Tensor | None, *places: Any) -> Tensor:
@@ -193,9 +194,11 @@ def _values_in_places(given: Tensor, *places: Any) -> Tensor:
 
 
 def _pattern(
-    pieces: list[Tensor], layout: torch.layout, sizes: list[int], block: list[int] | None, order: list[int] | None
+    pieces: list[Tensor], layout: str, sizes: list[int], block: list[int] | None, order: list[int] | None
 ) -> tuple[Pattern, tuple[int, ...] | None]:
-    pattern = Pattern(layout, tuple(sizes), tuple(pieces), None if block is None else (block[0], block[1]))
+    pattern = Pattern(
+        layout_named(layout), tuple(sizes), tuple(pieces), None if block is None else (block[0], block[1])
+    )
     return pattern, None if order is None else tuple(order)
 
 
@@ -212,16 +215,17 @@ def _detach(tensor: Tensor) -> Tensor:
     return wrap_sparse_record(record.like(values) if isinstance(record, Permuted) else values)
 
 
-def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, block: list[int] | None) -> Tensor:
+def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[int] | None) -> Tensor:
     record = unwrap_any(tensor)
-    if layout is torch.strided:
+    if layout == DENSE:
         return tensor if isinstance(record, Dense) else wrap_record(to_dense(record))
+    wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Permuted):
         record = to_dense(record)  # a layout has its sparse dimensions in front
     if isinstance(record, Sparse):
-        kept = record.ndim if record.pattern.ndim < 2 and layout is not torch.sparse_coo else record.pattern.ndim
-        dims = sparse_dim or (2 if layout is PACKED else kept)
+        kept = record.pattern.ndim
+        dims = sparse_dim or (kept if wanted.has_room(kept) else wanted.default_dims(record.ndim))
         if dims != record.pattern.ndim and being_traced(record.values.data):
             assert isinstance(tensor, SparseMaskedTensor)
             check_allowed("to_layout", [tensor], "others of its dimensions are to be sparse, and a graph is traced")
@@ -229,8 +233,8 @@ def _to_layout(tensor: Tensor, layout: torch.layout, sparse_dim: int | None, blo
         else:
             record = with_sparse_dims(record, dims)
     if isinstance(record, Dense):
-        return wrap_sparse_record(from_dense(record, layout, sparse_dim, size))
-    return wrap_sparse_record(to_layout(record, layout, size))
+        return wrap_sparse_record(from_dense(record, wanted, sparse_dim, size))
+    return wrap_sparse_record(to_layout(record, wanted, size))
 
 
 def _bytes_of(mask: Tensor) -> Tensor:
@@ -275,13 +279,11 @@ def install() -> None:
     # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
-    _define("to_layout(Tensor x, Layout layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
+    _define("to_layout(Tensor x, str layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
+    _define("keep_where(Tensor x, Tensor condition, str layout, int? sparse_dim, int[]? block) -> Tensor", keep_where)
+    _define("keep_top(Tensor x, int k, int dim, bool largest, str layout, int[]? block) -> Tensor", keep_top)
     _define(
-        "keep_where(Tensor x, Tensor condition, Layout layout, int? sparse_dim, int[]? block) -> Tensor", keep_where
-    )
-    _define("keep_top(Tensor x, int k, int dim, bool largest, Layout layout, int[]? block) -> Tensor", keep_top)
-    _define(
-        "to_torch_sparse(Tensor x, Scalar? fill, Layout? layout, int? sparse_dim, int[]? blocksize) -> Tensor",
+        "to_torch_sparse(Tensor x, Scalar? fill, str? layout, int? sparse_dim, int[]? blocksize) -> Tensor",
         to_torch_sparse,
     )
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)

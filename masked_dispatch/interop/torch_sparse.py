@@ -25,10 +25,11 @@ from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.pattern import BY_COLUMN, OF_BLOCKS, PACKED, Pattern, in_index_order
+from op_registry.sparse.layout import COO, CSR, Compressed, Layout, layout_named, layout_of
+from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted
-from op_registry.sparse.record import NotLowered, Sparse, coalesce, layout_without_blocks, without_invalid
-from op_registry.sparse.well_formed import in_listed_order, problem_of_compressed, problem_of_coo
+from op_registry.sparse.record import NotLowered, Sparse, coalesce, without_invalid
+from op_registry.sparse.well_formed import problem_of_compressed
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Structure:
     coalesced     what a COO tensor says of itself
     """
 
-    layout: torch.layout
+    layout: Layout
     size: tuple[int, ...]
     pieces: tuple[Tensor, ...]
     block: tuple[int, int] | None = None
@@ -51,14 +52,14 @@ class Structure:
     @property
     def batch(self) -> tuple[int, ...]:
         """The batch dimensions, which torch's values and indices have in front."""
-        return () if self.layout is torch.sparse_coo else tuple(self.pieces[0].shape[:-1])
+        return tuple(self.pieces[0].shape[:-1]) if isinstance(self.layout, Compressed) else ()
 
     @property
     def sparse_sizes(self) -> tuple[int, ...]:
         """Sizes of the sparse dimensions and of the batch."""
-        if self.layout is torch.sparse_coo:
-            return self.size[: self.pieces[0].shape[0]]
-        return self.size[: len(self.batch) + 2]
+        if isinstance(self.layout, Compressed):
+            return self.size[: len(self.batch) + 2]
+        return self.size[: self.pieces[0].shape[0]]
 
     def pattern(self) -> Pattern:
         """Where the values are, batches one after another; in whatever order torch has them."""
@@ -79,39 +80,34 @@ class Structure:
 
     def build(self, values: Tensor) -> Tensor:
         """The torch.sparse tensor with `values`, which come as a pattern lists them."""
-        if self.layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(
-                self.pieces[0], values, self.size, is_coalesced=self.coalesced, check_invariants=False
-            )
         if self.batch:
             values = values.reshape(*self.pieces[1].shape, *values.shape[1:])
-        compressed, plain = self.pieces
-        return torch.sparse_compressed_tensor(
-            compressed, plain, values, self.size, layout=self.layout, check_invariants=False
-        )
+        return self.layout.torch_tensor(self.pieces, values, self.size, self.coalesced)
 
     def element_by_element(self, dense: int) -> Structure:
         """The same elements as COO, with so many dense dimensions."""
         places = self.pattern().places()
         assert len(places) + dense == len(self.size)
-        return Structure(torch.sparse_coo, self.size, (torch.stack(places),))
+        return Structure(COO, self.size, COO.pieces_of(places, self.sparse_sizes))
 
 
 def structure_of(tensor: Tensor) -> Structure:
     """The structure of a torch.sparse tensor; its indices are shared with it."""
     tensor, size = tensor.detach(), tuple(tensor.shape)
-    if tensor.layout is torch.sparse_coo:
-        return Structure(tensor.layout, size, (tensor._indices(),), coalesced=tensor.is_coalesced())
-    if tensor.layout in BY_COLUMN:
-        pieces = (tensor.ccol_indices().detach(), tensor.row_indices().detach())
-    else:
-        pieces = (tensor.crow_indices().detach(), tensor.col_indices().detach())
+    layout = _layout_of(tensor)
+    pieces, values = layout.pieces_in(tensor)
     block = None
-    if tensor.layout in OF_BLOCKS:
+    if layout.blocks:
         at = pieces[0].ndim
-        rows, columns = tensor.values().shape[at : at + 2]
+        rows, columns = values.shape[at : at + 2]
         block = (int(rows), int(columns))
-    return Structure(tensor.layout, size, pieces, block)
+    return Structure(layout, size, pieces, block, coalesced=layout == COO and tensor.is_coalesced())
+
+
+def _layout_of(tensor: Tensor) -> Layout:
+    layout = layout_of(tensor.layout)
+    assert layout is not None
+    return layout
 
 
 class Specified(torch.autograd.Function):
@@ -132,8 +128,8 @@ class Specified(torch.autograd.Function):
         if grad is None:
             return None, None
         structure: Structure = ctx.structure
-        as_csr = structure.layout is torch.sparse_csr and not structure.batch and not ctx.dense
-        if ctx.to_keep and structure.layout is not torch.sparse_coo and not as_csr:
+        as_csr = structure.layout == CSR and not structure.batch and not ctx.dense
+        if ctx.to_keep and structure.layout != COO and not as_csr:
             # torch can add to a .grad that is COO, or CSR of two dimensions; COO it takes as gradient of any layout.
             grad = grad if structure.block is None else grad.flatten(0, 2)
             structure = structure.element_by_element(ctx.dense)
@@ -173,7 +169,7 @@ def values_in(tensor: Tensor, structure: Structure, like: Tensor) -> Tensor:
 def values_of(tensor: Tensor, structure: Structure) -> Tensor:
     """The specified values as a pattern lists them, sharing memory, without derivatives."""
     tensor = tensor.detach()
-    return structure.listed(tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()).detach()
+    return structure.listed(structure.layout.pieces_in(tensor)[1]).detach()
 
 
 # ------------------------------------------------------------------------------------------------------------------ in
@@ -202,11 +198,11 @@ def record_of(tensor: Tensor) -> Dense | Sparse:
     if not structure.sparse_sizes:
         return without_sparse_dimensions(values)
     pattern = structure.pattern()
-    if not known or in_listed_order(pattern):
+    if not known or pattern.layout.lists_in_order(pattern.pieces, pattern.listed_sizes()):
         return Sparse(Dense(values, None), pattern)
     grid = pattern.listed_sizes()
     record = coalesce(
-        layout_without_blocks(pattern.layout),
+        pattern.layout.exact_sibling,
         tuple(p.to(torch.int64) for p in pattern.listed()),
         Dense(values, None),
         grid,
@@ -233,15 +229,15 @@ def check_structure(structure: Structure, values: Tensor) -> None:
 
 def problem_of(structure: Structure, values: Tensor) -> str | None:
     """What is wrong with a structure, beside values as its pattern lists them."""
-    if structure.layout is torch.sparse_coo:
-        return problem_of_coo(structure.pieces[0], structure.sparse_sizes)
-    batch = structure.batch
+    layout, batch = structure.layout, structure.batch
+    if not isinstance(layout, Compressed):
+        return layout.problem_of_indices(structure.pieces, structure.sparse_sizes, values.shape[0])
     rows, columns = structure.size[len(batch) : len(batch) + 2]
     if structure.size[: len(batch)] != batch:
         return f"its indices are those of batches {batch}"
     compressed, plain = structure.pieces
     listed = values.shape[0]
-    return problem_of_compressed(structure.layout, (rows, columns), (compressed, plain), listed, structure.block, batch)
+    return problem_of_compressed(layout.by_column, (rows, columns), (compressed, plain), listed, structure.block, batch)
 
 
 # ----------------------------------------------------------------------------------------------------------------- out
@@ -250,24 +246,20 @@ def problem_of(structure: Structure, values: Tensor) -> str | None:
 def to_torch_sparse(
     tensor: MaskedTensor,
     fill: Any,
-    layout: torch.layout | None,
+    layout: str | None,
     sparse_dim: int | None,
     blocksize: tuple[int, int] | None,
 ) -> Tensor:
-    """See MaskedTensor.to_torch_sparse."""
-    if layout in (torch.strided, PACKED):
-        raise ValueError(f"{layout} is no layout of torch.sparse: x.to_tensor(fill) gives a plain strided tensor")
+    """See MaskedTensor.to_torch_sparse; `layout` is the name of one of torch's."""
     stored = isinstance(tensor, SparseMaskedTensor)
     if isinstance(tensor, SparseMaskedTensor) and isinstance(unwrap_sparse(tensor), Permuted):
         tensor, stored = tensor._stored_densely(), False
-    if layout is None and tensor.storage_layout is PACKED:
-        layout = torch.sparse_csr  # which is packed storage under another name
-    if not stored or sparse_dim is not None or blocksize is not None or layout not in (None, tensor.storage_layout):
-        if layout is None:
-            layout = tensor.storage_layout if stored else torch.sparse_coo
-        if stored and blocksize is None and layout in OF_BLOCKS:
-            blocksize = tensor._pattern.block  # type: ignore[attr-defined]
-        tensor = tensor.to_layout(layout, sparse_dim=sparse_dim, blocksize=blocksize)
+    pattern = tensor._pattern if stored else None  # type: ignore[attr-defined]
+    wanted = layout_named(layout) if layout else COO if pattern is None else pattern.layout.in_torch_sparse
+    if pattern is None or sparse_dim is not None or blocksize is not None or wanted != pattern.layout:
+        if pattern is not None and blocksize is None and wanted.blocks:
+            blocksize = pattern.block
+        tensor = tensor.to_layout(wanted, sparse_dim=sparse_dim, blocksize=blocksize)
     assert isinstance(tensor, SparseMaskedTensor)
     record = unwrap_sparse(tensor)
     assert isinstance(record, Sparse)
@@ -306,13 +298,13 @@ def simplified(record: Sparse) -> Sparse:
 
 def structure_for(pattern: Pattern, size: tuple[int, ...]) -> Structure:
     """The structure of the torch.sparse tensor of `size` that has its values where `pattern` lists them."""
-    if pattern.layout is torch.sparse_coo:
+    if not isinstance(pattern.layout, Compressed):
         return Structure(pattern.layout, size, (pattern.pieces[0].to(torch.int64),), coalesced=True)
     batch = pattern.sizes[:-2]
     compressed, plain = pattern.pieces
     if not batch:
         return Structure(pattern.layout, size, pattern.pieces, pattern.block)
-    lines = in_index_order(pattern.layout, pattern.listed_sizes())[-2]
+    lines = pattern.layout.index_order(pattern.listed_sizes())[-2]
     matrices = math.prod(batch)
     if lines and matrices:
         counted = compressed.unfold(0, lines + 1, lines)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
-from masked_dispatch.tensor.layout_checks import check_layout
+from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse
 from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
@@ -37,6 +37,7 @@ from op_registry.digests import digest_of
 from op_registry.records.dense import Dense, fill_where_invalid
 from op_registry.records.dims import Number
 from op_registry.records.tracing import being_traced
+from op_registry.sparse.layout import Layout
 
 # What a compiled graph relies on: who owns the validity, the rules, and a handle by which guards unshare it (all
 # handles compare equal).
@@ -138,8 +139,8 @@ class MaskedTensor(torch.Tensor):
     # -------------------------------------------------------------------------------------------------- storage
 
     @property
-    def storage_layout(self) -> torch.layout:
-        """How the data is stored (`layout` is always torch.strided)."""
+    def storage_layout(self) -> torch.layout | Layout:
+        """How the data is stored, whatever `layout` says: torch's name for it, where torch has one."""
         return torch.strided
 
     @property
@@ -148,24 +149,25 @@ class MaskedTensor(torch.Tensor):
         return self.numel()
 
     def to_layout(
-        self, layout: torch.layout, *, sparse_dim: int | None = None, blocksize: Sequence[int] | None = None
+        self, layout: torch.layout | Layout, *, sparse_dim: int | None = None, blocksize: Sequence[int] | None = None
     ) -> MaskedTensor:
         """The same tensor in another storage layout; differentiable.
 
-        layout      torch.strided, one of torch's five sparse layouts, or torch.jagged: packed (see :meth:`to_packed`)
+        layout      torch.strided, one of torch's five sparse layouts, torch.jagged: packed (see :meth:`to_packed`), or
+                    a layout of your own (docs/add-a-storage.md)
         sparse_dim  number of leading sparse dimensions (default: all; packed: 2); the others are dense
         blocksize   rows and columns of a block, for sparse_bsr and sparse_bsc
 
         Raises ValueError for a layout, a number of dimensions or a block size that does not fit the shape.
         """
-        check_layout(self, layout, sparse_dim, blocksize)
-        return torch.ops.masked_dispatch.to_layout(self, layout, sparse_dim, blocksize)
+        name = check_layout(self, layout, sparse_dim, blocksize)
+        return torch.ops.masked_dispatch.to_layout(self, name, sparse_dim, blocksize)
 
     def to_sparse(  # type: ignore[override]
         self,
         sparse_dim: int | None = None,
         *,
-        layout: torch.layout | None = None,
+        layout: torch.layout | Layout | None = None,
         blocksize: Sequence[int] | None = None,
         dense_dim: int | None = None,
     ) -> MaskedTensor:
@@ -225,7 +227,8 @@ class MaskedTensor(torch.Tensor):
         Raises ValueError for invalid elements in blocks without a `fill`, and for batches of a compressed layout that
         store different numbers of values, which torch cannot represent.
         """
-        return torch.ops.masked_dispatch.to_torch_sparse(self, fill, layout, sparse_dim, blocksize)
+        name = None if layout is None else check_torch_sparse(layout)
+        return torch.ops.masked_dispatch.to_torch_sparse(self, fill, name, sparse_dim, blocksize)
 
     @never_compiled
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]

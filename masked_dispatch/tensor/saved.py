@@ -7,17 +7,15 @@ they are not. So validity and indices are looked at once, in one pass over them,
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.pattern import BY_COLUMN, LAYOUTS, OF_BLOCKS, PACKED, Pattern
-from op_registry.sparse.well_formed import INDEX_DTYPES, in_listed_order, problem_of_compressed, problem_of_coo
-
-NAMES = {str(layout): layout for layout in LAYOUTS}
+from op_registry.sparse.layout import Layout, layout_named, layout_names
+from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.well_formed import INDEX_DTYPES
 
 
 def check_saved(problem: str | None) -> None:
@@ -61,8 +59,8 @@ def problem_of_sparse(
         or _problem_of_validity(validity, "values", values, masked)
         or _problem_of_flags(values, requires_grad, is_parameter)
         or _problem_of_layout(layout, sizes, block)
-        or _problem_of_pieces(NAMES[layout], sizes, pieces, block, values, masked)
-        or _problem_of_indices(NAMES[layout], sizes, pieces, block, values)
+        or _problem_of_pieces(layout_named(layout), sizes, pieces, block, values, masked)
+        or _problem_of_indices(layout_named(layout), sizes, pieces, block, values)
         or _problem_of_order(order, len(sizes) + values.ndim - (3 if block else 1))
     )
 
@@ -114,15 +112,15 @@ def _known(tensor: Tensor) -> bool:
 
 
 def _problem_of_layout(layout: Any, sizes: Any, block: Any) -> str | None:
-    if not isinstance(layout, str) or layout not in NAMES:
-        return f"its layout is {layout!r}, and there are {', '.join(NAMES)}"
-    known = NAMES[layout]
+    if not isinstance(layout, str) or layout not in layout_names():
+        return f"its layout is {layout!r}, and there are {', '.join(layout_names())}"
+    known = layout_named(layout)
     if not _whole_numbers(sizes) or any(size < 0 for size in sizes):
         return f"the sizes of its sparse dimensions are {sizes!r}"
-    least = 1 if known is torch.sparse_coo else 2
-    if len(sizes) < least or (known is PACKED and len(sizes) != 2):
-        return f"{layout} has {'at least ' * (known is not PACKED)}{least} sparse dimensions, and its sizes are {sizes}"
-    if (block is not None) != (known in OF_BLOCKS):
+    if not known.has_room(len(sizes)):
+        at_least = "at least " * (known.most != known.least)
+        return f"{layout} has {at_least}{known.least} sparse dimensions, and its sizes are {sizes}"
+    if (block is not None) != known.blocks:
         return f"its layout is {layout} and its block size {block}"
     if block is not None and (not _whole_numbers(block) or len(block) != 2 or any(b < 1 for b in block)):
         return f"its block size is {block!r}, and has to be two positive numbers"
@@ -137,13 +135,13 @@ def _whole_numbers(sizes: Any) -> bool:
 
 
 def _problem_of_pieces(
-    layout: torch.layout, sizes: tuple[int, ...], pieces: Any, block: Any, values: Tensor, masked: type[Tensor]
+    layout: Layout, sizes: tuple[int, ...], pieces: Any, block: Any, values: Tensor, masked: type[Tensor]
 ) -> str | None:
     """Number, kind, device and dimensions of the index tensors, and of the values beside them."""
-    count = 1 if layout is torch.sparse_coo else 2
+    count = len(layout.piece_dims)
     if not isinstance(pieces, tuple) or len(pieces) != count:
         return f"{layout} has {count} index tensor{'s' * (count > 1)}, and there are {_described(pieces)}"
-    for piece in pieces:
+    for piece, dims in zip(pieces, layout.piece_dims, strict=True):
         problem = _problem_of_tensor("indices", piece, masked)
         if problem:
             return problem
@@ -151,10 +149,11 @@ def _problem_of_pieces(
             return f"its indices have dtype {piece.dtype}, and have to be int64 or int32"
         if piece.device != values.device:
             return f"its indices are on {piece.device} and its values on {values.device}"
-        if piece.ndim != (2 if layout is torch.sparse_coo else 1):
+        if piece.ndim != dims:
             return f"its indices have shapes {[tuple(p.shape) for p in pieces]}"
-    if layout is torch.sparse_coo and pieces[0].shape[0] != len(sizes):
-        return f"its indices have shape {tuple(pieces[0].shape)}, and it has {len(sizes)} sparse dimensions"
+    problem = layout.problem_of_shapes(pieces, sizes)
+    if problem:
+        return problem
     listed = pieces[-1].shape[-1]
     shape = (listed, *(block or ()))
     if tuple(values.shape[: len(shape)]) != shape:
@@ -171,21 +170,15 @@ def _of_block(block: tuple[int, int] | None) -> str:
 
 
 def _problem_of_indices(
-    layout: torch.layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: Any, values: Tensor
+    layout: Layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: Any, values: Tensor
 ) -> str | None:
     """What the index tensors say: within bounds, every element once, and in the order of the layout."""
     if not all(map(_known, pieces)):
         return None
-    if layout is torch.sparse_coo:
-        problem = problem_of_coo(pieces[0], sizes)
-    else:
-        # Batches are one long list of lines.
-        rows, columns, batches = *sizes[-2:], math.prod(sizes[:-2])
-        matrix = (rows, columns * batches) if layout in BY_COLUMN else (rows * batches, columns)
-        problem = problem_of_compressed(layout, matrix, (pieces[0], pieces[1]), values.shape[0], block)
+    problem = layout.problem_of_indices(pieces, sizes, values.shape[0], block)
     if problem:
         return problem
-    if not in_listed_order(Pattern(layout, sizes, pieces, block)):
+    if not layout.lists_in_order(pieces, Pattern(layout, sizes, pieces, block).listed_sizes()):
         return f"its indices list an element twice, or are not in the order of {layout}"
     return None
 

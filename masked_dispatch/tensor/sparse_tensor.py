@@ -26,12 +26,13 @@ from masked_dispatch.torch_internals import (
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, savable
+from op_registry.sparse.layout import DENSE, Layout, layout_named, version_of
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse
 
-# What a compiled graph relies on: the layout, how many dimensions are sparse, the block size, the order in which
-# dimensions are seen, the rules, and what may be stored densely.
+# What a compiled graph relies on: the layout's name, how many dimensions are sparse, the block size, the order in which
+# dimensions are seen, the rules (and somebody's layout), and what may be stored densely.
 Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy]
 
 
@@ -132,9 +133,9 @@ class SparseMaskedTensor(MaskedTensor):
         return self._pattern.stored
 
     @property
-    def storage_layout(self) -> torch.layout:
+    def storage_layout(self) -> torch.layout | Layout:
         """How the values are stored, whatever `layout` says."""
-        return self._pattern.layout
+        return self._pattern.layout.public
 
     @property
     def record(self) -> Sparse | Permuted:
@@ -193,7 +194,7 @@ class SparseMaskedTensor(MaskedTensor):
         stored = (
             self._kept_values,
             self._kept_validity,
-            str(pattern.layout),
+            pattern.layout.name,
             pattern.sizes,
             pattern.pieces,
             pattern.block,
@@ -216,7 +217,8 @@ class SparseMaskedTensor(MaskedTensor):
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
         if dynamo_is_loaded() and not being_traced(self._kept_values):
             self._let_nnz_change()
-        return names, (str(pattern.layout), pattern.ndim, pattern.block, self._order, registry.version, current())
+        version = registry.version + version_of(pattern.layout)
+        return names, (pattern.layout.name, pattern.ndim, pattern.block, self._order, version, current())
 
     def _let_nnz_change(self) -> None:
         """Tell Dynamo, which asks for the pieces before it looks at their sizes, that the number stored will change."""
@@ -260,7 +262,7 @@ class SparseMaskedTensor(MaskedTensor):
         return wrap(filled, None) if expected_type is MaskedTensor else filled
 
     def _stored_densely(self) -> MaskedTensor:
-        return torch.ops.masked_dispatch.to_layout(self, torch.strided, None, None)
+        return torch.ops.masked_dispatch.to_layout(self, DENSE, None, None)
 
     @never_compiled
     def __copy__(self) -> MaskedTensor:
@@ -304,12 +306,6 @@ def wrap_sparse(
         wrapper._order, record = record.order, record.base
     wrapper._kept = StoredPieces(record.values.data, record.values.full_validity, record.pattern)
     return wrapper
-
-
-def layout_named(name: str) -> torch.layout:
-    """`torch.sparse_coo` for "torch.sparse_coo"; torch.layout itself is neither copied nor pickled."""
-    layout: torch.layout = getattr(torch, name.removeprefix("torch."))
-    return layout
 
 
 def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter: bool) -> SparseMaskedTensor:

@@ -14,7 +14,7 @@ from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference, short
 from op_registry.conformance.gradients import derivatives, judged_derivatives
 from op_registry.conformance.laws import fills_for, outcome_with_gradients, said, same_bits
-from op_registry.conformance.trial import Broken, Densified, NotAsked, Trial
+from op_registry.conformance.trial import Broken, Densified, NotAsked, Trial, storage_of
 from op_registry.errors import MaskedSemanticsError
 
 
@@ -70,8 +70,8 @@ def _stored_otherwise(trial: Trial, storage: str) -> None:
         stored = trial.wrapped(storage=storage)[2]
         return sum(type(a) is not type(b) for a, b in zip(stored, dense, strict=True))
 
-    layout, _, which = storage.partition("_")
-    if changed(layout) < (2 if which else 1):
+    layout, only_first = storage_of(storage)
+    if changed(layout) < (2 if only_first else 1):
         raise NotAsked(f"no tensor that can be stored as {storage}")
 
 

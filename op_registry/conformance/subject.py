@@ -62,6 +62,10 @@ class Subject:
     # How else it can store a tensor, by name (P4).
     storages: tuple[str, ...] = ()
 
+    def can_store(self, storage: str) -> bool:
+        """Whether it knows a storage: one of those, or one that somebody else has registered."""
+        return storage in self.storages
+
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
         """A new leaf like `value`, stored otherwise; `value` itself where that storage does not fit its shape.
 

@@ -48,6 +48,12 @@ class RefusedRightly(Exception):
     """The law holds, and the call has no answer: the semantics refuse it, and so does the subject."""
 
 
+def storage_of(name: str) -> tuple[str, bool]:
+    """What the name of a storage says: how tensors are stored, and whether only the first of several is (csr_first)."""
+    layout = name.removesuffix("_first")
+    return layout, layout != name
+
+
 @dataclass(frozen=True)
 class Trial:
     """One sample under one set of masks, given to one subject."""
@@ -80,7 +86,7 @@ class Trial:
         them, "csr_first" only the first. `explicit_invalid` stores invalid elements beside the valid ones.
         """
         values: list[Any] = []
-        layout, _, which = storage.partition("_") if storage is not None else ("", "", "")
+        layout, only_first = storage_of(storage or "")
         done = False
         found = dict(zip(map(id, self.sample.tensors), zip(self.masking.masks, self.masks, strict=True), strict=True))
 
@@ -93,7 +99,7 @@ class Trial:
                 value: Any = data.requires_grad_(wanted)
             else:
                 value = self.subject.wrap(data, mask, wanted)
-                if layout and not (done and which == "first"):
+                if layout and not (done and only_first):
                     dense, value = value, self.subject.stored(value, layout, wanted, explicit_invalid)
                     done = done or value is not dense
             values.append(value)

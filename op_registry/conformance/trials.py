@@ -41,6 +41,7 @@ from op_registry.conformance.trial import (
     Trial,
     observed,
     refused_by_the_semantics,
+    storage_of,
 )
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import Gap
@@ -342,7 +343,7 @@ def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option
     checks: list[tuple[Option | None, Law]] = [(None, LAWS[law])] if dense_or_none else []
     if law in STORED:
         wanted = settings.storages if law == "P4" else settings.also_stored
-        known = [s for s in wanted if s.partition("_")[0] in subject.storages]
+        known = [s for s in wanted if subject.can_store(storage_of(s)[0])]
         checks += [(("--storage", s), functools.partial(STORED[law], storage=s)) for s in known]
     return checks
 

@@ -31,15 +31,12 @@ from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import as_int8
 from op_registry.report import database_calls
 from op_registry.rule import Rule, path_in_package
+from op_registry.sparse.layout import BUILT_IN, Layout
 from op_registry.sparse.lowering import FirstOf, ForRule, Lowering, lowering_of, never, run_sparsely
-from op_registry.sparse.pattern import PACKED
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse, from_dense
 
-LAYOUTS = {
-    "COO": torch.sparse_coo, "CSR": torch.sparse_csr, "CSC": torch.sparse_csc, "BSR": torch.sparse_bsr,
-    "BSC": torch.sparse_bsc, "packed": PACKED,
-}  # fmt: skip
+LAYOUTS = {layout.short if layout.of_sequences else layout.short.upper(): layout for layout in BUILT_IN}
 
 # Samples of an operator that are tried in each layout.
 MOST = 8
@@ -77,7 +74,7 @@ def first_sentence(facet: Callable[..., Any]) -> str:
     return notes_of(facet).partition("\n")[0].rstrip(".")
 
 
-def alternatives(rule: Rule, layout: torch.layout) -> list[str]:
+def alternatives(rule: Rule, layout: Layout) -> list[str]:
     """How a rule runs in a layout: the functions that are tried, in their order, and where they are written."""
     shared = "" if Sparse in rule.lowerings else f", every {rule.category.name} rule"
     return [f"{_titled(way, shared)}" for way in _ways(lowering_of(rule, Sparse))]
@@ -174,13 +171,12 @@ def _try(op: OpOverload, rule: Rule, given: tuple[Any, Any], into: Tried) -> Non
         into.stayed += 1
 
 
-def _stored(call: Any, layout: torch.layout) -> Any:
+def _stored(call: Any, layout: Layout) -> Any:
     """The arguments as records, every tensor half masked, and stored in a layout where it can be; None if none can."""
     tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
     half = masking("half", tensors)
     assert half is not None
     masks = dict(zip(map(id, tensors), half.full(tensors), strict=True))
-    needed = 1 if layout is torch.sparse_coo else 2
     some = False
 
     def record(leaf: Any) -> Any:
@@ -189,11 +185,10 @@ def _stored(call: Any, layout: torch.layout) -> Any:
             return leaf
         mask = masks.get(id(leaf))
         dense = Dense(leaf, None if mask is None else as_int8(mask))
-        if id(leaf) not in masks or leaf.ndim < needed or not leaf.numel():
+        if id(leaf) not in masks or leaf.ndim < layout.least or not leaf.numel():
             return dense
-        block = (1, 1) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
         some = True
-        return from_dense(dense, layout, block=block)
+        return from_dense(dense, layout, block=(1, 1) if layout.blocks else None)
 
     given = tree_map(record, call)
     return given if some else None

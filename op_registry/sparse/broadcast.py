@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
-from op_registry.sparse.pattern import PACKED, unravel
-from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, layout_without_blocks, without_block_padding
+from op_registry.sparse.coordinates import unravel
+from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, without_block_padding
 
 
 def with_coordinates(x: Sparse, places: Sequence[Tensor], flat: Dense, sizes: Sequence[int]) -> Sparse:
     """Elements at new places, in the layout of `x` where that has room for them."""
     if not sizes:
         raise NotLowered("no sparse dimension is left")
-    fits = len(sizes) == 2 or (len(sizes) > 2 and x.pattern.layout is not PACKED)
-    layout = layout_without_blocks(x.pattern.layout) if fits else torch.sparse_coo
-    return from_coordinates(layout, tuple(places), flat, sizes)
+    return from_coordinates(x.pattern.layout.with_room(len(sizes)), tuple(places), flat, sizes)
 
 
 def expand_sparse(x: Sparse, size: Sequence[int]) -> Sparse:

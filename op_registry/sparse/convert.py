@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import being_traced, gradients_may_flow
-from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.pattern import BY_COLUMN, Pattern, ravel
+from op_registry.records.tracing import being_traced
+from op_registry.records.validity import as_bool
 
 # Elements of a chunk: its mask, positions and values fit a second-level cache. Where little is stored, and where
 # columns are turned, larger ones cost less for each element; no more of them than a small part of the whole.
@@ -47,36 +46,6 @@ def in_chunks(x: Dense) -> bool:
     """Whether a record is to be converted chunk by chunk: large, and of values that are there to be looked at."""
     unknown = being_traced(x.data) or x.device.type == "meta"
     return not unknown and x.data.numel() > SMALL
-
-
-def sparse_parts(
-    x: Dense, layout: torch.layout, dims: int, block: tuple[int, int] | None
-) -> tuple[Pattern, Tensor, Tensor | None]:
-    """Pattern, values and their validity (None: all are valid) of what is stored of `x`, its first `dims` dimensions
-    sparse. The values carry derivatives where they are asked for.
-    """
-    sizes = tuple(x.shape[:dims])
-    validity = x.full_validity
-    whole = x.data.new_ones((), dtype=torch.int8).expand(x.shape) if validity is None else as_int8(validity)
-    some = whole
-    if dims < x.ndim:
-        some = whole.flatten(dims).amax(-1) if whole.numel() else whole.new_zeros(sizes)
-    kept = None if validity is None or (dims == x.ndim and block is None) else whole
-    moved = [] if gradients_may_flow(x.data) else [x.data.detach().view(BITS.get(x.dtype.itemsize, x.dtype))]
-    carried = moved if kept is None else [*moved, kept]
-    if block is not None:
-        pattern, taken = _blocks(some, carried, layout, block)
-    elif layout in BY_COLUMN:
-        pattern, taken = _columns(some, carried, layout)
-    else:
-        pattern, taken = _rows(some, carried, layout)
-    inside = None if kept is None else taken[-1]
-    if moved:
-        return pattern, taken[0].view(x.dtype), inside
-    flat = ravel(pattern.listed(), pattern.listed_sizes())
-    listed = x.data if block is None else blocked(x.data, len(sizes), block)
-    lead = len(sizes)
-    return pattern, listed.reshape(-1, *listed.shape[lead:]).index_select(0, flat), inside
 
 
 def blocked(t: Tensor, dims: int, block: tuple[int, int]) -> Tensor:
@@ -125,17 +94,21 @@ def _spans(length: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, length)
 
 
-def _rows(some: Tensor, carried: Sequence[Tensor], layout: torch.layout) -> tuple[Pattern, list[Tensor]]:
-    sizes = tuple(some.shape)
-    starts, lines, plain, taken = row_by_row(some, carried, with_lines=layout is torch.sparse_coo)
-    if layout is not torch.sparse_coo:
-        return Pattern(layout, sizes, (starts, plain)), taken
-    assert lines is not None
-    if len(sizes) > 2:
-        for d, size in reversed(list(enumerate(sizes[1:-1], 1))):
-            torch.remainder(lines[0], size, out=lines[d])
-            lines[0] //= size
-    return Pattern(layout, sizes, (lines,)), taken
+def by_row(some: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """Where rows begin and the places in them, of a mask (*…, rows, columns), and what is stored of the tensors."""
+    starts, _, plain, taken = row_by_row(some, carried, with_lines=False)
+    return (starts, plain), taken
+
+
+def coordinates_by_row(some: Tensor, carried: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Coordinates (dimensions, stored) of what a mask stores, and what is stored of the tensors."""
+    _, indices, _, taken = row_by_row(some, carried, with_lines=True)
+    assert indices is not None
+    if some.ndim > 2:
+        for d, size in reversed(list(enumerate(some.shape[1:-1], 1))):
+            torch.remainder(indices[0], size, out=indices[d])
+            indices[0] //= size
+    return indices, taken
 
 
 def row_by_row(
@@ -188,22 +161,18 @@ def _take(
         torch.index_select(t[tile].reshape(-1, *t.shape[2:]), 0, found, out=out[where])
 
 
-def _columns(some: Tensor, carried: Sequence[Tensor], layout: torch.layout) -> tuple[Pattern, list[Tensor]]:
-    sizes = tuple(some.shape)
-    rows, columns = sizes[-2:]
+def by_column(some: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """The same by columns: where they begin, and the places in them."""
+    rows, columns = some.shape[-2:]
     if some.numel() == 0:
-        starts = _starts(some.new_zeros((*sizes[:-2], columns), dtype=torch.int64))
-        return Pattern(layout, sizes, (starts, starts.new_empty(0))), [
-            t.new_empty((0, *t.shape[some.ndim :])) for t in carried
-        ]
+        starts = _starts(some.new_zeros((*some.shape[:-2], columns), dtype=torch.int64))
+        return (starts, starts.new_empty(0)), [t.new_empty((0, *t.shape[some.ndim :])) for t in carried]
     mask = some.reshape(-1, rows, columns)
     carried = [t.reshape(*mask.shape, *t.shape[some.ndim :]) for t in carried]
     stored = int(ones_by_row(mask.reshape(-1, columns)).sum())
     if stored * 64 <= mask.numel():
-        pieces, taken = _columns_of_few(mask, carried)
-    else:
-        pieces, taken = _column_by_column(mask, carried, stored)
-    return Pattern(layout, sizes, pieces), taken
+        return _columns_of_few(mask, carried)
+    return _column_by_column(mask, carried, stored)
 
 
 def _columns_of_few(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
@@ -273,13 +242,12 @@ def turned(tile: Tensor) -> Tensor:
     return tile.transpose(1, 2).reshape(-1, *tile.shape[3:])
 
 
-def _blocks(
-    some: Tensor, carried: Sequence[Tensor], layout: torch.layout, block: tuple[int, int]
-) -> tuple[Pattern, list[Tensor]]:
+def by_block(
+    some: Tensor, carried: Sequence[Tensor], block: tuple[int, int], by_column: bool
+) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
     """Blocks with anything in them, whole: by rows of blocks, or by columns of blocks."""
     sizes, (rows, columns) = tuple(some.shape), block
     high, wide = sizes[-2] // rows, sizes[-1] // columns
-    by_column = layout in BY_COLUMN
     matrices = math.prod(sizes[:-2])
     grid = some.new_zeros((matrices, high, wide))
     if some.numel():
@@ -291,7 +259,7 @@ def _blocks(
     plain = flat % max(each, 1)
     taken = [t.new_empty((stored, rows, columns, *t.shape[some.ndim :])) for t in carried]
     if not stored:
-        return Pattern(layout, sizes, (starts, plain), block), taken
+        return (starts, plain), taken
     grids = []
     for t in carried:
         split = t.reshape(matrices, high, rows, wide, columns, *t.shape[some.ndim :])
@@ -311,4 +279,4 @@ def _blocks(
                 out[at:to].view(tile.shape).copy_(tile)
             elif to > at:
                 torch.index_select(tile.reshape(-1, *tile.shape[3:]), 0, flat[at:to] - begin * each, out=out[at:to])
-    return Pattern(layout, sizes, (starts, plain), block), taken
+    return (starts, plain), taken

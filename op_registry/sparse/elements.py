@@ -13,15 +13,15 @@ from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
+from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.gather_scatter import gather
-from op_registry.sparse.pattern import PACKED, Coordinates, ravel, unravel
+from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.record import (
     NotLowered,
     Sparse,
     coalesce,
     from_coordinates,
     from_dense,
-    layout_without_blocks,
     without_block_padding,
 )
 
@@ -58,7 +58,7 @@ def valid_elements_of(x: Dense | Sparse) -> tuple[Dense, Coordinates]:
     """`listed`, of a record stored anyhow; a number is listed though it be invalid."""
     if isinstance(x, Dense) and x.ndim == 0:
         return x.map(lambda t: t.reshape(1)), ()
-    return valid_elements(x if isinstance(x, Sparse) else from_dense(x, torch.sparse_coo))
+    return valid_elements(x if isinstance(x, Sparse) else from_dense(x, COO))
 
 
 def from_elements(
@@ -89,10 +89,9 @@ def from_elements(
     return coalesce(layout, tuple(places[:sparse]), rows, sizes[:sparse])
 
 
-def layout_with_room(x: Sparse, sparse: int) -> torch.layout:
-    """The layout of `x` without blocks, if it has room for so many sparse dimensions; else COO."""
-    fits = sparse == 2 or (sparse > 2 and x.pattern.layout is not PACKED)
-    return layout_without_blocks(x.pattern.layout) if fits else torch.sparse_coo
+def layout_with_room(x: Sparse, sparse: int) -> Layout:
+    """The layout of `x` (its exact sibling), if it has room for so many sparse dimensions; else COO."""
+    return x.pattern.layout.with_room(sparse)
 
 
 def grid_coordinates(shape: Sequence[int], device: torch.device) -> Coordinates:

@@ -19,9 +19,9 @@ from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import gradients_may_flow
 from op_registry.rule import Rule
 from op_registry.sparse.broadcast import expand_sparse
+from op_registry.sparse.coordinates import Coordinates
 from op_registry.sparse.gather_scatter import gather
 from op_registry.sparse.lowering import ForRule
-from op_registry.sparse.pattern import Coordinates
 from op_registry.sparse.permuted import in_base_order
 from op_registry.sparse.record import NotLowered, Sparse, to_dense
 

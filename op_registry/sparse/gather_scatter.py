@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.pattern import Coordinates, ravel
+from op_registry.sparse.coordinates import Coordinates, ravel
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.sparse.coalesce import merge_duplicates
+from op_registry.sparse.layout import COO
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.record import Sparse
 
@@ -47,7 +48,7 @@ def gradient_can_be_sparse(table: Tensor, index: Tensor) -> bool:
 
 def rows_record(listed: Tensor, values: Tensor, rows: int) -> Sparse:
     """The record of a tensor of `rows` rows, of which those `listed` (distinct, ascending) are there."""
-    return Sparse(Dense(values), Pattern(torch.sparse_coo, (rows,), (listed.unsqueeze(0),)))
+    return Sparse(Dense(values), Pattern(COO, (rows,), (listed.unsqueeze(0),)))
 
 
 class Lookup(torch.autograd.Function):

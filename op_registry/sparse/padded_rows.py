@@ -12,7 +12,7 @@ from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
-from op_registry.sparse.pattern import ravel
+from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.record import NotLowered, Sparse
 
 

@@ -1,16 +1,11 @@
-"""Patterns: which elements of a tensor are stored, in each of torch's sparse layouts, and packed.
+"""Patterns: which elements of a tensor are stored, in some layout (layout.py).
 
 A pattern speaks of a tensor's first dimensions, its sparse ones; behind them, a stored value may have dense dimensions
 of its own (torch calls that hybrid). Values are held apart from it, in the order in which the pattern lists them:
 ``(n, *dense)``, or ``(blocks, block rows, block columns, *dense)`` in layouts of blocks.
 
-Every element is listed at most once, in ascending order: by all sparse dimensions in COO, CSR and BSR, and by column
-before row in CSC and BSC. Batches of a compressed layout are one long list of rows (or columns), so that they need not
-have the same number of values each; only torch's own tensors want that.
-
-Packed (``torch.jagged``) is CSR under another name: a padded batch (B, T, *dense) is B rows of T places each, of which
-those are stored that a sequence has. It says what the tensor is, so that what is only sound for batches of sequences
-(drawing dropout for the padded shape, attention one sequence at a time) can ask for it.
+Every element is listed at most once, in the order of the layout. What the index tensors mean, the layout says; this
+module adds what follows from it for all of them, and remembers what has been found out.
 """
 
 from __future__ import annotations
@@ -23,23 +18,16 @@ import torch
 from torch import Tensor
 
 from op_registry.records.tracing import being_traced
-
-Coordinates = tuple[Tensor, ...]
-
-PACKED = torch.jagged
-OF_TORCH = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-LAYOUTS = (*OF_TORCH, PACKED)
-BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
-OF_BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
+from op_registry.sparse.coordinates import Coordinates, ravel, unravel
+from op_registry.sparse.layout import Layout, grid_of
 
 
 class Pattern:
     """Which elements of a tensor are stored.
 
-    layout  one of torch's five sparse layouts, or PACKED, which has exactly two sparse dimensions: (B, T)
+    layout  how its elements are listed
     sizes   of the sparse dimensions
-    pieces  the index tensors, int64 or int32. COO: indices of shape (sparse dimensions, n). The others: compressed
-            indices of shape (batches · rows + 1,), which count from 0 up to n, and plain indices of shape (n,)
+    pieces  the index tensors, int64 or int32, as the layout has them
     block   (rows, columns) of a block, where the layout has blocks
     """
 
@@ -47,7 +35,7 @@ class Pattern:
 
     def __init__(
         self,
-        layout: torch.layout,
+        layout: Layout,
         sizes: Sequence[int],
         pieces: tuple[Tensor, ...],
         block: tuple[int, int] | None = None,
@@ -98,8 +86,19 @@ class Pattern:
     # ------------------------------------------------------------------------------------------- what is stored where
 
     def lengths(self) -> list[int]:
-        """How many elements each row (or column) stores, as numbers; of a compressed layout without blocks."""
-        return self.remembered("lengths", lambda: self.pieces[0].diff().tolist())
+        """How many elements each line stores, as numbers; of a layout that lists single elements line by line."""
+
+        def lengths() -> list[int]:
+            ends = self.ends()
+            assert ends is not None
+            found: list[int] = ends.diff().tolist()
+            return found
+
+        return self.remembered("lengths", lengths)
+
+    def ends(self) -> Tensor | None:
+        """Where each line begins and ends among the stored elements, if they are stored line by line: (lines + 1,)."""
+        return None if self.block is not None else self.layout.ends(self.pieces, self.sizes)
 
     def at(self) -> Tensor:
         """The position of every stored element in a tensor of `sizes`, int64 of shape (stored,)."""
@@ -107,7 +106,7 @@ class Pattern:
             "at", lambda: self.positions() if self.block is None else ravel(self.places(), self.sizes)
         )
 
-    def viewed(self, sizes: Sequence[int], layout: torch.layout) -> Pattern:
+    def viewed(self, sizes: Sequence[int], layout: Layout) -> Pattern:
         """The same elements of a tensor viewed in other sizes; the same object each time, to be recognised by."""
         shape = tuple(sizes)
         return self.remembered(f"viewed {shape}", lambda: pattern_of(layout, unravel(self.at(), shape), shape))
@@ -123,26 +122,14 @@ class Pattern:
         """
 
         def keys() -> Tensor:
-            listed = ravel(self._ordered(self.listed()), self._ordered(self.listed_sizes()))
+            listed = ravel(self.layout.index_order(self.listed()), self.layout.index_order(self.listed_sizes()))
             return torch.cat([listed, listed.new_full((1,), torch.iinfo(torch.int64).max)])
 
         return self.remembered("keys", keys)
 
     def positions(self) -> Tensor:
         """The position of each listed element (or block) in a dense tensor of them all: int64, (listed,)."""
-        sizes = self.listed_sizes()
-        if self.layout is torch.sparse_coo:
-            return ravel(self.listed(), sizes)
-        compressed, plain = self.pieces
-        rows, columns = sizes[-2:]
-        line = torch.arange(compressed.shape[0] - 1, device=self.device)
-        if self.layout in BY_COLUMN:
-            first = line if len(sizes) == 2 else line // columns * (rows * columns) + line % columns
-            step = columns
-        else:
-            first, step = line * columns, 1
-        first = torch.repeat_interleave(first, compressed.diff(), output_size=plain.shape[0])
-        return first.add_(plain, alpha=step)
+        return self.layout.positions(self.pieces, self.listed_sizes())
 
     def find(self, places: Coordinates) -> tuple[Tensor, Tensor]:
         """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
@@ -153,7 +140,7 @@ class Pattern:
             inside = places[-2] % rows * columns + places[-1] % columns
             listed = (*places[:-2], places[-2] // rows, places[-1] // columns)
             sizes = self.listed_sizes()
-        wanted, keys = ravel(self._ordered(listed), self._ordered(sizes)), self.keys()
+        wanted, keys = ravel(self.layout.index_order(listed), self.layout.index_order(sizes)), self.keys()
         position = torch.searchsorted(keys, wanted)
         found = keys[position] == wanted
         if inside is not None:
@@ -168,25 +155,11 @@ class Pattern:
 
     def listed(self) -> Coordinates:
         """The place of each listed element or block, in units of blocks; in the dtype of the pieces or int64."""
-        if self.layout is torch.sparse_coo:
-            return tuple(self.pieces[0].unbind(0))
-        compressed, plain = self.pieces
-        sizes = self.listed_sizes()
-        lines = compressed.shape[0] - 1
-        line = torch.repeat_interleave(
-            torch.arange(lines, device=self.device), compressed.diff(), output_size=plain.shape[0]
-        )
-        across = sizes[-1] if self.layout in BY_COLUMN else sizes[-2]
-        batch = unravel(line // across, sizes[:-2]) if len(sizes) > 2 else ()
-        own = line % across if len(sizes) > 2 else line
-        rest = (plain, own) if self.layout in BY_COLUMN else (own, plain)
-        return (*batch, *rest)
+        return self.layout.coordinates(self.pieces, self.listed_sizes())
 
     def listed_sizes(self) -> tuple[int, ...]:
         """Sizes of the sparse dimensions, in units of blocks."""
-        if self.block is None:
-            return self.sizes
-        return (*self.sizes[:-2], self.sizes[-2] // self.block[0], self.sizes[-1] // self.block[1])
+        return self.sizes if self.block is None else grid_of(self.sizes, self.block)
 
     def _places(self) -> Coordinates:
         listed = tuple(p.to(torch.int64) for p in self.listed())
@@ -200,9 +173,6 @@ class Pattern:
         wide[-2], wide[-1] = wide[-2] * rows + at_row, wide[-1] * columns + at_column
         return tuple(p.expand(shape).reshape(-1) for p in wide)
 
-    def _ordered(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        return in_index_order(self.layout, values)
-
     def remembered(self, name: Any, compute: Callable[[], Any]) -> Any:
         """A fact about the pattern, remembered unless it is being traced, or could not be saved for a backward."""
         if being_traced(self.pieces[0]) or torch.is_inference_mode_enabled():
@@ -212,54 +182,8 @@ class Pattern:
         return self._remembered[name]
 
 
-def in_index_order(layout: torch.layout, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Something given for each dimension, in the order by which `layout` lists elements; twice: as it was."""
-    if layout in BY_COLUMN:
-        return (*values[:-2], values[-1], values[-2])
-    return tuple(values)
-
-
-def ravel(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """One number for each place: its position in a tensor of `sizes`, int64.
-
-    Raises ValueError for a tensor with more places than int64 can number (torch makes none).
-    """
-    if all(type(size) is int for size in sizes) and math.prod(sizes) > 2**63:
-        raise ValueError(
-            f"a tensor of sizes {tuple(sizes)} has {math.prod(sizes):,} places, more than int64 can number: "
-            "leave some dimensions dense, or split it"
-        )
-    total = torch.zeros_like(places[0], dtype=torch.int64)
-    for place, size in zip(places, sizes, strict=True):
-        total = total * size + place
-    return total
-
-
-def unravel(positions: Tensor, sizes: Sequence[int]) -> Coordinates:
-    """The place of each position in a tensor of `sizes`; the reverse of :func:`linear`."""
-    found = []
-    for size in reversed(sizes):
-        found.append(positions % size)
-        positions = positions // size
-    return tuple(reversed(found))
-
-
 def pattern_of(
-    layout: torch.layout, places: Coordinates, sizes: Sequence[int], index_dtype: torch.dtype = torch.int64
+    layout: Layout, places: Coordinates, sizes: Sequence[int], index_dtype: torch.dtype = torch.int64
 ) -> Pattern:
-    """The pattern of elements at distinct `places`, which come in the order of `layout`; not one of blocks."""
-    if layout is torch.sparse_coo:
-        return Pattern(layout, sizes, (torch.stack(places).to(index_dtype),))
-    by_column = layout in BY_COLUMN
-    across, plain = (places[-1], places[-2]) if by_column else (places[-2], places[-1])
-    lines_each = sizes[-1] if by_column else sizes[-2]
-    lines = math.prod(sizes[:-2]) * lines_each
-    line = ravel((*places[:-2], across), (*sizes[:-2], lines_each))
-    counts = torch.zeros(lines + 1, dtype=torch.int64, device=line.device)
-    counts = counts.scatter_add(0, line + 1, torch.ones_like(line))
-    return Pattern(layout, sizes, (counts.cumsum(0).to(index_dtype), plain.to(index_dtype)))
-
-
-def index_order(layout: torch.layout, places: Coordinates, sizes: Sequence[int]) -> Tensor:
-    """The permutation that brings distinct `places` into the order in which `layout` lists them."""
-    return ravel(in_index_order(layout, places), in_index_order(layout, sizes)).argsort()
+    """The pattern of elements at distinct `places`, which come in the order of an exact layout."""
+    return Pattern(layout, sizes, layout.pieces_of(places, sizes, index_dtype))

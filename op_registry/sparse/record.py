@@ -16,22 +16,13 @@ from op_registry.records.accumulate import accumulate, dtype_of_sum
 from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import accumulation_dtype
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coalesce import merge_duplicates
-from op_registry.sparse.convert import blocked, in_chunks, sorted_order, sparse_parts
-from op_registry.sparse.pattern import (
-    BY_COLUMN,
-    OF_BLOCKS,
-    PACKED,
-    Coordinates,
-    Pattern,
-    in_index_order,
-    index_order,
-    pattern_of,
-    ravel,
-    unravel,
-)
+from op_registry.sparse.convert import BITS, blocked, in_chunks, sorted_order
+from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
+from op_registry.sparse.layout import COO, Layout, grid_of
+from op_registry.sparse.pattern import Pattern, pattern_of
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -151,7 +142,7 @@ def _spread(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
 
 def from_dense(
     x: Dense,
-    layout: torch.layout,
+    layout: Layout,
     sparse_dim: int | None = None,
     block: tuple[int, int] | None = None,
 ) -> Sparse:
@@ -160,13 +151,14 @@ def from_dense(
     Where there are dense dimensions, an element is stored if anything in it is valid. A block is stored if anything in
     it is valid.
     """
-    default = 2 if layout is PACKED else x.ndim
-    dims = default if sparse_dim is None else sparse_dim
+    dims = layout.default_dims(x.ndim) if sparse_dim is None else sparse_dim
+    if not layout.exact and not layout.blocks:
+        return to_layout(from_dense(x, layout.exact_sibling, dims), layout)
     validity = aligned_validity(x)
     if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
         return _whole_rows(x, validity, layout, dims)
     if block is not None:
-        check_blocks(x.shape[:dims], layout, block)
+        layout.check_block(x.shape[:dims], block)
     if in_chunks(x):
         pattern, data, inside = sparse_parts(x, layout, dims, block)
         return Sparse(Dense(data, inside), pattern)
@@ -177,37 +169,38 @@ def from_dense(
         some = whole.new_zeros(x.shape[:dims])
     if block is not None:
         return _blocks_of_dense(x, whole, some, layout, block)
-    places = nonzero_in_order(layout, some)
+    places, pieces = layout.from_mask(some)
     inside = whole[places] if dims < x.ndim and validity is not None else None
-    return Sparse(Dense(x.data[places], inside), pattern_of_mask(layout, places, some))
+    return Sparse(Dense(x.data[places], inside), Pattern(layout, some.shape, pieces))
 
 
-def nonzero_in_order(layout: torch.layout, mask: Tensor) -> Coordinates:
-    """Where a mask is 1, in the order of a layout."""
-    turned = mask.transpose(-1, -2) if layout in BY_COLUMN else mask
-    return in_index_order(layout, as_bool(turned).nonzero(as_tuple=True))
+def sparse_parts(
+    x: Dense, layout: Layout, dims: int, block: tuple[int, int] | None
+) -> tuple[Pattern, Tensor, Tensor | None]:
+    """Pattern, values and their validity (None: all are valid) of what is stored of `x`, its first `dims` dimensions
+    sparse. The values carry derivatives where they are asked for.
+    """
+    sizes = tuple(x.shape[:dims])
+    validity = x.full_validity
+    whole = x.data.new_ones((), dtype=torch.int8).expand(x.shape) if validity is None else as_int8(validity)
+    some = whole
+    if dims < x.ndim:
+        some = whole.flatten(dims).amax(-1) if whole.numel() else whole.new_zeros(sizes)
+    kept = None if validity is None or (dims == x.ndim and block is None) else whole
+    moved = [] if gradients_may_flow(x.data) else [x.data.detach().view(BITS.get(x.dtype.itemsize, x.dtype))]
+    carried = moved if kept is None else [*moved, kept]
+    pieces, taken = layout.from_large_mask(some, carried, block)
+    pattern = Pattern(layout, sizes, pieces, block)
+    inside = None if kept is None else taken[-1]
+    if moved:
+        return pattern, taken[0].view(x.dtype), inside
+    flat = ravel(pattern.listed(), pattern.listed_sizes())
+    listed = x.data if block is None else blocked(x.data, len(sizes), block)
+    lead = len(sizes)
+    return pattern, listed.reshape(-1, *listed.shape[lead:]).index_select(0, flat), inside
 
 
-def pattern_of_mask(layout: torch.layout, places: Coordinates, mask: Tensor) -> Pattern:
-    """The pattern of the `places` where an int8 mask is 1, which come in the order of a layout."""
-    if layout is torch.sparse_coo:
-        return pattern_of(layout, places, mask.shape)
-    by_column = layout in BY_COLUMN
-    ends = mask.sum(-2 if by_column else -1, dtype=torch.int64).reshape(-1).cumsum(0)
-    return Pattern(
-        layout, mask.shape, (torch.cat([ends.new_zeros(1), ends]), places[-2 if by_column else -1].contiguous())
-    )
-
-
-def check_blocks(sizes: Sequence[int], layout: torch.layout, block: tuple[int, int]) -> None:
-    """Refuse blocks that a layout does not have, or that do not fill a matrix."""
-    if layout not in OF_BLOCKS:
-        raise ValueError(f"{layout} has no blocks")
-    if sizes[-2] % block[0] or sizes[-1] % block[1]:
-        raise ValueError(f"blocks of {block} do not divide a matrix of {tuple(sizes[-2:])}")
-
-
-def _whole_rows(x: Dense, validity: Tensor | None, layout: torch.layout, dims: int) -> Sparse:
+def _whole_rows(x: Dense, validity: Tensor | None, layout: Layout, dims: int) -> Sparse:
     """Elements of which all dense dimensions are valid, or none: one look at each, and one copy."""
     sizes = tuple(x.shape[:dims])
     if validity is None:
@@ -216,41 +209,42 @@ def _whole_rows(x: Dense, validity: Tensor | None, layout: torch.layout, dims: i
         rows = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
         at = as_bool(rows).nonzero()[:, 0] if x.data.numel() else rows.new_zeros(0, dtype=torch.int64)
     places = unravel(at, sizes)
-    if layout in BY_COLUMN:
-        order = index_order(layout, places, sizes)
+    if not layout.row_major:
+        order = layout.order_of(places, sizes)
         at, places = at[order], tuple(p[order] for p in places)
     values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
     return Sparse(Dense(values.index_select(0, at)), pattern_of(layout, places, sizes))
 
 
-def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: torch.layout, block: tuple[int, int]) -> Sparse:
+def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: Layout, block: tuple[int, int]) -> Sparse:
     sizes, dims = tuple(some.shape), some.ndim
-    grid = (*sizes[:-2], sizes[-2] // block[0], sizes[-1] // block[1])
+    grid = grid_of(sizes, block)
     stored = blocked(some, dims, block).flatten(-2).amax(-1) if some.numel() else some.new_zeros(grid)
-    places = nonzero_in_order(layout, stored)
-    listing = pattern_of_mask(layout, places, stored)
+    places, pieces = layout.from_mask(stored)
     validity = None if x.validity is None else blocked(whole, dims, block)[places]
-    return Sparse(Dense(blocked(x.data, dims, block)[places], validity), Pattern(layout, sizes, listing.pieces, block))
+    return Sparse(Dense(blocked(x.data, dims, block)[places], validity), Pattern(layout, sizes, pieces, block))
 
 
-def to_layout(x: Sparse, layout: torch.layout, block: tuple[int, int] | None = None) -> Sparse:
+def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -> Sparse:
     """The same elements in another layout, never by way of the dense tensor."""
-    if layout is x.pattern.layout and block == x.pattern.block:
+    given, sizes = x.pattern.layout, x.pattern.sizes
+    if layout == given and block == x.pattern.block:
         return x
-    if layout in OF_BLOCKS:
-        return _in_blocks(x, layout, block or x.pattern.block)
-    if {layout, x.pattern.layout} == {PACKED, torch.sparse_csr} and x.pattern.ndim == 2:
-        return Sparse(x.values, Pattern(layout, x.pattern.sizes, x.pattern.pieces))
+    if not layout.exact:
+        return _with_others(x, layout, block or x.pattern.block)
+    if layout.takes_pieces_of(given, x.pattern.ndim):
+        return Sparse(x.values, Pattern(layout, sizes, x.pattern.pieces))
     flat, places = without_block_padding(x)
-    sizes = x.pattern.sizes
-    if x.pattern.block is not None:
+    if not given.exact:
         return from_coordinates(layout, places, flat, sizes)
-    if (layout in BY_COLUMN) == (x.pattern.layout in BY_COLUMN):
+    by, before = (each.index_order(range(x.pattern.ndim)) for each in (layout, given))
+    if by == before:
         return Sparse(flat, pattern_of(layout, places, sizes))
+    if by != (*before[:-2], *before[:-3:-1]):
+        return from_coordinates(layout, places, flat, sizes)
     # Rows in order become columns in order, or the other way round, where elements are sorted by the new ones alone.
-    across = -1 if layout in BY_COLUMN else -2
-    lines = (*sizes[:-2], sizes[across])
-    order = sorted_order(ravel((*places[:-2], places[across]), lines), math.prod(lines))
+    lines = [sizes[d] for d in by[:-1]]
+    order = sorted_order(ravel([places[d] for d in by[:-1]], lines), math.prod(lines))
     return Sparse(flat.take_rows(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
 
 
@@ -267,24 +261,22 @@ def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
         valid = as_bool(as_int8(full_mask(flat)))
         some = valid.flatten(1 + more).any(-1) if valid.ndim > 1 + more else valid
         at = some.nonzero(as_tuple=True)
-        return from_coordinates(
-            torch.sparse_coo, (*(p[at[0]] for p in places), *at[1:]), flat.map(lambda t: t[at]), sizes
-        )
+        return from_coordinates(COO, (*(p[at[0]] for p in places), *at[1:]), flat.map(lambda t: t[at]), sizes)
     listed, which = unique_keys(ravel(places[:dims], sizes), math.prod(sizes))
     inside = (which, *places[dims:])
     shape = (listed.shape[0], *x.shape[dims:])
     validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(inside, as_int8(full_mask(flat)))
     values = Dense(flat.data.new_zeros(shape).index_put(inside, flat.data), validity)
-    return Sparse(values, pattern_of(torch.sparse_coo, unravel(listed, sizes), sizes))
+    return Sparse(values, pattern_of(COO, unravel(listed, sizes), sizes))
 
 
 def without_block_padding(x: Sparse) -> tuple[Dense, Coordinates]:
-    """The values one after another and their places; without what blocks hold only to be full.
+    """The values one after another and their places; without what a layout lists only because it has to.
 
     A graph keeps that as well: how much is left would be one more number that it does not know.
     """
     flat, places = x.flat, x.pattern.places()
-    return (flat, places) if x.pattern.block is None else _some_valid(flat, places)
+    return (flat, places) if x.pattern.layout.exact else _some_valid(flat, places)
 
 
 def _some_valid(values: Dense, places: Coordinates) -> tuple[Dense, Coordinates]:
@@ -298,63 +290,48 @@ def _some_valid(values: Dense, places: Coordinates) -> tuple[Dense, Coordinates]
 
 
 def without_invalid(x: Sparse) -> Sparse:
-    """The same record without what is listed and wholly invalid; in a graph as it is."""
-    if x.values.validity is None or being_traced(x.values.data):
-        return x
+    """The same record without what is listed and wholly invalid; as it is in a graph, or if that is listed anyway."""
     pattern = x.pattern
+    if x.values.validity is None or being_traced(x.values.data) or not (pattern.layout.exact or pattern.layout.blocks):
+        return x
     values, places = _some_valid(x.values, tuple(p.to(torch.int64) for p in pattern.listed()))
     if values.shape[0] == x.values.shape[0]:
         return Sparse(values, pattern)
-    listing = pattern_of(layout_without_blocks(pattern.layout), places, pattern.listed_sizes(), pattern.pieces[0].dtype)
-    return Sparse(values, Pattern(pattern.layout, pattern.sizes, listing.pieces, pattern.block))
+    pieces = pattern.layout.pieces_of(places, pattern.listed_sizes(), pattern.pieces[0].dtype)
+    return Sparse(values, Pattern(pattern.layout, pattern.sizes, pieces, pattern.block))
 
 
-def from_coordinates(layout: torch.layout, places: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
+def from_coordinates(layout: Layout, places: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
     """Elements at distinct places in any order, brought into the order of `layout`."""
-    order = index_order(layout, places, sizes)
+    order = layout.order_of(places, sizes)
     return Sparse(flat.take_rows(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
 
 
-def _in_blocks(x: Sparse, layout: torch.layout, block: tuple[int, int] | None) -> Sparse:
-    if block is None:
-        raise ValueError(f"{layout} needs a block size")
-    rows, columns = block
+def _with_others(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sparse:
+    """The same elements in a layout that is not exact, those that it lists beside them invalid."""
     sizes = x.pattern.sizes
-    check_blocks(sizes, layout, block)
+    if block is not None:
+        layout.check_block(sizes, block)
     flat, places = without_block_padding(x)
-    grid = (*sizes[:-2], sizes[-2] // rows, sizes[-1] // columns)
-    of_block = (*places[:-2], places[-2] // rows, places[-1] // columns)
-    extents = in_index_order(layout, grid)
-    listed, which = unique_keys(ravel(in_index_order(layout, of_block), extents), math.prod(extents))
-    at = in_index_order(layout, unravel(listed, extents))
-    inside = which * (rows * columns) + places[-2] % rows * columns + places[-1] % columns
-    shape = (listed.shape[0] * rows * columns, *x.dense_sizes)
-    data = flat.data.new_zeros(shape).index_copy(0, inside, flat.data)
-    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, inside, as_int8(full_mask(flat)))
-    listing = pattern_of(layout, at, grid)
-    values = Dense(data, validity).map(lambda t: t.reshape(listed.shape[0], rows, columns, *x.dense_sizes))
-    return Sparse(values, Pattern(layout, sizes, listing.pieces, block))
+    pieces, slots = layout.cover(places, sizes, block)
+    pattern = Pattern(layout, sizes, pieces, block)
+    shape = (pattern.stored, *x.dense_sizes)
+    data = flat.data.new_zeros(shape).index_copy(0, slots, flat.data)
+    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, slots, as_int8(full_mask(flat)))
+    listed = (pieces[-1].shape[-1], *(block or ()))
+    return Sparse(Dense(data, validity).map(lambda t: t.reshape(*listed, *x.dense_sizes)), pattern)
 
 
-def unique_keys(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """The distinct ones of keys in [0, bound), ascending, and which of them each key is."""
-    if being_traced(keys) or bound > 8 * keys.shape[0] + 2**16:
-        listed, which = keys.unique(return_inverse=True)
-        return listed, which
-    there = torch.zeros(bound, dtype=torch.int8, device=keys.device).index_fill_(0, keys, 1)
-    return as_bool(there).nonzero()[:, 0], (there.cumsum(0, dtype=torch.int64) - 1)[keys]
-
-
-def coalesce(layout: torch.layout, places: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
+def coalesce(layout: Layout, places: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
     """Elements at any places, those at the same place accumulated: summed where valid, valid where one of them is.
 
     Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
     """
-    extents = in_index_order(layout, sizes)
-    keys = ravel(in_index_order(layout, places), extents)
+    extents = layout.index_order(sizes)
+    keys = ravel(layout.index_order(places), extents)
     if flat.validity is None and not being_traced(keys):
         listed, data = merge_duplicates(keys, flat.data)
-        return Sparse(Dense(data), pattern_of(layout, in_index_order(layout, unravel(listed, extents)), sizes))
+        return Sparse(Dense(data), pattern_of(layout, layout.index_order(unravel(listed, extents)), sizes))
     listed, which = unique_keys(keys, math.prod(extents))
     shape = (listed.shape[0], *flat.shape[1:])
     wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
@@ -363,7 +340,7 @@ def coalesce(layout: torch.layout, places: Coordinates, flat: Dense, sizes: Sequ
     if validity is not None:
         found = torch.zeros(shape, dtype=torch.int32, device=flat.device).index_add(0, which, validity.to(torch.int32))
         validity = as_int8(found > 0)
-    at = in_index_order(layout, unravel(listed, extents))
+    at = layout.index_order(unravel(listed, extents))
     return Sparse(Dense(total.to(flat.dtype), validity), pattern_of(layout, at, sizes))
 
 
@@ -376,13 +353,15 @@ def sum_of_union(records: Sequence[Sparse]) -> Sparse:
     if all(record.pattern.same_as(first.pattern) for record in records):
         return first.like(accumulate([record.values for record in records]))
     dims = first.pattern.ndim
-    if being_traced(first.values.data) and (first.pattern.block or any(r.pattern.ndim != dims for r in records)):
+    if being_traced(first.values.data) and (
+        not first.pattern.layout.exact or any(r.pattern.ndim != dims for r in records)
+    ):
         raise NotLowered("how many blocks, or rows, there will be is not known while tracing")
     parts = [without_block_padding(with_sparse_dims(r, dims)) for r in records]
     places = tuple(torch.cat(p) for p in zip(*(p for _, p in parts), strict=True))
     flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
     layout = first.pattern.layout
-    total = coalesce(layout_without_blocks(layout), places, concat_values(flats), first.pattern.sizes)
+    total = coalesce(layout.exact_sibling, places, concat_values(flats), first.pattern.sizes)
     return to_layout(total, layout, first.pattern.block)
 
 
@@ -392,8 +371,3 @@ def concat_values(flats: Sequence[Dense], dim: int = 0) -> Dense:
     if all(flat.validity is None for flat in flats):
         return Dense(data)
     return Dense(data, torch.cat([as_int8(full_mask(flat)) for flat in flats], dim))
-
-
-def layout_without_blocks(layout: torch.layout) -> torch.layout:
-    """The layout that lists the same elements one by one."""
-    return {torch.sparse_bsr: torch.sparse_csr, torch.sparse_bsc: torch.sparse_csc}.get(layout, layout)

@@ -18,7 +18,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.pattern import BY_COLUMN, ravel
+from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.segment_kernels import IDENTITY, WIDTH, RowChunks, pays
 
@@ -109,13 +109,10 @@ class Segments:
 
     @property
     def ends(self) -> Tensor | None:
-        """Where slices begin and end, if they lie one after another: (slices + 1,), the compressed indices."""
-        pattern = self.pattern
-        if pattern.block is not None or len(pattern.pieces) == 1:
-            return None
-        plain = pattern.ndim - 2 if pattern.layout in BY_COLUMN else pattern.ndim - 1
-        in_order = pattern.layout not in BY_COLUMN or pattern.ndim == 2
-        return pattern.pieces[0] if self.along == (plain,) and in_order else None
+        """Where slices begin and end, if they lie one after another: (slices + 1,)."""
+        pattern, line_dim = self.pattern, self.pattern.layout.line_dim
+        in_order = line_dim == -1 or pattern.ndim == 2
+        return pattern.ends() if self.along == (pattern.ndim + line_dim,) and in_order else None
 
     def _line(self) -> Tensor:
         places = self.pattern.places()

@@ -23,11 +23,11 @@ from torch._ops import OpOverload
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import wrap_dims
 from op_registry.rule import Rule, Slices
+from op_registry.sparse.coordinates import unravel
 from op_registry.sparse.elementwise import records_among
 from op_registry.sparse.lowering import ForRule, first_of
 from op_registry.sparse.padded_rows import PaddedRows
-from op_registry.sparse.pattern import unravel
-from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, layout_without_blocks
+from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
 from op_registry.sparse.segments import Segments
 
 
@@ -235,7 +235,7 @@ def _in_their_places(r: Dense, lines: PaddedRows, call: SliceCall) -> Any:
     if call.number is not None:
         sizes[along[0]] = width
     flat = r.map(lambda t: t.reshape(-1, *t.shape[2:])[taken])
-    return from_coordinates(layout_without_blocks(x.pattern.layout), places, flat, sizes)
+    return from_coordinates(x.pattern.layout.exact_sibling, places, flat, sizes)
 
 
 ON_DENSE_DIMS, ON_PADDED_ROWS = ForRule(on_dense_dims), ForRule(on_padded_rows)

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.sparse.pattern import BY_COLUMN, Pattern
-
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -30,7 +28,7 @@ def problem_of_coo(indices: Tensor, sizes: Sequence[int]) -> str | None:
 
 
 def problem_of_compressed(
-    layout: torch.layout,
+    by_column: bool,
     matrix: tuple[int, int],
     pieces: tuple[Tensor, Tensor],
     values: int,
@@ -38,7 +36,6 @@ def problem_of_compressed(
     batch: tuple[int, ...] = (),
 ) -> str | None:
     """Of compressed and plain indices, (*batch, lines + 1) and (*batch, n), for so many `values` in all."""
-    by_column = layout in BY_COLUMN
     names = ("ccol_indices", "row_indices") if by_column else ("crow_indices", "col_indices")
     compressed, plain = pieces
     for name, piece in zip(names, pieces, strict=True):
@@ -79,11 +76,8 @@ def problem_of_compressed(
     return None
 
 
-def in_listed_order(pattern: Pattern) -> bool:
-    """Whether every element is listed once, and in the order of the layout; of indices that are within bounds."""
-    if pattern.layout is torch.sparse_coo:
-        return _ascend(pattern.pieces[0])
-    compressed, plain = pattern.pieces
+def lines_ascend(compressed: Tensor, plain: Tensor) -> bool:
+    """Whether the places in each line ascend; of indices that are within bounds."""
     if plain.shape[0] < 2:
         return True
     descends = plain[1:] <= plain[:-1]
@@ -93,10 +87,10 @@ def in_listed_order(pattern: Pattern) -> bool:
     return not bool(descends.index_fill(0, inside, False).any())
 
 
-def _ascend(indices: Tensor) -> bool:
-    """Whether each place of COO indices stands behind the one before, the first dimension counting most."""
-    ascends = torch.zeros((), dtype=torch.bool, device=indices.device)
-    for places in indices.unbind(0)[::-1]:
+def ascend(coordinates: Sequence[Tensor]) -> bool:
+    """Whether each element stands behind the one before, the first dimension counting most."""
+    ascends = torch.zeros((), dtype=torch.bool, device=coordinates[0].device)
+    for places in coordinates[::-1]:
         before, after = places[:-1], places[1:]
         ascends = (after > before) | ((after == before) & ascends)
     return bool(ascends.all())

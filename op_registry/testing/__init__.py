@@ -20,6 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.rule import Rule
+from op_registry.sparse.layout import Layout
 from op_registry.testing.cases import Case, Subjects, allowance, cases, check_names, failure
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def instantiate(
     rules: Subjects | Iterable[Subjects],
     *,
     laws: Sequence[str] = ALL_LAWS,
-    layouts: Sequence[str] | None = None,
+    layouts: Sequence[str | Layout] | None = None,
     dtypes: Sequence[str] | None = None,
     devices: Sequence[str] = ("cpu",),
     allow: Mapping[str, str] | None = None,
@@ -44,7 +45,8 @@ def instantiate(
 
     rules    rules, or operators that have one: overloads, packets, names; the in-place and out= forms come with them
     laws     of P1 to P8
-    layouts  "dense" and the subject's storages, by default all: P3, P4 and P5 are asked in each, the others in "dense"
+    layouts  "dense" and the subject's storages, by default all of these; or a registered layout of your own. P3, P4
+             and P5 are asked in each, the others in "dense"
     dtypes   names; by default float32 where the operator takes it, and float64 for derivatives (P5)
     devices  what the operator runs on: its results are compared with oracles on the CPU
     allow    laws that may be undecided, each with the reason, for all layouts or one: ``{"P4-packed": "…"}``; one for
@@ -67,7 +69,7 @@ def instantiate(
         cases(
             given,
             laws=[law for law in laws if asked.laws is None or law in asked.laws],
-            layouts=asked.layouts if asked.layouts is not None else layouts,
+            layouts=asked.layouts if asked.layouts is not None else _names(layouts),
             dtypes=dtypes,
             devices=asked.devices if asked.devices is not None else devices,
             subject=subject,
@@ -95,6 +97,10 @@ def instantiate(
             pytest.xfail("; ".join(gaps))
 
     return test_law
+
+
+def _names(layouts: Sequence[str | Layout] | None) -> list[str] | None:
+    return None if layouts is None else [each.short if isinstance(each, Layout) else each for each in layouts]
 
 
 class _Nothing:

@@ -66,9 +66,10 @@ def cases(
 ) -> Iterator[Case]:
     """The tests of operators; see :func:`op_registry.testing.instantiate` for the arguments."""
     check_names("law", laws, ALL_LAWS)
-    known = (DENSE, *find_subject(subject).storages)
+    storing = find_subject(subject)
+    known = (DENSE, *storing.storages)
     layouts = known if layouts is None else layouts
-    check_names("layout", layouts, known)
+    check_names("layout", [layout for layout in layouts if not storing.can_store(layout)], known)
     for operator in _operators(subjects):
         for device in devices:
             base = Settings(

@@ -70,6 +70,9 @@ class OnDevice(Subject):
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
         return self.base.stored(value, storage, requires_grad, explicit_invalid)
 
+    def can_store(self, storage: str) -> bool:
+        return self.base.can_store(storage)
+
     def densified(self) -> list[str]:
         return self.base.densified()
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    PACKED,
     AnyRecord,
     Dense,
     NotLowered,
@@ -81,7 +80,7 @@ scaled_dot_product_attention.lowering(Permuted)(attention)
 def _stored_by_sequence(x: AnyRecord, query: AnyRecord) -> Sparse:
     """The packed record of an operand, (B, T, D) or (B, T, H, D); NotLowered for others."""
     base = x.base if isinstance(x, Permuted) else x
-    if not isinstance(base, Sparse) or base.pattern.layout is not PACKED:
+    if not isinstance(base, Sparse) or not base.pattern.layout.of_sequences:
         raise NotLowered("queries, keys and values are not all packed")
     order = x.order if isinstance(x, Permuted) else tuple(range(x.ndim))
     if order != ((0, 1, 2) if query.ndim == 3 else HEADS_FIRST):

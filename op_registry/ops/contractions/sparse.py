@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    BY_COLUMN,
     Dense,
     NotLowered,
     Number,
@@ -33,7 +32,6 @@ from op_registry.authoring import (
     coalesce,
     full_mask,
     intersect,
-    layout_without_blocks,
     map_tensors,
     ravel,
     sddmm,
@@ -64,8 +62,8 @@ def _row_column(x: Sparse, batched: bool) -> RowColumn:
     number = math.prod(batch)
     row = ravel(coordinates[:-1], pattern.sizes[:-1])
     column = ravel((*coordinates[:-2], coordinates[-1]), (*batch, columns)) if batched else coordinates[-1]
-    in_order = pattern.block is None and pattern.layout not in BY_COLUMN
-    ends = pattern.pieces[0] if in_order and len(pattern.pieces) > 1 else None
+    in_order = pattern.layout.row_major
+    ends = pattern.ends() if in_order else None
     ends = ends if ends is None or ends.dtype is torch.int64 else ends.to(torch.int64)
     return RowColumn(row, column, number * rows, columns * (number if batched else 1), in_order=in_order, ends=ends)
 
@@ -147,7 +145,7 @@ def sparse_by_sparse(a: Sparse, b: Sparse) -> Sparse:
         validity = intersect(as_int8(full_mask(left))[source], as_int8(full_mask(right))[partner])
     products = Dense(left.filled(0)[source] * right.filled(0)[partner], validity)
     unraveled = (*unravel(row, a.shape[:-1]), column % b.shape[-1]) if batched else (row, column)
-    return coalesce(layout_without_blocks(a.pattern.layout), unraveled, products, (*a.shape[:-1], b.shape[-1]))
+    return coalesce(a.pattern.layout.exact_sibling, unraveled, products, (*a.shape[:-1], b.shape[-1]))
 
 
 def product(a: Dense | Sparse, b: Dense | Sparse) -> Dense | Sparse:

@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COO,
     Dense,
     NotLowered,
     Number,
@@ -52,7 +53,7 @@ def without_dense_dims(x: Sparse) -> Sparse:
     if not x.dense_sizes:
         return x
     flat, coordinates = valid_elements(x)
-    return from_coordinates(torch.sparse_coo, coordinates, flat, tuple(x.shape))
+    return from_coordinates(COO, coordinates, flat, tuple(x.shape))
 
 
 def scaled(x: Dense | Sparse, factor: Number) -> Dense | Sparse:

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    PACKED,
     Coordinates,
     Dense,
     NotLowered,
@@ -132,10 +131,8 @@ def view(x: Sparse, size: Sequence[int]) -> Sparse:
         raise NotLowered("it would mix sparse with dense dimensions")
     if new_sparse < 1 or 0 in shape:
         raise NotLowered("no sparse dimension is left")
-    if x.pattern.layout in (torch.sparse_coo, torch.sparse_csr, PACKED):
-        # These layouts list elements in row-major order, which a view does not change.
-        fits = new_sparse == 2 or (new_sparse > 2 and x.pattern.layout is not PACKED)
-        return Sparse(x.values, x.pattern.viewed(shape[:new_sparse], x.pattern.layout if fits else torch.sparse_coo))
+    if x.pattern.layout.row_major:  # a view does not change that order
+        return Sparse(x.values, x.pattern.viewed(shape[:new_sparse], x.pattern.layout.with_room(new_sparse)))
     flat, coordinates = without_block_padding(x)
     offsets = ravel(coordinates, x.pattern.sizes[:sparse])
     return with_coordinates(x, unravel(offsets, shape[:new_sparse]), flat, shape[:new_sparse])

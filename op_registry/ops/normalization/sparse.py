@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COO,
     Dense,
     Moments,
     NotLowered,
@@ -25,7 +26,6 @@ from op_registry.authoring import (
     call,
     dense_or_none,
     detached_data,
-    layout_without_blocks,
     nonzero_count,
     result_dtype,
     to_dense,
@@ -177,14 +177,14 @@ def _grouped(
     w, b = (channel_parameter(dense_or_none(p), x) for p in (weight, bias))
     if groups < 1 or x.shape[1] % groups:
         raise NotLowered("torch refuses the number of groups")
-    coo = to_layout(x, torch.sparse_coo)
+    coo = to_layout(x, COO)
     split = call(aten.view.default, coo, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
     sparse = split.pattern.ndim
     over = Segments(split, range(2, sparse), [d - sparse + 1 for d in range(sparse, split.ndim)])
     values, m, scale = standardised(split.flat, over, eps)
     w, b = by_channel(w, coo), by_channel(b, coo)
     result = coo.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(coo.flat, w, b)))
-    return to_layout(result, layout_without_blocks(x.pattern.layout)), m, scale
+    return to_layout(result, x.pattern.layout.exact_sibling), m, scale
 
 
 # --------------------------------------------------------------------------------------------------- running statistics

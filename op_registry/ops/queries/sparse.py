@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COO,
     Dense,
     NotLowered,
     Sparse,
@@ -102,7 +103,7 @@ def unique_consecutive(
 
 
 def _distinct(op: OpOverload, x: Sparse, *flags: Any, inverse: bool) -> tuple[Any, ...]:
-    coo = to_layout(x, torch.sparse_coo)  # whose values are in row-major order
+    coo = to_layout(x, COO)  # whose values are in row-major order
     flat = coo.flat
     result = list(queries.distinct(op, Dense(flat.data, as_int8(_validity(flat))), *flags, inverse=inverse))
     if inverse:

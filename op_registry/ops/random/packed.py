@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import PACKED, NotLowered, Permuted, Sparse
+from op_registry.authoring import NotLowered, Permuted, Sparse
 from op_registry.ops.random import rules as random
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def dropout(op: OpOverload, input: Sparse, p: float, train: bool) -> Sparse:
     """As on the padded batch: numbers are drawn for all of it, and the stored rows use theirs."""
     if 0 <= p <= 1 and (p == 0 or not train or 0 in input.shape):
         return input
-    if input.pattern.layout is not PACKED or op not in (aten.dropout.default, aten.feature_dropout.default):
+    if not input.pattern.layout.of_sequences or op not in (aten.dropout.default, aten.feature_dropout.default):
         raise NotLowered("it draws a random number for every element, stored or not")
     if not 0 <= p < 1:
         return input.like(random.dropout.run(op, input.values, p, train))  # drops everything, or raises torch's error
