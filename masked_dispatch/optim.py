@@ -32,8 +32,6 @@ from op_registry.sparse.gather_scatter import gather, scatter_
 from op_registry.sparse.pattern import pattern_of
 from op_registry.sparse.record import Sparse, to_layout
 
-Group = dict[str, Any]
-
 
 class Elements:
     """The stored elements of a plain parameter's gradient; gathers and scatters those of other tensors.
