@@ -13,6 +13,7 @@ Another one is a subclass of :class:`Layout`, registered once: docs/add-a-storag
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from op_registry.digests import source_digest
+from op_registry.digests import digest_of_code, source_digest
 from op_registry.records.validity import as_bool
 from op_registry.sparse import convert
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
@@ -75,9 +76,9 @@ class Layout:
     @property
     def short(self) -> str:
         """What tables and command lines call it."""
-        return self.name
+        return self.name.removeprefix("torch.sparse_")
 
-    @property
+    @functools.cached_property
     def torch_layout(self) -> torch.layout | None:
         """The torch.layout of that name; None where there is none."""
         prefix, _, name = self.name.partition(".")
@@ -95,7 +96,7 @@ class Layout:
         """The layout that lists the same elements and no others; itself, if it is exact."""
         return self
 
-    @property
+    @functools.cached_property
     def exact(self) -> bool:
         """Whether it can list any elements without others beside them."""
         return self.exact_sibling is self
@@ -103,8 +104,9 @@ class Layout:
     @property
     def in_torch_sparse(self) -> Layout:
         """The layout in which one of torch's sparse tensors can hold the same elements."""
-        exact = self.exact_sibling
-        return COO if exact is self else exact.in_torch_sparse
+        if self.torch_layout in OF_TORCH:
+            return self
+        return COO if self.exact else self.exact_sibling.in_torch_sparse
 
     def takes_pieces_of(self, other: Layout, dims: int) -> bool:
         """Whether the pieces of another layout mean the same in this one, for so many sparse dimensions."""
@@ -244,12 +246,7 @@ class Coo(Layout):
     """Coordinates: one piece, (sparse dimensions, n)."""
 
     name = "torch.sparse_coo"
-    short = "coo"
     piece_dims = (2,)
-
-    @property
-    def in_torch_sparse(self) -> Layout:
-        return self
 
     def coordinates(self, pieces: Pieces, sizes: Sequence[int]) -> Coordinates:
         return tuple(pieces[0].unbind(0))
@@ -294,34 +291,28 @@ class Compressed(Layout):
     least = 2
     piece_dims = (1, 1)
 
-    @property
+    # Asked at every call, and so remembered.
+
+    @functools.cached_property
     def name(self) -> str:
-        return f"torch.sparse_{self._initials}"
+        return f"torch.sparse_{'b' if self.blocks else 'c'}s{'c' if self.by_column else 'r'}"
 
-    @property
-    def short(self) -> str:
-        return self._initials
-
-    @property
-    def _initials(self) -> str:
-        return f"{'b' if self.blocks else 'c'}s{'c' if self.by_column else 'r'}"
-
-    @property
+    @functools.cached_property
     def by_column(self) -> bool:
         """Whether a line is a column."""
         return self.by == "column"
 
-    @property
+    @functools.cached_property
     def line_dim(self) -> int:  # type: ignore[override]
         return -2 if self.by_column else -1
 
-    @property
+    @functools.cached_property
+    def row_major(self) -> bool:
+        return not (self.by_column or self.blocks)
+
+    @functools.cached_property
     def exact_sibling(self) -> Layout:
         return Compressed(self.by) if self.blocks else self
-
-    @property
-    def in_torch_sparse(self) -> Layout:
-        return self
 
     def takes_pieces_of(self, other: Layout, dims: int) -> bool:
         alike = isinstance(other, Compressed) and (self.by, self.blocks) == (other.by, other.blocks)
@@ -331,10 +322,6 @@ class Compressed(Layout):
         if self.by_column:
             return (*values[:-2], values[-1], values[-2])
         return tuple(values)
-
-    @property
-    def row_major(self) -> bool:
-        return not (self.by_column or self.blocks)
 
     def coordinates(self, pieces: Pieces, sizes: Sequence[int]) -> Coordinates:
         compressed, plain = pieces
@@ -454,7 +441,7 @@ PACKED = Packed()
 BUILT_IN = (COO, CSR, CSC, BSR, BSC, PACKED)
 
 # torch's own sparse layouts.
-OF_TORCH = tuple(layout.torch_layout for layout in BUILT_IN if layout.in_torch_sparse is layout)
+OF_TORCH = tuple(layout.torch_layout for layout in BUILT_IN if not layout.of_sequences)
 
 _by_name: dict[str, Layout] = {layout.name: layout for layout in BUILT_IN}
 _of_torch: dict[torch.layout, Layout] = {
@@ -473,8 +460,16 @@ def register_layout(layout: Layout) -> Layout:
     if len(layout.piece_dims) not in (1, 2):
         raise ValueError(f"{layout.name} has {len(layout.piece_dims)} index tensors, and a tensor keeps one or two")
     _by_name[layout.name] = layout
-    _versions[layout.name] = source_digest(inspect.getsourcefile(type(layout)) or "")
+    _versions[layout.name] = _state_of_sources(type(layout))
     return layout
+
+
+def _state_of_sources(kind: type[Layout]) -> str:
+    """A digest of the file that a layout is written in; of a notebook's one that nothing else ever has."""
+    try:
+        return source_digest(inspect.getsourcefile(kind) or "")
+    except TypeError:
+        return digest_of_code(object())
 
 
 def layout_named(name: str) -> Layout:

@@ -117,8 +117,8 @@ class Sparse:
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; zeros lie where nothing was."""
     position, values = x.pattern.positions(), x.values
-    signed = torch.int8 if x.dtype.is_floating_point and x.dtype.itemsize == 1 else SIGNED.get(x.dtype)
-    if signed is not None:  # torch cannot write single elements of these
+    signed = _writable_as(x.dtype)
+    if signed is not None:
         whole = _spread(x.pattern, position, values.data.view(signed)).view(x.dtype)
     else:
         whole = _spread(x.pattern, position, values.data)
@@ -128,6 +128,11 @@ def to_dense(x: Sparse) -> Dense:
     there = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
     validity = _spread(x.pattern, position, there)
     return Dense(whole, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
+
+
+def _writable_as(dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype of the same bits by which single elements are written, where torch cannot write those of `dtype`."""
+    return torch.int8 if dtype.is_floating_point and dtype.itemsize == 1 else SIGNED.get(dtype)
 
 
 def _spread(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
@@ -231,7 +236,7 @@ def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -
     if layout == given and block == x.pattern.block:
         return x
     if not layout.exact:
-        return _with_others(x, layout, block or x.pattern.block)
+        return _with_others(x, layout, block or (x.pattern.block if layout.blocks else None))
     if layout.takes_pieces_of(given, x.pattern.ndim):
         return Sparse(x.values, Pattern(layout, sizes, x.pattern.pieces))
     flat, places = without_block_padding(x)
@@ -316,7 +321,10 @@ def _with_others(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sp
     pieces, slots = layout.cover(places, sizes, block)
     pattern = Pattern(layout, sizes, pieces, block)
     shape = (pattern.stored, *x.dense_sizes)
-    data = flat.data.new_zeros(shape).index_copy(0, slots, flat.data)
+    signed = _writable_as(x.dtype)
+    written = flat.data if signed is None else flat.data.view(signed)
+    data = written.new_zeros(shape).index_copy(0, slots, written)
+    data = data if signed is None else data.view(x.dtype)
     validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, slots, as_int8(full_mask(flat)))
     listed = (pieces[-1].shape[-1], *(block or ()))
     return Sparse(Dense(data, validity).map(lambda t: t.reshape(*listed, *x.dense_sizes)), pattern)
