@@ -1,9 +1,9 @@
 """Lowerings that are composed of other operators.
 
-call          an operator on records, by its lowering where one of them is sparse, else by its rule
-both          an elementwise operator of two records that broadcast
-broadcast_to  a sparse record in a larger shape
-rows_of       the operand whose stored rows a rule may run on
+call            an operator on records, by its lowering where one of them is sparse, else by its rule
+call_broadcast  an elementwise operator of two records that broadcast
+broadcast_to    a sparse record in a larger shape
+rows_of         the operand whose stored rows a rule may run on
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Sparse records whose dimensions stand in another order, dense ones before sparse ones.
+"""Sparse records with permuted dimensions: dense dimensions before sparse ones.
 
-Heads of a packed batch are split off a dense dimension, (B, T, H, d), and attention wants them in front of time,
-(B, H, T, d). Nothing is moved for that: a :class:`Permuted` record remembers the order, and turning it back is free. It
-is a type of its own, so that no run of sparse records takes it for one. What it may meet:
+A packed batch keeps attention heads in a dense dimension, (B, T, H, d), and attention wants them before time,
+(B, H, T, d). A :class:`Permuted` record stores that order and moves no data; undoing the permutation is free. It is a
+type of its own, so that no lowering of sparse records takes it by mistake. What accepts it:
 
-    elementwise   the run of sparse records, with every operand turned back first
-    movement      of its order, or within its dense dimensions (ops/turned_movement.py)
-    last dims     rules that work on dense dimensions which are still the last ones (`on_last_dims`)
-    attention     a run of its own (ops/packed_attention.py)
+    elementwise   the lowering of sparse records, after every operand was brought back to the base's order
+    movement      of the order, or within the dense dimensions (ops/movement/permuted.py)
+    last dims     rules on dense dimensions that are still the last ones (`on_last_dims`)
+    attention     a lowering of its own (ops/attention/packed.py)
 
-Everything else raises NotLowered, and whoever asked stores it densely or says that there is no way.
+Everything else raises NotLowered; the caller then stores the operand densely, or refuses the call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Permuted:
         self.order = tuple(order)
 
     def __repr__(self) -> str:
-        return f"Turned({self.base!r}, order={self.order})"
+        return f"Permuted({self.base!r}, order={self.order})"
 
     @property
     def shape(self) -> torch.Size:
