@@ -339,8 +339,8 @@ def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option
     """A law as checks: P4 for each storage, P3 and P5 for dense storage and some others, P7 for each mode."""
     if law == "P7":
         return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
-    dense_or_none = law in LAWS and (settings.dense or law not in STORED)
-    checks: list[tuple[Option | None, Law]] = [(None, LAWS[law])] if dense_or_none else []
+    on_dense = law in LAWS and (settings.dense or law not in STORED)
+    checks: list[tuple[Option | None, Law]] = [(None, LAWS[law])] if on_dense else []
     if law in STORED:
         wanted = settings.storages if law == "P4" else settings.also_stored
         known = [s for s in wanted if subject.can_store(storage_of(s)[0])]

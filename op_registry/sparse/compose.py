@@ -93,8 +93,7 @@ def distance(x: Any, y: Any, p: float, dim: Any, eps: float = 0) -> Dense:
         values = apart.values if isinstance(apart, Sparse) else apart
         moved = values.like(values.data + eps)
         apart = apart.like(moved) if isinstance(apart, Sparse) else moved
-    result: Dense = dense_or_none(call(aten.linalg_vector_norm.default, apart, p, dim))  # a number for each row
-    return result
+    return to_dense(call(aten.linalg_vector_norm.default, apart, p, dim))  # a number for each row
 
 
 def joint_sums(x: Any, y: Any, dim: int) -> tuple[Dense, Dense, Dense]:
@@ -111,7 +110,7 @@ def joint_sums(x: Any, y: Any, dim: int) -> tuple[Dense, Dense, Dense]:
     a, b = (Dense(Dense(r.data.expand(lead.values.shape), joint).filled(0)) for r in (a, b))
 
     def total(t: Tensor) -> Dense:
-        result: Dense = dense_or_none(call(aten.sum.dim_IntList, lead.like(Dense(t, joint)), [dim]))
+        result = to_dense(call(aten.sum.dim_IntList, lead.like(Dense(t, joint)), [dim]))
         return Dense(result.filled(0), result.validity)
 
     return total(a.data * b.data), total(a.data * a.data), total(b.data * b.data)
