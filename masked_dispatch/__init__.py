@@ -11,7 +11,7 @@ interop/                conversions to and from torch.sparse, torch.masked, Data
 dispatch/               how a call reaches its rule
 api/                    the exported functions
 functional.py           torch.func's transforms
-optim.py                optimizers for masked gradients
+optim/                  optimizers for masked gradients
 storage.py              choosing a storage layout
 conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
 """

@@ -204,6 +204,16 @@ OWN = [
     (md.optim.LazyAdam, torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
     (md.optim.LazyAdam, torch.optim.Adam, {"decoupled_weight_decay": True, "weight_decay": 0.1, "foreach": True}),
     (md.optim.LazyAdam, torch.optim.Adam, {"fused": True}),
+    (md.optim.AdamW, torch.optim.AdamW, {"amsgrad": True}),
+    (md.optim.NAdam, torch.optim.NAdam, {"weight_decay": 0.1, "foreach": False}),
+    (md.optim.NAdam, torch.optim.NAdam, {"foreach": True, "decoupled_weight_decay": True}),
+    (md.optim.RAdam, torch.optim.RAdam, {"weight_decay": 0.1}),
+    (md.optim.Adamax, torch.optim.Adamax, {}),
+    (md.optim.Adamax, torch.optim.Adamax, {"foreach": True, "weight_decay": 0.1, "maximize": True}),
+    (md.optim.RMSprop, torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
+    (md.optim.Adadelta, torch.optim.Adadelta, {"weight_decay": 0.1, "maximize": True}),
+    (md.optim.Rprop, torch.optim.Rprop, {}),
+    (md.optim.Rprop, torch.optim.Rprop, {"foreach": True, "maximize": True}),
 ]
 OWN_IDS = [f"{own.__name__}-{'-'.join(options) or 'plain'}" for own, _, options in OWN]
 
@@ -224,8 +234,9 @@ def plainly(cls, options, gradients):
         with torch.no_grad():
             parameter.copy_(torch.where(mask, parameter, before))
             for name, state in optimizer.state[parameter].items():
-                if name != "step":
-                    state.copy_(torch.where(mask, state, states.get(name, torch.zeros(()))))
+                if state.shape == parameter.shape:
+                    start = torch.full((), 0.1 if name == "step_size" else 0.0)  # Rprop's steps start at lr
+                    state.copy_(torch.where(mask, state, states.get(name, start)))
     return parameter.detach(), optimizer.state[parameter]
 
 
@@ -360,7 +371,7 @@ def test_closures_hooks_and_refusals():
 
     assert optimizer.step(closure).item() == 24
     assert calls == ["before", "after"]
-    for cls in (md.optim.Adagrad, md.optim.SGD, md.optim.LazyAdam):
+    for cls in {own for own, _, _ in OWN}:
         with pytest.raises(
             ValueError, match=f"{cls.__name__} writes into its parameters and does not support differentiable"
         ):

@@ -1,23 +1,15 @@
-"""Optimizers whose state changes only where a gradient is valid: torch's own, run on the gradient's elements.
-
-``masked_dispatch.optim.Adagrad``, ``SGD`` and ``LazyAdam`` take what torch's Adagrad, SGD and Adam take, keep the same
-state under the same names, and load each other's state dicts. They differ for a plain parameter with a masked (or
-torch.sparse) gradient: an element without a gradient keeps its value *and its state*. Its momentum does not continue,
-its averages and weights do not decay.
+"""A step of torch's own optimizers on the elements that have a gradient.
 
 A step gathers the elements of parameter and state at which the gradient is stored, runs torch's optimizer on these
 values as if they were the parameter, and scatters them back. So torch's formula serves every layout of gradients, and
 nothing of the parameter's size is allocated. Parameters with plain gradients, and masked parameters, take torch's own
 step.
-
-Stock optimizers take masked gradients too: in-place operators on plain tensors are updates. They differ in time (their
-formulas read all of the state) and in the state of elements without a gradient, which decays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,11 +51,23 @@ class Elements:
         scatter_(tensor, self._coordinates, values)
 
 
+class StandIn(NamedTuple):
+    """The elements of a parameter that take a step."""
+
+    parameter: Tensor
+    values: Tensor
+    elements: Elements
+    group: dict[str, Any]
+
+
 class MaskedStep(torch.optim.Optimizer):
     """Mixin for one of torch's optimizers: its step, taken only on the elements of masked gradients.
 
-    The optimizer's state has to start as zeros, or exist from the start, and have the parameter's shape or none.
+    What the optimizer keeps of a parameter has to have the parameter's shape or no dimension, and to exist before the
+    first step or start as one number everywhere: 0, or that of the group's option that `initial_state` names.
     """
+
+    initial_state: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("differentiable"):
@@ -81,21 +85,21 @@ class MaskedStep(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         original_params = [group["params"] for group in self.param_groups]
-        replaced: list[tuple[Tensor, Tensor, Elements]] = []
+        replaced: list[StandIn] = []
         try:
             for group in self.param_groups:
-                group["params"] = [self._stand_in(p, replaced) for p in group["params"]]
+                group["params"] = [self._stand_in(p, group, replaced) for p in group["params"]]
             self._stock_step()
         finally:
             for group, parameters in zip(self.param_groups, original_params, strict=True):
                 group["params"] = parameters
-            states = [self.state.pop(values, {}) for _, values, _ in replaced]
-        for (parameter, values, elements), state in zip(replaced, states, strict=True):
-            elements.put(parameter, values)
-            self._store_state(parameter, state, elements)
+            states = [self.state.pop(stand_in.values, {}) for stand_in in replaced]
+        for stand_in, state in zip(replaced, states, strict=True):
+            stand_in.elements.put(stand_in.parameter, stand_in.values)
+            self._store_state(stand_in, state)
         return loss
 
-    def _stand_in(self, parameter: Tensor, replaced: list[tuple[Tensor, Tensor, Elements]]) -> Tensor:
+    def _stand_in(self, parameter: Tensor, group: dict[str, Any], replaced: list[StandIn]) -> Tensor:
         """What torch's optimizer gets for a parameter: itself, or its elements at which its gradient is stored."""
         if parameter.grad is None or isinstance(parameter, MaskedTensor):
             return parameter
@@ -110,19 +114,25 @@ class MaskedStep(torch.optim.Optimizer):
                 name: elements.take(value) if is_by_element(name, value, parameter) else value
                 for name, value in self.state[parameter].items()
             }
-        replaced.append((parameter, values, elements))
+        replaced.append(StandIn(parameter, values, elements, group))
         return values
 
-    def _store_state(self, parameter: Tensor, state: dict[str, Any], elements: Elements) -> None:
+    def _store_state(self, stand_in: StandIn, state: dict[str, Any]) -> None:
         """Write the state of a parameter's stand-in back to the parameter's."""
-        own_state = self.state[parameter] if state else {}
+        own_state = self.state[stand_in.parameter] if state else {}
         for name, value in state.items():
-            if not is_by_element(name, value, elements.values):
+            if not is_by_element(name, value, stand_in.values):
                 own_state[name] = value
                 continue
             if not isinstance(own_state.get(name), Tensor):
-                own_state[name] = torch.zeros_like(parameter, dtype=value.dtype, memory_format=torch.preserve_format)
-            elements.put(own_state[name], value)
+                own_state[name] = self._initial(name, stand_in, value.dtype)
+            stand_in.elements.put(own_state[name], value)
+
+    def _initial(self, name: str, stand_in: StandIn, dtype: torch.dtype) -> Tensor:
+        """The state of a parameter of which no element has taken a step."""
+        start = float(stand_in.group[self.initial_state[name]]) if name in self.initial_state else 0.0
+        number = complex(start, start) if dtype.is_complex else start
+        return torch.full_like(stand_in.parameter, number, dtype=dtype, memory_format=torch.preserve_format)
 
     def _stock_step(self) -> None:
         """torch's own step, without its hooks and profiling, which torch already adds to this class's step."""
@@ -143,9 +153,13 @@ class MaskedStep(torch.optim.Optimizer):
             parameter.grad = gradient
 
 
+# Kept once for a parameter, also for one without dimensions, whose elements have the same shape.
+PER_PARAMETER: frozenset[str] = frozenset({"step", "mu_product"})
+
+
 def is_by_element(name: str, value: object, of: Tensor) -> bool:
     """Whether an entry of an optimizer's state has a value for each element."""
-    return name != "step" and isinstance(value, Tensor) and value.shape == of.shape
+    return name not in PER_PARAMETER and isinstance(value, Tensor) and value.shape == of.shape
 
 
 def without_elements(gradient: MaskedTensor) -> MaskedTensor:
@@ -158,33 +172,3 @@ def without_elements(gradient: MaskedTensor) -> MaskedTensor:
     pattern = pattern_of(layout.exact_sibling, (no_index,) * len(sizes), sizes)
     empty = Sparse(Dense(record.flat.data.new_zeros((0, *record.dense_sizes))), pattern)
     return wrap_sparse_record(to_layout(empty, layout, record.pattern.block))
-
-
-class Adagrad(MaskedStep, torch.optim.Adagrad):
-    """torch.optim.Adagrad on the elements of masked gradients: the step it takes for torch's sparse gradients.
-
-    Arguments, defaults and state (`sum`, `step`) are those of torch.optim.Adagrad; `weight_decay` only decays
-    elements that have a gradient. Raises ValueError for `differentiable=True`, and what torch.optim.Adagrad raises.
-    """
-
-
-class SGD(MaskedStep, torch.optim.SGD):
-    """torch.optim.SGD on the elements of masked gradients.
-
-    Arguments, defaults and state (`momentum_buffer`) are those of torch.optim.SGD; momentum and `weight_decay` only
-    apply to elements that have a gradient. An element without a gradient so far has momentum 0. Raises ValueError for
-    `differentiable=True`, and what torch.optim.SGD raises.
-    """
-
-
-class LazyAdam(MaskedStep, torch.optim.Adam):
-    """torch.optim.Adam whose averages change only where a gradient is valid; torch.optim.SparseAdam for any layout.
-
-    Arguments, defaults and state (`exp_avg`, `exp_avg_sq`, `step`) are those of torch.optim.Adam, `amsgrad` and
-    `decoupled_weight_decay` included. Steps are counted per parameter. With a gradient that is valid everywhere
-    it is Adam; it differs from SparseAdam only in adding `eps` after bias correction.
-    Raises ValueError for `differentiable=True`, and what torch.optim.Adam raises.
-    """
-
-
-__all__ = ["SGD", "Adagrad", "LazyAdam"]

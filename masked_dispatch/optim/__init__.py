@@ -1,0 +1,38 @@
+"""Optimizers whose state changes only where a gradient is valid: torch's own, run on the gradient's elements.
+
+``masked_dispatch.optim.Adagrad``, ``SGD``, ``LazyAdam`` (Adam), ``AdamW``, ``NAdam``, ``RAdam``, ``Adamax``,
+``RMSprop``, ``Adadelta`` and ``Rprop`` take what torch's optimizers of these names take, keep the same state under the
+same names, and load each other's state dicts. They differ for a plain parameter with a masked (or torch.sparse)
+gradient: an element without a gradient keeps its value *and its state*. Its momentum does not continue, its averages
+and weights do not decay.
+
+Stock optimizers take masked gradients too: in-place operators on plain tensors are updates. They differ in time (their
+formulas read all of the state) and in the state of elements without a gradient, which decays. Those whose formula
+would go wrong are refused before their step (stock.py).
+
+There is no such form of ASGD (its average of a parameter counts the steps without a gradient), Adafactor and Muon
+(what they keep of a matrix belongs to its rows and columns, not to its elements) and LBFGS (to the parameters as one
+vector).
+
+masked_step.py  a step of torch's optimizers on the elements that have a gradient
+optimizers.py   torch's optimizers with it
+stock.py        torch's optimizers that cannot take masked gradients
+"""
+
+from masked_dispatch.optim import stock as stock
+from masked_dispatch.optim.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adamax,
+    AdamW,
+    LazyAdam,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+
+stock.refuse_masked_gradients()
+
+__all__ = ["SGD", "Adadelta", "Adagrad", "AdamW", "Adamax", "LazyAdam", "NAdam", "RAdam", "RMSprop", "Rprop"]
