@@ -1,6 +1,6 @@
 """The one module that uses torch's private dispatch machinery (checked on torch 2.11–2.13).
 
-What it assumes, each with a test of the same number in tests/test_torch_assumptions.py:
+What it assumes, each with a test of the same number in tests/house/test_torch_assumptions.py:
 
  1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
     overload, above functorch, autocast and autograd, before CompositeImplicit operators decompose
@@ -434,7 +434,8 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
     of the output's type and refuses them (pytorch#173123). `tangent_from_plain` converts a plain tensor to such a
     tangent, by type of output: plain zeros become a masked tangent that is valid everywhere.
     Called while a graph with masked tensors is traced, so that programs that never compile import nothing. The test is
-    test_unused_masked_output in tests/test_compile.py; a torch whose method has another signature is left alone.
+    test_unused_masked_output in tests/dispatch/test_compile.py; a torch whose method has another signature is left
+    alone.
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 

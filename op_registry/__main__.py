@@ -39,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
         "--write",
         type=Path,
         metavar="FILE",
-        help="measure, and write the accepted listing (tests/coverage.expect) and op_registry/report/database.tsv",
+        help="measure, and write the accepted listing (tests/report/coverage.expect) and "
+        "op_registry/report/database.tsv",
     )
     coverage.add_argument("--measure", action="store_true", help="run every entry's samples to find what they call")
 

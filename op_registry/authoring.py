@@ -1,7 +1,7 @@
 """The vocabulary of rule authors: everything that a rule, dense or sparse, is written in.
 
-The built-in rule book imports from here and from its own family alone (tests/test_imports.py), so that each of its
-files can be read as a tutorial; rules of another library are written in the same words::
+The built-in rule book imports from here and from its own family alone (tests/house/test_imports.py), so that each of
+its files can be read as a tutorial; rules of another library are written in the same words::
 
     from op_registry.authoring import REDUCTION, Dense, elementwise, masked_rule
 

@@ -5,8 +5,8 @@ composite operators apart. An :class:`Interpreter` computes the result of each c
 tensors in a side table, so that plain tensors pass through the code under test, without a tensor subclass.
 
 Torch admits only three kinds of mode at this place in the dispatcher; an interpreter is made one of them by name
-(:class:`SchemaCheckMode`) and shares nothing else with it. Checked with torch 2.11 to 2.13; tests/test_conformance.py
-has the test of the assumption.
+(:class:`SchemaCheckMode`) and shares nothing else with it. Checked with torch 2.11 to 2.13;
+tests/conformance/test_conformance.py has the test of the assumption.
 """
 
 from __future__ import annotations

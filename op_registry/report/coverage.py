@@ -256,7 +256,7 @@ def listing(found: Sequence[Entry]) -> str:
 
 
 def expectation(calls: Iterable[Calls] | None = None) -> str:
-    """What tests/coverage.expect holds: how each entry and each core overload is served."""
+    """What tests/report/coverage.expect holds: how each entry and each core overload is served."""
     return f"{listing(list(entries(calls)))}\n\n{listing(list(core_entries()))}"
 
 

@@ -2,7 +2,7 @@
 
 To run them takes half a minute, and what they call changes with torch or with a rule for a composite operator only. So
 it is kept in database.tsv, and ``python -m op_registry coverage`` asks `resolve` what the rules of today make of it.
-``python -m op_registry coverage --write tests/coverage.expect`` finds it out anew and writes both files.
+``python -m op_registry coverage --write tests/report/coverage.expect`` finds it out anew and writes both files.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parent.parent
+from repository import ROOT
+
 # Conformance is excluded: it tests torch itself and reads its test database.
 EXEMPT = ("masked_dispatch/torch_internals.py", "op_registry/conformance/")
 

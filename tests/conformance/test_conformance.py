@@ -170,7 +170,7 @@ def test_storage_may_hold_explicit_invalid_elements() -> None:
     "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "no end after 5 s")]
 )
 def test_an_operator_that_takes_its_worker_down(subject: str, says: str) -> None:
-    settings = Settings(subject=f"conformance_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
+    settings = Settings(subject=f"misbehaving_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
     reports = runner.run(["cos", "sin", "exp"], settings, workers=1, timeout=5.0 if subject == "hangs" else 100.0)
     assert [bool(r.failures) for r in reports] == [False, True, False]
     (lost,) = reports[1].failures

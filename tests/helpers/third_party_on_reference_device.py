@@ -5,10 +5,10 @@ Not on that device: compiled code (P7), which it is too much Python for.
 
 from __future__ import annotations
 
-from reference_device import set_up
 from third_party import RULES
 
 from op_registry.testing import instantiate
+from reference_device import set_up
 
 LIBRARY = set_up()
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "masked_dispatch"
+from repository import ROOT
+
+PACKAGE = ROOT / "masked_dispatch"
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
-SHIM = Path(__file__).with_name("torch_maskedtensor_shim.py")
-DOCUMENT = Path(__file__).parent.parent / "docs" / "torch_masked_tests.md"
+from repository import HELPERS, ROOT
+
+SHIM = HELPERS / "torch_maskedtensor_shim.py"
+DOCUMENT = ROOT / "docs" / "torch_masked_tests.md"
 SOURCE = os.environ.get("TORCH_SOURCE", "")
 FILE = Path(SOURCE) / "test" / "test_maskedtensor.py"
 

@@ -25,6 +25,7 @@ from op_registry.conformance.record_subject import Records
 from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.sparse.record import Sparse
+from repository import ROOT
 
 EAGER = "masked_dispatch.conformance_subject:eager"
 DENSE_LAWS = ("P1", "P2", "P3", "P5", "P6", "P8")
@@ -416,8 +417,7 @@ if __name__ == "__main__":
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{folder}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

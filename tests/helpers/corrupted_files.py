@@ -1,7 +1,7 @@
 """Saved masked tensors with one byte changed: each is refused, or is a tensor that can be worked with.
 
-``python tests/corrupted_files.py KIND SEED COUNT``, in a process of its own (test_saved.py), because what is to be
-found out is whether the process survives. Each change is printed before it is tried.
+``python tests/helpers/corrupted_files.py KIND SEED COUNT``, in a process of its own (test_saved.py), because what is to
+be found out is whether the process survives. Each change is printed before it is tried.
 """
 
 from __future__ import annotations

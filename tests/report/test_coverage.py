@@ -2,7 +2,7 @@
 
 When a table has changed for good, write its file again::
 
-    python -m op_registry coverage --write tests/coverage.expect
+    python -m op_registry coverage --write tests/report/coverage.expect
     python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv
 """
 
@@ -27,7 +27,7 @@ from op_registry.sparse.record import Sparse
 
 aten = torch.ops.aten
 EXPECTED = Path(__file__).with_name("coverage.expect")
-AGAIN = "python -m op_registry coverage --write tests/coverage.expect"
+AGAIN = "python -m op_registry coverage --write tests/report/coverage.expect"
 
 
 def unlike(accepted: str, found: str) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from packed_batches import CLASSES, KINDS, B, Block, D, H, T, alike, batch, heads, plain, same
 from torch import Tensor, nn
 
 import masked_dispatch as md
+from packed_batches import CLASSES, KINDS, B, Block, D, H, T, alike, batch, heads, plain, same
 
 # --------------------------------------------------------------------------------------------------------- attention
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from packed_batches import CLASSES, KINDS, B, Block, D, H, T, alike, batch, heads, plain, rows, same
 
 import masked_dispatch as md
+from packed_batches import CLASSES, KINDS, B, Block, D, H, T, alike, batch, heads, plain, rows, same
 
 # ------------------------------------------------------------------------------------------------------- the storage
 

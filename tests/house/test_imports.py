@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from op_registry import authoring
-
-ROOT = Path(__file__).parent.parent
+from repository import ROOT
 
 # Rooms from the ground up: a module imports from its own room and from those before it.
 FLOORS = {

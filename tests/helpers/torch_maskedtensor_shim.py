@@ -1,6 +1,6 @@
 """Runs PyTorch's own test/test_maskedtensor.py, which its wheels don't contain, against this library.
 
-    python tests/torch_maskedtensor_shim.py CHECKOUT      CHECKOUT is a source tree of pytorch; a table as JSON
+    python tests/helpers/torch_maskedtensor_shim.py CHECKOUT      CHECKOUT is a source tree of pytorch; a table as JSON
 
 The file imports its masked tensors from torch.masked and torch.masked.maskedtensor; the shim puts this library's in
 their place before it is loaded, in this process alone.

@@ -10,19 +10,19 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from corrupted_files import tensor as tensor_of_kind
 from torch import Tensor
 
 import masked_dispatch as md
+from corrupted_files import tensor as tensor_of_kind
 from masked_dispatch.tensor import saved
+from repository import HELPERS
 
-CORRUPTED = Path(__file__).parent / "corrupted_files.py"
+CORRUPTED = HELPERS / "corrupted_files.py"
 KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed")
 Parts = dict[str, Any]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from packed_batches import CLASSES, B, Block, D, T, heads, plain, same
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masked_dispatch as md
+from packed_batches import CLASSES, B, Block, D, T, heads, plain, same
 
 WEIGHT, BIAS, TARGET, PLACES = plain(3, D), plain(3, seed=2), plain(B, T, D), plain(T, D)
 

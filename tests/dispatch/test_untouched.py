@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import masked_dispatch as md
+from repository import ROOT
 
 WORK = r'''
 import contextlib, sys, warnings
@@ -141,8 +141,7 @@ show("types", (type(x + 1), type(nn.Parameter(x)), type(x.detach()), torch.Tenso
 
 
 def run(which: str) -> str:
-    root = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, "-c", WORK, which], capture_output=True, text=True, env=environment, timeout=600
     )

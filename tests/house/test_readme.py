@@ -17,8 +17,8 @@ import op_registry
 from benchmarks.__main__ import NAMES as BENCHMARKS
 from op_registry.__main__ import main
 from op_registry.report import coverage
+from repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [
     README,

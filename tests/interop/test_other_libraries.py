@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import masked_dispatch as md
+from repository import ROOT
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "other_libraries.md"
+DOCUMENT = ROOT / "docs" / "other_libraries.md"
 GARBAGE = 1e30
 Column = list[float | None]
 

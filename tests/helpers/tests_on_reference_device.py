@@ -1,6 +1,7 @@
 """Masked tensors on the reference device, whose backward runs in a thread of the engine's own.
 
-Run by test_reference_device.py in a process of its own; ``python -m pytest tests/on_reference_device.py`` by itself.
+Run by test_reference_device.py in a process of its own, or by itself:
+``python -m pytest tests/helpers/tests_on_reference_device.py``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from reference_device import set_up
-from reference_device_sweep import NOT_COMPARABLE, sweep
 from torch import Tensor, nn
 
 import masked_dispatch as md
 from op_registry import registry
 from op_registry.authoring import Dense
+from reference_device import set_up
+from reference_device_sweep import NOT_COMPARABLE, sweep
 
 LIBRARY = set_up()
 aten = torch.ops.aten

@@ -1,6 +1,6 @@
 """Operators of another library: each test has a name, a wrong rule fails by it, and the line that it prints repeats it.
 
-examples/third_party has the right rules and its own suite (`make third-party`), broken_third_party.py the wrong ones.
+examples/third_party has the right rules and its own suite (`make third-party`), tests/helpers the wrong ones.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from repository import HELPERS, ROOT
+
 THIRD_PARTY = ROOT / "examples" / "third_party"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A Python process that sees this checkout, the other library and the tests."""
-    path = os.pathsep.join(map(str, (ROOT, THIRD_PARTY, ROOT / "tests")))
+    path = os.pathsep.join(map(str, (ROOT, THIRD_PARTY, HELPERS)))
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=THIRD_PARTY,
@@ -38,7 +38,7 @@ def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def broken() -> subprocess.CompletedProcess[str]:
     """The suite on wrong rules, on dense storage and CSR."""
-    file = str(ROOT / "tests" / "broken_third_party.py")
+    file = str(HELPERS / "third_party_with_broken_rules.py")
     return pytest_run(
         file,
         "-rfE",
@@ -87,7 +87,7 @@ def test_the_line_that_a_failure_prints_repeats_it(operator: str, broken: subpro
         rf"python (-m op_registry check .*--op third_party\.{operator}\.default --law {law} .*)", broken.stdout
     )
     assert line is not None, broken.stdout
-    assert "--import broken_third_party" in line[1]
+    assert "--import third_party_with_broken_rules" in line[1]
     again = run(*shlex.split(line[1]), "--subject", "masked_dispatch.conformance_subject:eager")
     assert again.returncode == 1, again.stdout + again.stderr
     assert f"{law} broken" in again.stdout
@@ -105,7 +105,7 @@ def test_the_plugin_does_not_load_torch() -> None:
 
 
 def test_laws_are_asked_on_another_device() -> None:
-    file = str(ROOT / "tests" / "third_party_on_device.py")
+    file = str(HELPERS / "third_party_on_reference_device.py")
     done = pytest_run(file, "-rp", "--op-registry-devices=ref", "--rootdir", str(THIRD_PARTY))
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(

@@ -403,7 +403,7 @@ def test_15_a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
 
 
 def test_16_the_engine_adds_by_itself() -> None:
-    # Its thread for a device, in which no frame is below that: on_reference_device.py.
+    # Its thread for a device, in which no frame is below that: tests_on_reference_device.py.
     frames = []
 
     def told(func: Any) -> None:

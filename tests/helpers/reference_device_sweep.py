@@ -1,9 +1,9 @@
 """Every entry of torch's operator database on the reference device, one sample each, forward and gradients.
 
-``python tests/reference_device_sweep.py [NAME …]`` prints what came of it as JSON; on_reference_device.py judges it.
-Every tensor of a sample is masked at random, half of it; the gradient is that of the sum of squares. An entry is
-comparable where plain torch runs on the device, and masked tensors do on the CPU; it is the same where values (where
-valid), masks, dtypes, and devices are, the last as plain torch has them.
+``python tests/helpers/reference_device_sweep.py [NAME …]`` prints what came of it as JSON; tests_on_reference_device.py
+judges it. Every tensor of a sample is masked at random, half of it; the gradient is that of the sum of squares. An
+entry is comparable where plain torch runs on the device, and masked tensors do on the CPU; it is the same where values
+(where valid), masks, dtypes, and devices are, the last as plain torch has them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from reference_device import RefTensor, set_up
 from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
@@ -30,6 +29,7 @@ from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.samples import Sample, chosen, database
 from op_registry.conformance.trees import tree_leaves
 from op_registry.records import dense as records
+from reference_device import RefTensor, set_up
 
 DEVICE = "ref"
 NOT_COMPARABLE = "not comparable"
