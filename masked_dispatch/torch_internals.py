@@ -1,6 +1,7 @@
 """The one module that uses torch's private dispatch machinery (checked on torch 2.11–2.13).
 
-What it assumes, each with a test of the same number in tests/house/test_torch_assumptions.py:
+What it assumes, each with a test of the same number in tests/house/test_torch_assumptions.py or,
+about the compiler, in tests/house/test_compiler_assumptions.py:
 
  1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
     overload, above functorch, autocast and autograd, before CompositeImplicit operators decompose

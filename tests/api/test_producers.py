@@ -10,8 +10,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry.sparse import record
-
-LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+from sparse_layouts import LAYOUTS
 
 
 def block_of(layout: torch.layout) -> dict:

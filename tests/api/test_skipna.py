@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
+from compressed_slices import results
 from masked_dispatch.api import reductions
 
 NAN = math.nan
@@ -70,10 +71,6 @@ def torchs(name: str) -> Callable[..., Any]:
 def is_wanted(row: Tensor, skipna: bool, min_count: int) -> bool:
     """Whether a slice with this mask has a valid result."""
     return int(row.sum()) >= min_count and (skipna or bool(row.all()))
-
-
-def results(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def check_rows(

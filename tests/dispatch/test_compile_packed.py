@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masked_dispatch as md
 from packed_batches import CLASSES, B, Block, D, T, heads, plain, same
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 WEIGHT, BIAS, TARGET, PLACES = plain(3, D), plain(3, seed=2), plain(B, T, D), plain(T, D)
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,13 +26,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "pooled": lambda x: x.mean(1),
     "packed inside": lambda x: F.linear(x.to_dense().to_packed(), WEIGHT),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def batch(seed: int) -> md.MaskedTensor:

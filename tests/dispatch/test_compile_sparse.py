@@ -11,14 +11,10 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masked_dispatch as md
+from sparse_layouts import BY_NAME as LAYOUTS
 
-LAYOUTS = {
-    "coo": torch.sparse_coo,
-    "csr": torch.sparse_csr,
-    "csc": torch.sparse_csc,
-    "bsr": torch.sparse_bsr,
-    "bsc": torch.sparse_bsc,
-}
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 ROWS, COLUMNS = 12, 8
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,13 +37,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: x @ torch.linspace(0, 1, COLUMNS * 2).reshape(COLUMNS, 2),
     "linear": lambda x: F.linear(x, torch.linspace(0, 1, COLUMNS * 3).reshape(3, COLUMNS)),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def sparse(layout: str, seed: int, requires_grad: bool = False) -> md.MaskedTensor:

@@ -1,15 +1,13 @@
 """What masked_dispatch/torch_internals.py assumes of torch, one test for each number in its docstring.
 
+Those about the compiler are in test_compiler_assumptions.py.
 Most use torch alone and a bare subclass: where one fails after torch has been upgraded, that is what has changed.
 """
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,29 +18,16 @@ from torch.library import Library
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
+from assumptions import assumed
 from masked_dispatch.torch_internals import (
     NumberFormatter,
-    constant_in_graphs,
     default_collate_fn_map,
-    fused_multiply_add,
-    guard_on,
     in_forward_mode,
-    mark_dynamic,
     print_options,
     summarized_data,
-    while_compiling,
 )
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
-
-
-@contextmanager
-def assumed(what: str) -> Iterator[None]:
-    """Say which torch it is that no longer does `what`."""
-    try:
-        yield
-    except Exception as error:
-        raise AssertionError(f"torch {torch.__version__} no longer holds that {what}: {error}") from error
 
 
 class Carrier(Tensor):
@@ -242,98 +227,12 @@ def test_7_subclasses_are_made_by_way_of_detach() -> None:
             assert type(x.as_subclass(Subclass)) is Subclass
 
 
-def test_8_code_may_be_kept_from_dynamo() -> None:
-    from masked_dispatch.torch_internals import never_compiled
-
-    compiled = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled.append(graph.code)
-        return graph
-
-    def inner(x: Tensor) -> Tensor:
-        return torch.sin(x)
-
-    @never_compiled
-    def middle(x: Tensor) -> Tensor:
-        return inner(x)
-
-    def outer(x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return list(map(middle, [x]))[0]  # noqa: RUF015 - called from C, as a kernel is
-
-    with assumed("a code object that is marked SKIP, and all that it calls, runs uncompiled"):
-        torch._dynamo.reset()
-        assert torch.equal(torch.compile(middle, backend=backend)(torch.zeros(2)), torch.zeros(2))
-        assert not [code for code in compiled if "sin" in code]
-
-
-def test_9_guards_see_each_input_before_every_run() -> None:
-    seen = []
-
-    class Context:
-        def __deepcopy__(self, memo: Any) -> Context:
-            copy = Context()
-            copy.original = self
-            return copy
-
-    class Guarded(Tensor):
-        inner: Tensor
-
-        @staticmethod
-        def of(inner: Tensor) -> Guarded:
-            wrapper: Guarded = Tensor._make_wrapper_subclass(Guarded, inner.shape, dtype=inner.dtype)
-            wrapper.inner, wrapper.context = inner, Context()
-            return wrapper
-
-        def __tensor_flatten__(self) -> Any:
-            return ["inner"], self.context
-
-        @staticmethod
-        def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Guarded:
-            return Guarded.of(inner["inner"])
-
-        @classmethod
-        def __metadata_guard__(cls, expected: Any, actual: Any) -> bool:
-            seen.append((expected.original, actual))
-            return True
-
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*[a.inner if isinstance(a, Guarded) else a for a in args], **(kwargs or {}))
-            return Guarded.of(result)
-
-    with assumed("__metadata_guard__ is asked about every input, with a copy of the context that was compiled for"):
-        torch._dynamo.reset()
-        run = torch.compile(lambda x: x.sin(), backend="eager", fullgraph=True)
-        first, second = Guarded.of(torch.ones(2)), Guarded.of(torch.ones(2))
-        run(first)
-        assert (first.context, first.context) in seen  # before its first run, too
-        seen.clear()
-        run(second)
-        assert seen == [(first.context, second.context)]
-
-
 def test_10_aliasing_is_noticed_by_storage() -> None:
     with assumed("_functionalize_unsafe_set gives a wrapper the storage of another"):
         a, b = Carrier.of(torch.ones(2)), Carrier.of(torch.ones(2))
         assert a.untyped_storage()._cdata != b.untyped_storage()._cdata
         torch._functionalize_unsafe_set(b, a)
         assert a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    # That AOTAutograd refuses such inputs where a graph writes to them:
-    # test_a_view_and_its_base_as_inputs_of_a_region_that_writes_are_refused in test_compile.py.
-
-
-def test_11_runtime_tangents_go_through_one_function() -> None:
-    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
-    from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
-
-    with assumed("AOTDispatchAutograd.process_runtime_tangent(x, meta, …) coerces runtime tangents"):
-        parameters = list(inspect.signature(AOTDispatchAutograd.process_runtime_tangent).parameters)
-        assert parameters[:2] == ["x", "meta"]
-        assert "original_subclass_type" in SubclassCreationMeta.__dataclass_fields__
 
 
 def test_12_higher_order_operators_take_a_kernel_at_predispatch() -> None:
@@ -351,55 +250,12 @@ def test_12_higher_order_operators_take_a_kernel_at_predispatch() -> None:
             assert keys.highestPriorityTypeId() != DispatchKey.PreDispatch
 
 
-def test_13_make_fx_knows_which_tensors_it_follows() -> None:
-    from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
-
-    constant = torch.ones(2)
-
-    def function(x: Tensor) -> Tensor:
-        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
-        assert get_proxy_slot(x, mode.tracer, None) is not None
-        assert get_proxy_slot(constant, mode.tracer, None) is None
-        return x * constant
-
-    with assumed("make_fx is the PROXY mode, and has a slot for each tensor that it follows"):
-        make_fx(function)(torch.ones(2))
-        assert torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
-        assert torch._C._len_torch_dispatch_stack() == 0
-
-
 def test_14_a_storage_can_be_told_to_raise() -> None:
     with assumed("a wrapper's storage raises once _set_throw_on_mutable_data_ptr has been called"):
         x = Carrier.of(torch.ones(2))
         torch._C._set_throw_on_mutable_data_ptr(x)
         with pytest.raises(RuntimeError):
             Tensor.data_ptr(x)
-
-
-def test_15_a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
-    from functorch.compile import aot_function, nop
-
-    from masked_dispatch.torch_internals import as_value
-
-    calls, graphs = [], []
-
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        calls.append(type(x).__name__)
-        y = x + 1
-        before = as_value(y)
-        y.mul_(2)
-        return before, y
-
-    def keep(graph: Any, _: Any) -> Any:
-        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
-
-    with assumed("a FunctionalTensor's value stays when it is written to, and AOTAutograd runs before it records"):
-        before, after = aot_function(function, fw_compiler=keep, bw_compiler=nop)(torch.ones(2))
-        assert (before.tolist(), after.tolist()) == ([2, 2], [4, 4])
-        assert graphs == [[torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]]
-        assert calls[:2] == ["FunctionalTensor"] * 2
-        assert as_value(before).data_ptr() != before.data_ptr()
 
 
 def test_16_the_engine_adds_by_itself() -> None:
@@ -472,28 +328,6 @@ def test_19_a_node_keeps_notes_for_when_it_is_evaluated() -> None:
         assert noted == ["recorded here"]
 
 
-def test_20_a_graph_is_given_a_guard_while_it_is_compiled() -> None:
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    def region(x: Tensor) -> Tensor:
-        while_compiling(hold_for_this_setting)
-        return x * setting_now()
-
-    torch.compiler.reset()
-    run = torch.compile(region, backend=backend, fullgraph=True)
-    found = []
-    with assumed("a function marked constant is called once, and comptime hands over what takes a guard"):
-        for value in (2, 3, 2, 3):
-            token = SETTING.set(value)
-            found.append(run(torch.ones(1)).item())
-            SETTING.reset(token)
-        assert (found, len(graphs)) == ([2, 3, 2, 3], 2)
-
-
 def test_21_printing_has_options_a_summary_and_a_formatter() -> None:
     values = torch.tensor([1.5, -22.0])
     with assumed("_tensor_str formats numbers by the tensor they are in, and summarizes large tensors"):
@@ -512,48 +346,3 @@ def test_22_forward_mode_has_a_level() -> None:
         with torch.autograd.forward_ad.dual_level():
             assert in_forward_mode()
         assert not in_forward_mode()
-
-
-def test_23_inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
-    from torch._inductor import ir, lowering
-
-    with assumed("inductor's lowerings are in a table by overload, and are registered, or call the operator"):
-        assert torch.ops.aten.exp.default in lowering.lowerings
-        assert callable(lowering.fallback_handler)
-        assert callable(lowering.register_lowering)
-        assert callable(lowering.to_dtype)
-    with assumed("inductor tells inputs of a graph from computed values"):
-        assert callable(ir.StorageBox.is_input_buffer)
-        assert callable(ir.BaseView.unwrap_view)
-    with assumed("prims.fma(a, b, c) is a · b + c"):
-        a, b, c = torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([4.0])
-        assert fused_multiply_add()(a, b, c).item() == 10.0
-
-
-def test_24_dimensions_are_marked_as_dynamic() -> None:
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    torch.compiler.reset()
-    run = torch.compile(torch.sin, backend=backend, fullgraph=True)
-    with assumed("a marked dimension is dynamic from the first compilation on"):
-        for size in (5, 6, 7):
-            x = torch.ones(size, 2)
-            mark_dynamic(x, 0)
-            run(x)
-        assert len(graphs) == 1
-
-
-SETTING: contextvars.ContextVar[int] = contextvars.ContextVar("setting")
-
-
-@constant_in_graphs
-def setting_now() -> int:
-    return SETTING.get()
-
-
-def hold_for_this_setting(context: Any) -> None:
-    guard_on(setting_now, context)

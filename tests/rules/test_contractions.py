@@ -15,16 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from op_registry import registry
+from bare_records import apply, seen
 from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 GARBAGE = (math.nan, math.inf, 1e38, 0.0)
 KINDS = ("none", "full", "last", "empty")
-
-
-def apply(op, *args, **kwargs):
-    return registry.get(op).bind(op)(*args, **kwargs)
 
 
 def random_factor(shape, kind, seed, dtype=torch.float64):
@@ -54,12 +50,6 @@ def record(values, mask, garbage, requires_grad=False):
         data = torch.where(mask, values, torch.iinfo(values.dtype).min if garbage else 1)
     data = data.detach().requires_grad_(requires_grad and data.is_floating_point())
     return Dense(data, None if mask is None else mask.to(torch.int8))
-
-
-def seen(result):
-    valid = result.valid
-    valid = torch.ones(result.shape, dtype=torch.bool) if valid is None else valid.expand(result.shape)
-    return valid, torch.where(valid, result.data, torch.zeros_like(result.data))
 
 
 def gradients(result, records):

@@ -1,4 +1,4 @@
-"""Pointwise rules and their neighbours (activations, random, factories, queries, lists), on bare records.
+"""Pointwise rules, activations and lists on bare records.
 
 Small cases that an eye can check, and one sweep over every overload with several operands: whatever is under the masks,
 values, masks, gradients and second gradients are those of the elements that are valid in all operands.
@@ -13,33 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry import InvalidValueError, MaskedSemanticsError, registry
+from bare_records import apply, masked, shown
+from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.categories import run_elementwise
-from op_registry.records.validity import as_bool, as_int8
+from op_registry.records.validity import as_int8
 from op_registry.schema import functional_call, functional_form, single_form
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
-
-
-def call(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The rule for `op` on records."""
-    rule = registry.get(op)
-    assert rule is not None, f"{op} has no rule"
-    return rule.bind(op)(*args, **kwargs)
-
-
-def masked(values: Any, mask: Any, **options: Any) -> Dense:
-    """A record of `values`, valid where `mask` is true."""
-    return Dense(torch.tensor(values, **options), as_int8(torch.tensor(mask, dtype=torch.bool)))
-
-
-def shown(record: Dense, invalid: Any = "--") -> Any:
-    """The values of a record as a list, with `invalid` in place of what is invalid."""
-    valid = torch.ones_like(record.data, dtype=torch.bool) if record.valid is None else record.valid
-    values, kept = record.data.flatten().tolist(), valid.expand(record.shape).flatten().tolist()
-    return [v if k else invalid for v, k in zip(values, kept, strict=True)]
 
 
 def total(record: Dense) -> Tensor:
@@ -59,31 +41,31 @@ def gradient(record: Dense, loss: Tensor) -> list[Any]:
 def test_an_operation_needs_both_operands() -> None:
     x = masked([1.0, 2.0, NAN, INF], [1, 1, 0, 0])
     y = masked([10.0, NAN, 30.0, -INF], [1, 0, 1, 0])
-    assert shown(call(aten.add.Tensor, x, y)) == [11.0, "--", "--", "--"]
-    assert shown(call(aten.sub.Tensor, x, y, alpha=2)) == [-19.0, "--", "--", "--"]
-    assert shown(call(aten.rsub.Scalar, x, 5, 2)) == [3.0, 1.0, "--", "--"]
-    assert shown(call(aten.pow.Scalar, 2, x)) == [2.0, 4.0, "--", "--"]
-    assert shown(call(aten.maximum.default, x, Dense(torch.full((4,), 1.5)))) == [1.5, 2.0, "--", "--"]
+    assert shown(apply(aten.add.Tensor, x, y)) == [11.0, "--", "--", "--"]
+    assert shown(apply(aten.sub.Tensor, x, y, alpha=2)) == [-19.0, "--", "--", "--"]
+    assert shown(apply(aten.rsub.Scalar, x, 5, 2)) == [3.0, 1.0, "--", "--"]
+    assert shown(apply(aten.pow.Scalar, 2, x)) == [2.0, 4.0, "--", "--"]
+    assert shown(apply(aten.maximum.default, x, Dense(torch.full((4,), 1.5)))) == [1.5, 2.0, "--", "--"]
 
 
 def test_all_valid_is_plain_torch_and_stays_without_a_mask() -> None:
     x, y = Dense(torch.randn(5)), Dense(torch.randn(5))
-    result = call(aten.atan2.default, x, y)
+    result = apply(aten.atan2.default, x, y)
     assert result.validity is None
     assert torch.equal(result.data, torch.atan2(x.data, y.data))
 
 
 def test_nan_is_a_value_and_no_mask() -> None:
     x = masked([NAN, 1.0, NAN], [1, 1, 0])
-    assert shown(call(aten.isnan.default, x)) == [True, False, "--"]
-    assert shown(call(aten.nan_to_num.default, x, 0.0)) == [0.0, 1.0, "--"]
-    assert shown(call(aten.ne.Tensor, x, x)) == [True, False, "--"]
+    assert shown(apply(aten.isnan.default, x)) == [True, False, "--"]
+    assert shown(apply(aten.nan_to_num.default, x, 0.0)) == [0.0, 1.0, "--"]
+    assert shown(apply(aten.ne.Tensor, x, x)) == [True, False, "--"]
 
 
 def test_masks_broadcast() -> None:
     column = masked([[1.0], [NAN]], [[1], [0]])
     row = masked([1.0, 2.0, NAN], [1, 1, 0])
-    assert shown(call(aten.mul.Tensor, column, row)) == [1.0, 2.0, "--", "--", "--", "--"]
+    assert shown(apply(aten.mul.Tensor, column, row)) == [1.0, 2.0, "--", "--", "--", "--"]
 
 
 @pytest.mark.parametrize("garbage", [NAN, INF, 0.0, -1e38])
@@ -95,7 +77,7 @@ def test_gradient_of_mul_div_and_pow_reads_no_garbage(garbage: float) -> None:
     ):
         x = masked([3.0, garbage, 3.0], [1, 0, 1], requires_grad=True)
         y = masked([4.0, 4.0, garbage], [1, 1, 0], requires_grad=True)
-        loss = total(call(op, x, y))
+        loss = total(apply(op, x, y))
         assert gradient(x, loss) == pytest.approx([of_x, "--", 0.0])
         assert gradient(y, loss) == pytest.approx([of_y, 0.0, "--"])
 
@@ -105,7 +87,7 @@ def test_gradient_of_a_plain_operand_reads_no_garbage(garbage: float) -> None:
     x = masked([3.0, garbage], [1, 0])
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     for op, expected in ((aten.mul.Tensor, 3.0), (aten.div.Tensor, -3 / 4), (aten.pow.Tensor_Tensor, 9 * math.log(3))):
-        result = call(op, x, Dense(scale))
+        result = apply(op, x, Dense(scale))
         assert result.dtype is torch.float32, "a 0-d operand must not weigh in with its dtype"
         (grad,) = torch.autograd.grad(total(result), scale)
         assert grad.item() == pytest.approx(expected)
@@ -115,10 +97,10 @@ def test_fills_only_where_a_gradient_could_reach_a_valid_element() -> None:
     x = masked([1.0, NAN], [1, 0], requires_grad=True)
     same = Dense(torch.tensor([2.0, NAN]), x.validity)
     other = masked([2.0, NAN], [1, 0])
-    assert call(aten.div.Tensor, x, same).data.isnan()[1]
-    assert not call(aten.div.Tensor, x, other).data.isnan()[1]
+    assert apply(aten.div.Tensor, x, same).data.isnan()[1]
+    assert not apply(aten.div.Tensor, x, other).data.isnan()[1]
     with torch.no_grad():
-        assert call(aten.div.Tensor, x, other).data.isnan()[1]
+        assert apply(aten.div.Tensor, x, other).data.isnan()[1]
 
 
 def test_filling_keeps_bools_bool() -> None:
@@ -136,22 +118,22 @@ def test_integer_kernels_do_not_see_garbage(op: Any) -> None:
     least = torch.iinfo(torch.int64).min
     x = masked([7, least, least], [1, 0, 1])
     y = masked([2, -1, 0], [1, 0, 0])
-    assert shown(call(op, x, y)) == [op(torch.tensor(7), torch.tensor(2)).item(), "--", "--"]
+    assert shown(apply(op, x, y)) == [op(torch.tensor(7), torch.tensor(2)).item(), "--", "--"]
 
 
 def test_integer_division_by_a_number_and_with_a_rounding_mode() -> None:
     x = masked([7, torch.iinfo(torch.int64).min], [1, 0])
-    assert shown(call(aten.floor_divide.Scalar, x, -1)) == [-7, "--"]
+    assert shown(apply(aten.floor_divide.Scalar, x, -1)) == [-7, "--"]
     zero = masked([2, 0], [1, 0])
-    assert shown(call(aten.div.Tensor_mode, x, zero, rounding_mode="floor")) == [3, "--"]
-    assert shown(call(aten.remainder.Scalar_Tensor, 7, zero)) == [1, "--"]
+    assert shown(apply(aten.div.Tensor_mode, x, zero, rounding_mode="floor")) == [3, "--"]
+    assert shown(apply(aten.remainder.Scalar_Tensor, 7, zero)) == [1, "--"]
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        call(aten.floor_divide.default, x, Dense(torch.tensor([0, 0])))
+        apply(aten.floor_divide.default, x, Dense(torch.tensor([0, 0])))
 
 
 def test_garbage_degrees_do_not_run_for_hours() -> None:
     degree = masked([2.0, 1e18], [1, 0])
-    assert shown(call(aten.special_legendre_polynomial_p.x_scalar, 0.5, degree)) == [-0.125, "--"]
+    assert shown(apply(aten.special_legendre_polynomial_p.x_scalar, 0.5, degree)) == [-0.125, "--"]
 
 
 # --------------------------------------------------------------------------------------------------- masked_fill
@@ -160,20 +142,20 @@ def test_garbage_degrees_do_not_run_for_hours() -> None:
 def test_an_invalid_entry_of_a_fill_mask_makes_the_element_invalid() -> None:
     x = masked([1.0, 2.0, NAN, 4.0], [1, 1, 0, 1])
     where = masked([True, False, True, True], [1, 1, 1, 0])
-    assert shown(call(aten.masked_fill.Scalar, x, where, 9.0)) == [9.0, 2.0, "--", "--"]
+    assert shown(apply(aten.masked_fill.Scalar, x, where, 9.0)) == [9.0, 2.0, "--", "--"]
 
 
 def test_an_invalid_fill_value_counts_only_where_it_is_written() -> None:
     x, where = masked([1.0, 2.0, NAN], [1, 1, 0]), Dense(torch.tensor([True, False, False]))
     value = masked(NAN, False)
-    assert shown(call(aten.masked_fill.Tensor, x, where, value)) == ["--", 2.0, "--"]
+    assert shown(apply(aten.masked_fill.Tensor, x, where, value)) == ["--", 2.0, "--"]
 
 
 def test_gradient_of_masked_fill() -> None:
     x = masked([1.0, 2.0, NAN, 4.0], [1, 1, 0, 1], requires_grad=True)
     where = masked([True, False, True, True], [1, 1, 1, 0])
     value = torch.tensor(9.0, requires_grad=True)
-    loss = (call(aten.masked_fill.Tensor, x, where, Dense(value)).filled(0) ** 2).sum()
+    loss = (apply(aten.masked_fill.Tensor, x, where, Dense(value)).filled(0) ** 2).sum()
     assert gradient(x, loss) == [0.0, 4.0, "--", 0.0]
     assert torch.autograd.grad(loss, value)[0].item() == 18.0
 
@@ -272,7 +254,7 @@ def test_gradients_are_those_of_the_valid_elements(op: Any) -> None:
             leaves = [leaf.requires_grad_(w) for leaf, w in zip(leaves, wanted, strict=True)]
             records = [Dense(x, None if m.all() else as_int8(m)) for x, m in zip(leaves, masks, strict=True)]
             args, kwargs = sample(op, records)
-            found = first_and_second_gradients(total(call(op, *args, **kwargs)).real, leaves, masks)
+            found = first_and_second_gradients(total(apply(op, *args, **kwargs)).real, leaves, masks)
             first = first or found
             for mine, right, before in zip(found, expected, first, strict=True):
                 torch.testing.assert_close(mine, right, msg=lambda text, name=name: f"{name}: {text}")
@@ -286,7 +268,7 @@ def test_gradients_are_those_of_the_valid_elements(op: Any) -> None:
 def test_a_singular_value_that_meets_nothing_valid_has_gradient_zero(op: Any, singular: float) -> None:
     y = torch.tensor([singular, 1.0], requires_grad=True)
     for operands in ((masked([NAN, 1.0], [0, 1]), Dense(y)), (Dense(y), masked([NAN, 1.0], [0, 1]))):
-        (grad,) = torch.autograd.grad(total(call(op, *operands)), y)
+        (grad,) = torch.autograd.grad(total(apply(op, *operands)), y)
         assert grad[0] == 0
         assert grad[1].isfinite()
 
@@ -296,10 +278,10 @@ def test_a_singular_value_that_meets_nothing_valid_has_gradient_zero(op: Any, si
 
 def test_casts_keep_the_mask_and_take_it_along() -> None:
     x = masked([1.5, NAN], [1, 0])
-    assert shown(call(aten._to_copy.default, x, dtype=torch.int64)) == [1, "--"]
-    elsewhere = call(aten._to_copy.default, x, device=torch.device("meta"))
+    assert shown(apply(aten._to_copy.default, x, dtype=torch.int64)) == [1, "--"]
+    elsewhere = apply(aten._to_copy.default, x, device=torch.device("meta"))
     assert elsewhere.data.device == elsewhere.validity.device == torch.device("meta")
-    mantissa, exponent = call(aten.frexp.Tensor, masked([8.0, NAN], [1, 0]))
+    mantissa, exponent = apply(aten.frexp.Tensor, masked([8.0, NAN], [1, 0]))
     assert shown(mantissa) == [0.5, "--"]
     assert shown(exponent) == [4, "--"]
 
@@ -309,7 +291,7 @@ def test_casts_keep_the_mask_and_take_it_along() -> None:
 
 def test_glu_needs_both_halves() -> None:
     x = masked([2.0, 3.0, NAN, 0.0, NAN, 0.0], [1, 1, 0, 1, 0, 1], requires_grad=True)
-    result = call(aten.glu.default, x)
+    result = apply(aten.glu.default, x)
     assert shown(result) == [1.0, "--", "--"]
     assert gradient(x, total(result)) == [0.5, 0.0, "--", 0.5, "--", 0.0]
 
@@ -319,154 +301,8 @@ def test_rrelu_draws_nothing_from_garbage() -> None:
     for garbage in (NAN, -1.0, 1.0):
         torch.manual_seed(0)
         x = masked([-1.0, garbage, -1.0], [1, 0, 1])
-        streams.add(tuple(shown(call(aten.rrelu.default, x, 0.1, 0.9, True))))
+        streams.add(tuple(shown(apply(aten.rrelu.default, x, 0.1, 0.9, True))))
     assert len(streams) == 1
-
-
-# -------------------------------------------------------------------------------------------------------- random
-
-
-def test_dropout_draws_for_every_position() -> None:
-    data, mask = torch.ones(100), torch.rand(100) < 0.5
-    torch.manual_seed(0)
-    plain = torch.dropout(data, 0.5, True)
-    torch.manual_seed(0)
-    result = call(aten.dropout.default, Dense(torch.where(mask, data, NAN), as_int8(mask)), 0.5, True)
-    assert torch.equal(result.data[mask], plain[mask])
-    assert torch.equal(as_bool(result.validity), mask)
-
-
-def test_dropout_of_nothing_is_the_input_itself() -> None:
-    x = masked([1.0, NAN], [1, 0])
-    assert call(aten.dropout.default, x, 0.5, False) is x
-    assert call(aten.feature_dropout.default, x, 0.0, True) is x
-    with pytest.raises(RuntimeError, match="probability"):
-        call(aten.dropout.default, x, 2.0, False)
-
-
-@pytest.mark.parametrize("garbage", [NAN, -1.0, 7.0])
-def test_probabilities_and_rates_under_the_mask_neither_raise_nor_move_the_stream(garbage: float) -> None:
-    for op, parameters in (
-        (aten.bernoulli.default, 1),
-        (aten.poisson.default, 1),
-        (aten._standard_gamma.default, 1),
-        (aten.normal.Tensor_Tensor, 2),
-        (aten.binomial.default, 2),
-    ):
-        streams = []
-        for filler in (0.5, garbage):
-            torch.manual_seed(0)
-            x = masked([0.5, filler, 0.5], [1, 0, 1])
-            streams.append(shown(call(op, *[x] * parameters)))
-        assert streams[0] == streams[1]
-        assert streams[0][1] == "--"
-
-
-def test_multinomial_draws_valid_categories() -> None:
-    torch.manual_seed(0)
-    weights = masked([[1.0, NAN, 1.0], [NAN, NAN, NAN], [NAN, 2.0, NAN]], [[1, 0, 1], [0, 0, 0], [0, 1, 0]])
-    drawn = call(aten.multinomial.default, weights, 50, True)
-    assert set(shown(drawn)[:50]) == {0, 2}
-    assert set(shown(drawn)[50:100]) == {"--"}
-    assert set(shown(drawn)[100:]) == {1}
-    without = call(aten.multinomial.default, weights, 3)
-    assert sorted(map(str, shown(without)[:3])) == ["--", "0", "2"]
-
-
-def test_generators_assign() -> None:
-    x = masked([1.0, NAN], [1, 0])
-    assert call(aten.uniform.default, x, 2.0, 3.0).validity is None
-    assert call(aten.normal_functional.default, x).validity is None
-    assert shown(call(aten.bernoulli.Tensor, x, masked([1.0, NAN], [1, 0]))) == [1.0, "--"]
-
-
-# ----------------------------------------------------------------------------------------------------- factories
-
-
-def test_like_is_masked_and_new_is_plain() -> None:
-    x = masked([1.0, NAN], [1, 0])
-    assert shown(call(aten.zeros_like.default, x)) == [0.0, "--"]
-    assert shown(call(aten.full_like.default, x, 3, dtype=torch.int64)) == [3, "--"]
-    assert torch.equal(call(aten.new_zeros.default, x, [2]), torch.zeros(2))
-    assert torch.equal(call(aten.new_full.default, x, [1], 3), torch.full((1,), 3.0))
-    assert isinstance(call(aten.new_empty_strided.default, x, [2], [1]), Dense)
-    assert isinstance(call(aten.new_empty_strided.default, x, [3], [1]), Tensor)
-
-
-def test_zero_and_fill_assign() -> None:
-    x = masked([1.0, NAN], [1, 0])
-    assert shown(call(aten.zero.default, x)) == [0.0, 0.0]
-    assert shown(call(aten.fill.Scalar, x, 2)) == [2.0, 2.0]
-    assert shown(call(aten.fill.Tensor, x, masked(NAN, False))) == ["--", "--"]
-
-
-# ------------------------------------------------------------------------------------------------------- queries
-
-
-def test_item_raises_where_there_is_no_value() -> None:
-    assert call(aten._local_scalar_dense.default, masked(3.0, True)) == 3.0
-    with pytest.raises(InvalidValueError, match=r"shape \(1,\).*invalid.*x\.to_tensor\(0\)"):
-        call(aten._local_scalar_dense.default, masked([3.0], [0]))
-    with pytest.raises(ValueError, match=r"x\.to_tensor\(False\)"):
-        call(aten._local_scalar_dense.default, masked(True, False))
-
-
-def test_equal_compares_masks_and_valid_values() -> None:
-    x = masked([1.0, NAN], [1, 0])
-    assert call(aten.equal.default, x, masked([1.0, INF], [1, 0]))
-    assert not call(aten.equal.default, x, masked([1.0, 0.0], [1, 1]))
-    assert not call(aten.equal.default, x, Dense(torch.tensor([1.0, 0.0])))
-    assert not call(aten.equal.default, x, masked([1.0], [1]))
-    assert call(aten.allclose.default, x, masked([1.0 + 1e-9, 5.0], [1, 0]))
-    assert not call(aten.allclose.default, x, Dense(torch.tensor([1.0, 0.0])))
-
-
-def test_counts_are_plain_and_of_valid_elements() -> None:
-    x = masked([[0.0, 1.0], [NAN, 2.0]], [[1, 1], [0, 1]])
-    assert call(aten.count_nonzero.dim_IntList, x, [0]).tolist() == [0, 2]
-    assert call(aten.nonzero.default, x).tolist() == [[0, 1], [1, 1]]
-    numbers = masked([1, -5, 1, 3], [1, 0, 1, 1])
-    assert call(aten.bincount.default, numbers).tolist() == [0, 2, 0, 1]
-    weights = masked([0.5, 1.0, 2.0, NAN], [1, 1, 1, 0])
-    assert call(aten.bincount.default, numbers, weights, 4).tolist() == [0.0, 2.5, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("values", [[], [3.0], [3.0, 3.0], [1.0, 2.0, 2.5, 4.0]])
-@pytest.mark.parametrize("limits", [(0, 0), (1, 3)])
-def test_histc_spans_the_valid_elements(values: list[float], limits: tuple[int, int]) -> None:
-    x = masked([*values, NAN, 77.0], [1] * len(values) + [0, 0])
-    expected = torch.histc(torch.tensor(values), 5, *limits)
-    assert call(aten.histc.default, x, 5, *limits).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("values", [[], [3.0, 3.0], [1.0, 2.0, 2.5, 4.0]])
-def test_histogram_spans_the_valid_elements(values: list[float]) -> None:
-    x = masked([*values, NAN, 77.0], [1] * len(values) + [0, 0])
-    for mine, right in zip(call(aten.histogram.bin_ct, x, 4), torch.histogram(torch.tensor(values), 4), strict=True):
-        assert torch.equal(mine, right)
-    points = masked([[v, 1.0] for v in values] + [[NAN, 1.0], [5.0, 9.0]], [[1, 1]] * len(values) + [[0, 1], [1, 0]])
-    hist, edges = call(aten.histogramdd.int_bins, points, 4)
-    right, right_edges = torch.histogramdd(torch.tensor([[v, 1.0] for v in values]).reshape(-1, 2), 4)
-    assert torch.equal(hist, right)
-    assert all(map(torch.equal, edges, right_edges))
-
-
-def test_unique_of_valid_elements_with_a_masked_inverse() -> None:
-    x = masked([2.0, NAN, 1.0, 2.0], [1, 0, 1, 1])
-    values, inverse, counts = call(aten._unique2.default, x, True, True, True)
-    assert values.tolist() == [1.0, 2.0]
-    assert shown(inverse) == [1, "--", 0, 1]
-    assert counts.tolist() == [1, 2]
-    values, _, _ = call(aten.unique_consecutive.default, masked([1.0, NAN, 1.0, 2.0], [1, 0, 1, 1]))
-    assert values.tolist() == [1.0, 2.0]
-    with pytest.raises(MaskedSemanticsError, match="unique_dim"):
-        call(aten.unique_dim.default, x, 0)
-
-
-def test_isin_knows_valid_elements_only() -> None:
-    x, known = masked([1, 2, 3], [1, 1, 0]), masked([1, 2], [1, 0])
-    assert shown(call(aten.isin.Tensor_Tensor, x, known)) == [True, False, "--"]
-    assert shown(call(aten.isin.Tensor_Tensor, x, masked([1, 2], [0, 0]), invert=True)) == [True, True, "--"]
 
 
 # --------------------------------------------------------------------------------------------------------- lists
@@ -475,7 +311,7 @@ def test_isin_knows_valid_elements_only() -> None:
 def test_an_inf_under_the_mask_is_no_inf_to_the_gradient_scaler() -> None:
     def check(x: Dense) -> tuple[Any, float]:
         found = Dense(torch.zeros(()))
-        call(aten._amp_foreach_non_finite_check_and_unscale_.default, [x], found, Dense(torch.tensor(0.5)))
+        apply(aten._amp_foreach_non_finite_check_and_unscale_.default, [x], found, Dense(torch.tensor(0.5)))
         return shown(x), found.data.item()
 
     assert check(masked([2.0, INF], [1, 0])) == ([1.0, "--"], 0.0)
@@ -483,14 +319,14 @@ def test_an_inf_under_the_mask_is_no_inf_to_the_gradient_scaler() -> None:
 
 
 def test_foreach_norm_is_over_valid_elements() -> None:
-    three, nothing = call(aten._foreach_norm.Scalar, [masked([3.0, NAN], [1, 0]), masked([NAN], [0])], 2)
+    three, nothing = apply(aten._foreach_norm.Scalar, [masked([3.0, NAN], [1, 0]), masked([NAN], [0])], 2)
     assert shown(three) == [3.0]
     assert shown(nothing) == ["--"]
 
 
 def test_foreach_powsum_is_over_valid_elements() -> None:
     x, nothing = masked([3.0, NAN, -1.0], [1, 0, 1], requires_grad=True), masked([NAN], [0])
-    sums = call(aten._foreach_powsum.Scalar, [x, nothing], 2)
+    sums = apply(aten._foreach_powsum.Scalar, [x, nothing], 2)
     assert [shown(s) for s in sums] == [[10.0], ["--"]]
     assert gradient(x, total(sums[0])) == [6.0, "--", -2.0]
 

@@ -8,22 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from op_registry import MaskedSemanticsError, registry
+from bare_records import apply, seen
+from op_registry import MaskedSemanticsError
 from op_registry.authoring import Dense
 from op_registry.ops.windows.interpolation import NEEDS_ALL_VALID
 from op_registry.sparse import lookup_gradient as row_gradients
 
 aten = torch.ops.aten
-
-
-def apply(op, *args, **kwargs):
-    return registry.get(op).bind(op)(*args, **kwargs)
-
-
-def seen(result):
-    valid = result.valid
-    valid = torch.ones(result.shape, dtype=torch.bool) if valid is None else valid.expand(result.shape)
-    return valid, torch.where(valid, result.data, torch.zeros_like(result.data))
 
 
 def half(*shape, seed=0):

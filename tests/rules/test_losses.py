@@ -12,17 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from op_registry import MaskedSemanticsError, registry
+from bare_records import apply, seen
+from op_registry import MaskedSemanticsError
 from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 FLOATS = (math.nan, math.inf, -math.inf, 1e38, 0.0)
 INTEGERS = (-(2**63), 2**63 - 1, -1, 7, 0)
-
-
-def apply(op, *args, **kwargs):
-    return registry.get(op).bind(op)(*args, **kwargs)
 
 
 def garbage(data, mask, which):
@@ -36,12 +33,6 @@ def garbage(data, mask, which):
 def record(data, mask, which=0, requires_grad=False):
     leaf = garbage(data.detach(), mask, which).requires_grad_(requires_grad and data.is_floating_point())
     return Dense(leaf, None if mask is None else mask.to(torch.int8))
-
-
-def seen(result):
-    valid = result.valid
-    valid = torch.ones(result.shape, dtype=torch.bool) if valid is None else valid.expand(result.shape)
-    return valid, torch.where(valid, result.data, torch.zeros_like(result.data))
 
 
 def gradients(values, leaves):

@@ -9,15 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from op_registry import registry
+from bare_records import apply
 from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 EPS = 1e-5
-
-
-def apply(op, *args, **kwargs):
-    return registry.get(op).bind(op)(*args, **kwargs)
 
 
 def parameter(*size: int) -> Tensor:

@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry import registry
+from bare_records import apply
 from op_registry.authoring import Dense
 
 aten = torch.ops.aten
-
-
-def apply(op, *args, **kwargs):
-    return registry.get(op).bind(op)(*args, **kwargs)
 
 
 def data_and_mask() -> tuple[Tensor, Tensor]:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
-
-LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+from sparse_layouts import LAYOUTS
 
 
 def tensor(shape: tuple[int, ...] = (4, 6), seed: int = 7, valid: float = 0.6) -> md.MaskedTensor:

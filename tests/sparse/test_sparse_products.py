@@ -13,14 +13,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import masked_dispatch as md
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
+from sparse_layouts import BY_NAME as LAYOUTS
 
-LAYOUTS = {
-    "coo": torch.sparse_coo,
-    "csr": torch.sparse_csr,
-    "csc": torch.sparse_csc,
-    "bsr": torch.sparse_bsr,
-    "bsc": torch.sparse_bsc,
-}
 M, K, N = 6, 4, 8
 
 

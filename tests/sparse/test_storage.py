@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 
 import masked_dispatch as md
 from op_registry.conformance.trials import STORAGES, Settings, run_operator
+from sparse_layouts import LAYOUTS
 
-LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
 SHAPES = [((4, 6), None), ((2, 4, 6), None), ((4, 6, 3), 2), ((2, 4, 6, 3), 3), ((0, 6), None)]
 
 

@@ -1,0 +1,58 @@
+"""The tests' own house: a folder for each room of the packages, files of one subject, helpers in one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from repository import HELPERS, ROOT
+
+TESTS = ROOT / "tests"
+FILES = sorted(TESTS.rglob("*.py"))
+MOST_LINES = 500
+
+# Folders that are not named after a room, and what is in them.
+OTHERS = {
+    "house": "tests of the repository: imports, texts, benchmarks, examples, what is assumed of torch",
+    "helpers": "modules that tests import, and files that they run in another process",
+    "rules": "tests of op_registry/ops, named after its families",
+}
+
+
+def rooms() -> set[str]:
+    """What lies at the top of the packages: folders, and modules that stand alone."""
+    return {
+        path.stem
+        for package in ("masked_dispatch", "op_registry")
+        for path in (ROOT / package).iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+
+
+def test_every_folder_is_named_after_a_room() -> None:
+    folders = {file.relative_to(TESTS).parts[0] for file in FILES if file.parent != TESTS}
+    assert folders - set(OTHERS) <= rooms(), "name the folder after a room, or list it here"
+    assert set(OTHERS) <= folders
+    assert not set(OTHERS) & rooms()
+
+
+def test_folders_hold_files_and_no_folders() -> None:
+    assert [file for file in FILES if len(file.relative_to(TESTS).parts) > 2] == []
+    assert [file.name for file in FILES if file.parent == TESTS] == ["conftest.py"]
+
+
+def test_no_folder_is_a_package() -> None:
+    """pytest imports a file by its name alone, so that helpers are found by theirs."""
+    assert [file for file in FILES if file.name == "__init__.py"] == []
+    names = Counter(file.name for file in FILES if file.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tests_and_helpers_are_where_they_belong() -> None:
+    tests = {file for file in FILES if file.name.startswith("test_")}
+    assert [file for file in tests if file.parent == HELPERS] == []
+    assert [file for file in FILES if file.parent != HELPERS and file not in tests and file.name != "conftest.py"] == []
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert {file: n for file, n in lengths.items() if n > MOST_LINES} == {}, "split it by subject"

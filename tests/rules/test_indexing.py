@@ -1,0 +1,253 @@
+"""Indexing, assignment, scatters and accumulation by index on bare records, small enough to be checked by eye."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import tensor
+
+from bare_records import apply, masked, plain, shows, valid_of
+from op_registry import MaskedSemanticsError
+from op_registry.authoring import Dense
+
+aten = torch.ops.aten
+nan, inf = math.nan, math.inf
+T, F = True, False
+
+
+# --------------------------------------------------------------------------------------------------------------- index
+
+
+def test_index_by_integers():
+    x = masked([[1, 2, 3], [4, 5, 6]], [[T, F, T], [T, T, F]])
+    shows(apply(aten.index.Tensor, x, [plain([1, 0])]), [[4, 5, None], [1, None, 3]])
+    shows(apply(aten.index.Tensor, x, [None, masked([2, 10**9, 0], [T, F, T])]), [[3, None, 1], [None, None, 4]])
+    shows(apply(aten.index.Tensor, x, [plain([1, 1]), masked([1, -(10**9)], [T, F])]), [5, None])
+    shows(apply(aten.index.Tensor, plain([1, 2, 3]), [masked([[0], [9]], [[T], [F]])]), [[1], [None]])
+    rows = Dense(x.data, tensor([[T], [F]]))
+    shows(apply(aten.index.Tensor, rows, [None, plain([0, 2])]), [[1, 3], [None, None]])
+    shows(apply(aten.index.Tensor, rows, [plain([1, 0])]), [[None] * 3, [1, 2, 3]])
+
+
+def test_index_places_the_indices_validity_where_torch_places_the_indices():
+    x = plain(torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5))
+    a, b = masked([[0], [7]], [[T], [F]]), masked([1, 2, 9], [T, T, F])
+    for indices in ([None, a, b], [a, None, b], [None, a, None, b], [a, b], [None, None, a, b]):
+        result = apply(aten.index.Tensor, x, indices)
+        spots = [None if i is None else i.filled(0) for i in indices]
+        # The same index applied to numbered elements of a mask that is invalid at one place only shows where it went.
+        dims = [k for k, i in enumerate(indices) if i is not None]
+        expected = torch.zeros_like(aten.index(x.data, spots), dtype=torch.bool)
+        valid = a.valid & b.valid
+        front = dims[0] if dims[1] == dims[0] + 1 else 0
+        expected = expected | valid.reshape(valid.shape + (1,) * (expected.ndim - front - 2))
+        assert torch.equal(valid_of(result), expected)
+
+
+def test_index_by_a_mask():
+    x = masked([1, 2, 3, 4], [T, F, T, T])
+    shows(apply(aten.index.Tensor, x, [plain([T, T, F, T])]), [1, None, 4])
+    shows(apply(aten.index.Tensor, x, [masked([T, T, T, T], [T, F, F, T])]), [1, 4])
+    shows(apply(aten.masked_select.default, x, masked([T, T, T, T], [T, T, F, T])), [1, None, 4])
+    rows = Dense(torch.tensor([[1, 2], [3, 4]]), tensor([[T], [F]]))
+    shows(apply(aten.masked_select.default, rows, plain([T, F])), [1, None])
+    shows(apply(aten.index.Tensor, rows, [plain([[T, F], [F, T]])]), [1, None])
+    shows(apply(aten.index.Tensor, rows, [plain([T, T]), masked([0, 8], [T, F])]), [1, None])
+
+
+def test_index_select_gather_take():
+    x = masked([[1, 2, 3], [4, 5, 6]], [[T, F, T], [T, T, F]])
+    shows(apply(aten.index_select.default, x, 1, masked([2, 77, 0], [T, F, T])), [[3, None, 1], [None, None, 4]])
+    shows(apply(aten.gather.default, x, 1, masked([[0, 5], [1, 2]], [[T, F], [T, T]])), [[1, None], [5, None]])
+    columns = Dense(x.data, tensor([[T, F, T]]))
+    shows(apply(aten.gather.default, columns, 0, plain([[1, 1]])), [[4, None]])
+    shows(apply(aten.gather.default, columns, 1, plain([[1], [2]])), [[None], [6]])
+    shows(apply(aten.take.default, x, masked([5, 0, -1, 99], [T, T, T, F])), [None, 1, None, None])
+    shows(apply(aten.index_select.default, masked(3.0, F), 0, plain([0])), None)
+    shows(apply(aten.gather.default, masked(3.0, T), 0, masked([9], [F])), [None])
+
+
+def test_an_index_that_is_valid_and_out_of_range_still_raises():
+    x, index = plain([1.0, 2.0, 3.0]), masked([3, 9], [T, F])
+    values = plain([5.0, 6.0])
+    for op, args in [
+        (aten.index.Tensor, ([index],)),
+        (aten.index_put.default, ([index], values)),
+        (aten.index_select.default, (0, index)),
+        (aten.index_copy.default, (0, index, values)),
+        (aten.index_fill.int_Scalar, (0, index, 1.0)),
+        (aten.index_add.default, (0, index, values)),
+        (aten.index_reduce.default, (0, index, values, "amax")),
+        (aten.gather.default, (0, index)),
+        (aten.scatter.src, (0, index, values)),
+        (aten.scatter_add.default, (0, index, values)),
+        (aten.scatter_reduce.two, (0, index, values, "prod")),
+        (aten.put.default, (index, values)),
+    ]:
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|index"):
+            apply(op, x, *args)
+
+
+def test_the_pieces_that_torchs_decompositions_use():
+    x, at = masked([1, 2, 3], [T, F, T]), masked([0, 1, 99, 2], [T, T, F, T])
+    chosen = masked([T, F, F, T], [T, T, T, F])
+    shows(apply(aten._unsafe_masked_index.default, x, chosen, [at], 7), [1, 7, 7, None])
+    shows(apply(aten._unsafe_masked_index.default, x, plain([T, T, T, F]), [at], 7), [1, None, None, 7])
+    added = apply(aten._unsafe_masked_index_put_accumulate.default, x, chosen, [at], plain([10, 20, 30, 40]))
+    shows(added, [11, None, 3])
+    added = apply(
+        aten._unsafe_masked_index_put_accumulate.default, x, plain([F, T, T, T]), [at], plain([10, 20, 30, 40])
+    )
+    shows(added, [1, 20, 43])
+    put = apply(aten._index_put_impl.default, x, [plain([0, 1])], masked([8, 9], [F, T]), False, True)
+    shows(put, [None, 9, 3])
+    joined = apply(aten._chunk_cat.default, [masked([1, 2, 3], [T, F, T]), plain([4])], 0, 2)
+    shows(joined, [[1, None, 4], [3, 0, 0]])
+
+
+# ---------------------------------------------------------------------------------------------------------- assignment
+
+
+def test_assignment_writes_value_and_validity():
+    x = masked([1, 2, 3, 4], [T, F, T, F])
+    shows(apply(aten.index_put.default, x, [plain([0, 1])], masked([10, 20], [F, T])), [None, 20, 3, None])
+    shows(apply(aten.index_put.default, x, [plain([-1])], plain(9)), [1, None, 3, 9])
+    shows(apply(aten.index_put.default, x, [masked([0, 99, -1], [T, F, T])], plain([7, 8, 9])), [7, None, 3, 9])
+    shows(apply(aten.index_put.default, x, [masked([T, T, T, T], [T, T, F, F])], plain(0)), [0, 0, 3, None])
+    shows(apply(aten.index_put.default, plain([1, 2, 3]), [plain([0, 1])], masked([8, 9], [T, F])), [8, None, 3])
+    shows(apply(aten.index_copy.default, x, 0, masked([3, 50], [T, F]), masked([7, 8], [T, T])), [1, None, 3, 7])
+    shows(apply(aten.put.default, x, masked([[3], [50]], [[T], [F]]), plain([[7], [8]])), [1, None, 3, 7])
+    shows(apply(aten.scatter.src, x, 0, masked([3, 50], [T, F]), masked([7, 8, 9], [F, T, T])), [1, None, 3, None])
+    shows(apply(aten.scatter.value, x, 0, masked([3, 50], [T, F]), 7), [1, None, 3, 7])
+    shows(apply(aten.select_scatter.default, x, masked(5, F), 0, 0), [None, None, 3, None])
+    shows(apply(aten.slice_scatter.default, x, plain([5, 6]), 0, 1, 3), [1, 5, 6, None])
+    shows(apply(aten.slice_scatter.default, plain([1, 2, 3]), masked([5, 6], [F, T]), 0, 1, 3), [1, None, 6])
+    shows(apply(aten.as_strided_scatter.default, x, masked([5, 6], [T, F]), (2,), (2,), 1), [1, 5, 3, None])
+    shows(apply(aten.copy.default, x, masked([5.0], [T])), [5, 5, 5, 5])
+    shows(apply(aten.copy.default, plain([1, 2]), masked([5, 6], [T, F])), [5, None])
+    square = masked([[1, 2], [3, 4]], [[F, F], [F, F]])
+    shows(apply(aten.diagonal_scatter.default, square, plain([5, 6])), [[5, None], [None, 6]])
+
+
+def test_index_put_with_several_indices_and_rows():
+    x = Dense(torch.zeros(2, 3, dtype=torch.int64), tensor([[F], [T]]))
+    put = apply(aten.index_put.default, x, [plain([0, 1]), masked([-1, 5], [T, F])], plain([7, 8]))
+    shows(put, [[None, None, 7], [0, 0, 0]])
+    put = apply(aten.index_put.default, x, [None, masked([1, 5], [T, F])], plain([7, 8]))
+    shows(put, [[None, 7, None], [0, 7, 0]])
+    put = apply(aten.index_put.default, x, [plain([T, F]), masked([1], [F])], plain(7))
+    shows(put, [[None, None, None], [0, 0, 0]])
+
+
+def test_index_fill_is_elementwise():
+    x = masked([1, 2, 3, 4], [T, F, T, T])
+    shows(apply(aten.index_fill.int_Scalar, x, 0, masked([0, 1, 50], [T, T, F]), 9), [9, None, 3, 4])
+    shows(apply(aten.index_fill.int_Scalar, x, 0, masked([-1, 50], [T, F]), 9), [1, None, 3, 9])
+    shows(apply(aten.index_fill.int_Tensor, x, 0, plain([0, 1]), masked(9, F)), [None, None, 3, 4])
+    shows(
+        apply(aten.index_fill.int_Tensor, x, 0, plain([]).like(torch.tensor([], dtype=torch.long)), masked(9, F)),
+        [1, None, 3, 4],
+    )
+    rows = Dense(torch.zeros(2, 2), tensor([[T], [F]]))
+    shows(apply(aten.index_fill.int_Tensor, rows, 1, plain([0]), masked(9.0, F)), [[None, 0], [None, None]])
+
+
+def test_masked_scatter_is_opaque():
+    x, source = masked([1, 2], [T, F]), plain([3, 4])
+    with pytest.raises(MaskedSemanticsError):
+        apply(aten.masked_scatter.default, x, plain([T, T]), source)
+    shows(apply(aten.masked_scatter.default, masked([1, 2], [T, T]), plain([F, T]), source), [1, 3])
+
+
+# -------------------------------------------------------------------------------------------------------- accumulation
+
+
+def test_accumulation_by_index():
+    x = masked([1.0, nan, nan, 4.0], [T, F, F, T])
+    source = masked([10.0, nan, 30.0, nan], [T, F, T, F])
+    at = plain([0, 0, 1, 2])
+    for op, args in [
+        (aten.scatter_add.default, (0, at, source)),
+        (aten.scatter.reduce, (0, at, source)),
+        (aten.index_add.default, (0, at, source)),
+        (aten.scatter_reduce.two, (0, at, source, "sum")),
+        (aten.index_put.default, ([at], source, True)),
+        (aten.put.default, (at, source, True)),
+    ]:
+        extra = {"reduce": "add"} if op is aten.scatter.reduce else {}
+        shows(apply(op, x, *args, **extra), [11, 30, None, 4])
+    shows(apply(aten.index_add.default, x, 0, masked([0, 99], [T, F]), plain([5.0, nan]), alpha=2), [11, None, None, 4])
+    shows(apply(aten.scatter_add.default, x, 0, masked([0, 99], [T, F]), plain([5.0, nan, 1.0])), [6, None, None, 4])
+    shows(apply(aten.index_put.default, x, [masked([1, 99], [T, F])], plain([5.0, nan]), True), [1, 5, None, 4])
+    shows(apply(aten.scatter.value_reduce, x, 0, masked([0, 99], [T, F]), 3.0, reduce="multiply"), [3, None, None, 4])
+    everywhere = apply(aten.scatter_add.default, plain([1.0, 2.0]), 0, plain([0, 0]), masked([nan, 5.0], [F, T]))
+    assert everywhere.validity is None
+    shows(everywhere, [6, 2])
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16])
+def test_reductions_by_index_against_a_loop(reduce, include_self, dtype):
+    generator = torch.Generator().manual_seed(3)
+    rows, columns, n = 4, 3, 6
+    for self_mask in (torch.rand(rows, columns, generator=generator) < 0.5, torch.zeros(rows, 1).bool(), None):
+        x = Dense(torch.randint(-3, 4, (rows, columns), generator=generator).to(dtype), self_mask)
+        src = Dense(
+            torch.randint(-3, 4, (n, columns), generator=generator).to(dtype),
+            torch.rand(n, 1 if self_mask is None else columns, generator=generator) < 0.6,
+        )
+        index = Dense(torch.randint(0, rows, (n, columns), generator=generator), torch.rand(n, columns) < 0.8)
+        line = Dense(index.data[:, 0].clone(), index.valid[:, 0].clone())
+        for by_line in (False, True):
+            if by_line and reduce == "sum":
+                continue
+            op = aten.index_reduce.default if by_line else aten.scatter_reduce.two
+            result = apply(op, x, 0, line if by_line else index, src, reduce, include_self=include_self)
+            for r in range(rows):
+                for c in range(columns):
+                    given = [
+                        src.data[k, c]
+                        for k in range(n)
+                        if (
+                            line.valid[k] and line.data[k] == r
+                            if by_line
+                            else index.valid[k, c] and index.data[k, c] == r
+                        )
+                        and valid_of(src)[k, c]
+                    ]
+                    own = bool(valid_of(x)[r, c])
+                    assert bool(valid_of(result)[r, c]) == (own or bool(given))
+                    if not given:
+                        if own:
+                            assert result.data[r, c] == x.data[r, c]
+                        continue
+                    start = x.data[r : r + 1, c] if own and include_self else x.data[:0, 0]
+                    parts = torch.stack(given)
+                    first = start if len(start) else parts[:1]
+                    rest = parts if len(start) else parts[1:]
+                    expected = torch.scatter_reduce(
+                        first, 0, torch.zeros(len(rest), dtype=torch.long), rest, reduce, include_self=True
+                    )
+                    torch.testing.assert_close(result.data[r : r + 1, c], expected)
+
+
+def test_segments():
+    x, lengths = masked([1.0, nan, nan, 4.0, nan], [T, F, F, T, F]), plain([3, 0, 1, 1])
+    for reduce, empty in (("sum", 0), ("prod", 1), ("max", -inf), ("min", inf)):
+        shows(apply(aten.segment_reduce.default, x, reduce, lengths=lengths), [1, empty, 4, None])
+    mean = apply(aten.segment_reduce.default, x, "mean", lengths=lengths)
+    assert valid_of(mean).tolist() == [T, T, T, F]
+    assert mean.data[1].isnan()
+    shows(apply(aten.segment_reduce.default, x, "mean", lengths=lengths, initial=2.0), [3, 2, 6, 2])
+    with pytest.raises(MaskedSemanticsError, match="lengths of shape"):
+        apply(aten.segment_reduce.default, x, "sum", lengths=masked([4, 1], [T, F]))
+
+
+def test_max_unpool():
+    x = masked([[[[1.0, nan]]]], [[[[T, F]]]])
+    shows(apply(aten.max_unpool2d.default, x, plain([[[[3, 0]]]]), (2, 2)), [[[[None, 0], [0, 1]]]])
+    at = masked([[[[3, 10**9]]]], [[[[T, F]]]])
+    shows(apply(aten.max_unpool2d.default, x, at, (2, 2)), [[[[0, 0], [0, 1]]]])

@@ -1,0 +1,84 @@
+"""Queries on bare records: plain answers about the valid elements."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bare_records import apply, masked, shown
+from op_registry import InvalidValueError, MaskedSemanticsError
+from op_registry.authoring import Dense
+
+aten = torch.ops.aten
+NAN, INF = math.nan, math.inf
+
+
+# ------------------------------------------------------------------------------------------------------- queries
+
+
+def test_item_raises_where_there_is_no_value() -> None:
+    assert apply(aten._local_scalar_dense.default, masked(3.0, True)) == 3.0
+    with pytest.raises(InvalidValueError, match=r"shape \(1,\).*invalid.*x\.to_tensor\(0\)"):
+        apply(aten._local_scalar_dense.default, masked([3.0], [0]))
+    with pytest.raises(ValueError, match=r"x\.to_tensor\(False\)"):
+        apply(aten._local_scalar_dense.default, masked(True, False))
+
+
+def test_equal_compares_masks_and_valid_values() -> None:
+    x = masked([1.0, NAN], [1, 0])
+    assert apply(aten.equal.default, x, masked([1.0, INF], [1, 0]))
+    assert not apply(aten.equal.default, x, masked([1.0, 0.0], [1, 1]))
+    assert not apply(aten.equal.default, x, Dense(torch.tensor([1.0, 0.0])))
+    assert not apply(aten.equal.default, x, masked([1.0], [1]))
+    assert apply(aten.allclose.default, x, masked([1.0 + 1e-9, 5.0], [1, 0]))
+    assert not apply(aten.allclose.default, x, Dense(torch.tensor([1.0, 0.0])))
+
+
+def test_counts_are_plain_and_of_valid_elements() -> None:
+    x = masked([[0.0, 1.0], [NAN, 2.0]], [[1, 1], [0, 1]])
+    assert apply(aten.count_nonzero.dim_IntList, x, [0]).tolist() == [0, 2]
+    assert apply(aten.nonzero.default, x).tolist() == [[0, 1], [1, 1]]
+    numbers = masked([1, -5, 1, 3], [1, 0, 1, 1])
+    assert apply(aten.bincount.default, numbers).tolist() == [0, 2, 0, 1]
+    weights = masked([0.5, 1.0, 2.0, NAN], [1, 1, 1, 0])
+    assert apply(aten.bincount.default, numbers, weights, 4).tolist() == [0.0, 2.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [3.0, 3.0], [1.0, 2.0, 2.5, 4.0]])
+@pytest.mark.parametrize("limits", [(0, 0), (1, 3)])
+def test_histc_spans_the_valid_elements(values: list[float], limits: tuple[int, int]) -> None:
+    x = masked([*values, NAN, 77.0], [1] * len(values) + [0, 0])
+    expected = torch.histc(torch.tensor(values), 5, *limits)
+    assert apply(aten.histc.default, x, 5, *limits).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("values", [[], [3.0, 3.0], [1.0, 2.0, 2.5, 4.0]])
+def test_histogram_spans_the_valid_elements(values: list[float]) -> None:
+    x = masked([*values, NAN, 77.0], [1] * len(values) + [0, 0])
+    for mine, right in zip(apply(aten.histogram.bin_ct, x, 4), torch.histogram(torch.tensor(values), 4), strict=True):
+        assert torch.equal(mine, right)
+    points = masked([[v, 1.0] for v in values] + [[NAN, 1.0], [5.0, 9.0]], [[1, 1]] * len(values) + [[0, 1], [1, 0]])
+    hist, edges = apply(aten.histogramdd.int_bins, points, 4)
+    right, right_edges = torch.histogramdd(torch.tensor([[v, 1.0] for v in values]).reshape(-1, 2), 4)
+    assert torch.equal(hist, right)
+    assert all(map(torch.equal, edges, right_edges))
+
+
+def test_unique_of_valid_elements_with_a_masked_inverse() -> None:
+    x = masked([2.0, NAN, 1.0, 2.0], [1, 0, 1, 1])
+    values, inverse, counts = apply(aten._unique2.default, x, True, True, True)
+    assert values.tolist() == [1.0, 2.0]
+    assert shown(inverse) == [1, "--", 0, 1]
+    assert counts.tolist() == [1, 2]
+    values, _, _ = apply(aten.unique_consecutive.default, masked([1.0, NAN, 1.0, 2.0], [1, 0, 1, 1]))
+    assert values.tolist() == [1.0, 2.0]
+    with pytest.raises(MaskedSemanticsError, match="unique_dim"):
+        apply(aten.unique_dim.default, x, 0)
+
+
+def test_isin_knows_valid_elements_only() -> None:
+    x, known = masked([1, 2, 3], [1, 1, 0]), masked([1, 2], [1, 0])
+    assert shown(apply(aten.isin.Tensor_Tensor, x, known)) == [True, False, "--"]
+    assert shown(apply(aten.isin.Tensor_Tensor, x, masked([1, 2], [0, 0]), invert=True)) == [True, True, "--"]
