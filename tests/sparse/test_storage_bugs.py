@@ -116,7 +116,7 @@ def test_adamax_takes_a_sparse_gradient():
     for layout in (torch.strided, torch.sparse_csr):
         weight = torch.nn.Parameter(torch.ones(2, 3))
         weight.grad = md.masked_tensor(torch.full((2, 3), 2.0)).to_layout(layout)
-        torch.optim.Adamax([weight], lr=0.1).step()
+        md.optim.Adamax([weight], lr=0.1).step()
         steps.append(weight.detach())
     torch.testing.assert_close(steps[1], steps[0])
 
