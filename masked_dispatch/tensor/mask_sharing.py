@@ -1,15 +1,15 @@
-"""Which tensors share a mask, and copy-on-write of it.
+"""Which tensors share a mask, and when it is copied on write.
 
 A tensor and its views form a *family*: a write through one shows in all, validity included. Until a write changes
 validity, each member holds a read-only validity tensor, and results of operators share it. The first write that changes
 validity gives the family memory of its own: one int8 for each element that the family's data spans, addressed with the
-data's own strides, so that every view, however it was made, finds its validity where it finds its data. Results that
-share this memory keep its value: the next write copies it first.
+data's own strides, so that every view, however it was made, finds its validity where it finds its data. If results
+share this memory, the next write copies it first, and their validity does not change.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +19,29 @@ from op_registry import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
-if TYPE_CHECKING:
-    from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+class Masked(Protocol):
+    """What this module uses of a masked tensor; `MaskedTensor`, which describes these attributes, has them all."""
+
+    _stored_validity: Tensor | None
+    _family: ViewFamily | None
+    _family_memory: Tensor | None
+    _snapshot: tuple[int, Tensor] | None
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def _data(self) -> Tensor: ...
+
+    @property
+    def _validity(self) -> Tensor | None: ...
+
+    @property
+    def _graph_writes(self) -> GraphWrites | None: ...
+
+    @property
+    def _carries_transform(self) -> bool: ...
 
 
 class ViewFamily:
@@ -28,7 +49,7 @@ class ViewFamily:
 
     data      the plain data of the tensor that the views were made from; they address parts of it
     validity  its validity when the family was created
-    memory    int8, one for each element from the first to the last of `data`; None until a write changes validity
+    memory    int8, one for each element that `data` spans; None until a write changes validity
     shared    whether a result outside the family shares `memory`, so that it must be copied before the next write
     external  whether the members' validity is the caller's memory, which the caller may write to at any time
     writes    how often the graph being traced, or a functorch transform, has written to the validity
@@ -40,7 +61,7 @@ class ViewFamily:
 
     __slots__ = ("data", "external", "graph_writes", "memory", "shared", "validity", "writes")
 
-    def __init__(self, founder: MaskedTensor, external: bool = False) -> None:
+    def __init__(self, founder: Masked, external: bool = False) -> None:
         self.data = founder._data
         self.validity = founder._stored_validity
         self.memory: Tensor | None = None
@@ -62,7 +83,7 @@ class ViewFamily:
             self.memory = self.memory.clone()
         self.shared = False
 
-    def validity_of(self, member: MaskedTensor) -> Tensor | None:
+    def validity_of(self, member: Masked) -> Tensor | None:
         """A member's current validity."""
         if self.memory is not None and member._family_memory is not self.memory:
             member._stored_validity = self.part_of(member._data)
@@ -93,7 +114,7 @@ class GraphWrites:
     def __init__(self) -> None:
         self.seen = False
 
-    def guarded(self, tensor: MaskedTensor) -> GuardedInput:
+    def guarded(self, tensor: Masked) -> GuardedInput:
         """The entry for `tensor` in its flatten context."""
         return GuardedInput(self, None if being_traced(tensor._data) else tensor)
 
@@ -103,7 +124,7 @@ class GuardedInput:
 
     __slots__ = ("graph_writes", "tensor")
 
-    def __init__(self, graph_writes: GraphWrites, tensor: MaskedTensor | None = None) -> None:
+    def __init__(self, graph_writes: GraphWrites, tensor: Masked | None = None) -> None:
         self.graph_writes = graph_writes
         self.tensor = tensor
 
@@ -139,7 +160,7 @@ def _last_element(data: Tensor) -> int:
     return start + sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
 
 
-def shared_validity(tensor: MaskedTensor) -> Tensor | None:
+def shared_validity(tensor: Masked) -> Tensor | None:
     """The tensor's validity for a result to share: later writes to the tensor will not change it."""
     family = tensor._family
     if family is None:
@@ -160,22 +181,22 @@ def shared_validity(tensor: MaskedTensor) -> Tensor | None:
     return validity
 
 
-def _snapshot(tensor: MaskedTensor, validity: Tensor, version: int) -> Tensor:
-    """A copy of a validity that may be written to; one per version."""
+def _snapshot(tensor: Masked, validity: Tensor, version: int) -> Tensor:
+    """A copy of a validity that may be written to later; cached for each version."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
         tensor._snapshot = (version, validity.clone())
     return tensor._snapshot[1]
 
 
-def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = False) -> None:
-    """Let `view` share the validity of `base`; `addressed`: it has to be sliced from memory by the view's strides."""
+def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> None:
+    """Let `view` share the validity of `base`; `addressed`: it must be sliced from memory by the view's strides."""
     family = base._family or ViewFamily(base)
     if addressed and family.memory is None:
         family.unshare()
     view._family = family
 
 
-def copy_validity_before_views(base: MaskedTensor) -> None:
+def copy_validity_before_views(base: Masked) -> None:
     """Give `base` a validity of its own before its first view, while tracing and inside functorch transforms.
 
     The views' validities are views of it and are written in place, so it must not be an input's or earlier result's.
@@ -188,7 +209,7 @@ def copy_validity_before_views(base: MaskedTensor) -> None:
             base._stored_validity = base._stored_validity.clone()
 
 
-def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
+def write_validity(tensor: Masked, validity: Tensor | None) -> None:
     """Assign `validity` to `tensor`, and thereby to every view of the same memory."""
     current = tensor._validity
     if current is validity:
@@ -214,7 +235,7 @@ def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
         part.copy_(validity)
 
 
-def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
+def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
     """Write to the existing validity: a graph cannot replace the inner tensors of its inputs or of what has views.
 
     Functorch transforms write in place too, since the views' validities are views of their base's.
@@ -231,8 +252,8 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
         raise MaskedSemanticsError(
             f"inside a {context}, this write would change how the mask of a tensor of shape {tuple(tensor.shape)} is "
             f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per "
-            "element), which is not possible there. Give it a full mask before (x.mask_with(x.get_mask())), or write "
-            "out of place."
+            "element), which is not possible there. Give the tensor a full mask first (x.mask_with(x.get_mask())), "
+            "or write out of place."
         )
     family.writes += 1
     if family.graph_writes is not None:
