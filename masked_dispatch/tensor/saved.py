@@ -1,13 +1,15 @@
-"""What a file says of a masked tensor, checked before one is made of it.
+"""Checks of the contents of a file, made before a masked tensor is built from them.
 
-``torch.load(weights_only=True)`` calls what this package has declared safe with whatever a file holds. All that works
-with a masked tensor takes its pieces to be what they have to be, and torch's kernels read and write out of bounds where
-they are not. So validity and indices are looked at once, in one pass over them, and ValueError says what is wrong.
+``torch.load(weights_only=True)`` calls the functions that this package has declared safe with whatever a file contains.
+Code that works on a masked tensor relies on its pieces fitting together, and torch's kernels read and write out of
+bounds if they do not. So validity and indices are checked once, in one pass, and a ValueError says what is wrong.
+
+Parameters are annotated with the type that an intact file has; `object` where the function itself checks the type.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -19,10 +21,10 @@ from op_registry.sparse.well_formed import INDEX_DTYPES
 
 
 def check_saved(problem: str | None) -> None:
-    """Refuse what a problem was found with."""
+    """Raise ValueError if there is a `problem`."""
     if problem:
         raise ValueError(
-            f"this is no saved masked tensor: {problem}. The file is damaged, or was not written by saving a masked "
+            f"this is not a saved masked tensor: {problem}. The file is damaged, or was not written by saving a masked "
             "tensor."
         )
 
@@ -31,9 +33,9 @@ def check_saved(problem: str | None) -> None:
 
 
 def problem_of_dense(
-    data: Any, validity: Any, requires_grad: Any, is_parameter: Any, masked: type[Tensor]
+    data: Tensor, validity: Tensor | None, requires_grad: object, is_parameter: object, masked: type[Tensor]
 ) -> str | None:
-    """What is wrong with the pieces of a dense masked tensor; `masked` is the class that none of them may have."""
+    """What is wrong with the pieces of a dense masked tensor, None if nothing; no piece may itself be a `masked`."""
     return (
         _problem_of_tensor("data", data, masked)
         or _problem_of_validity(validity, "data", data, masked)
@@ -42,18 +44,18 @@ def problem_of_dense(
 
 
 def problem_of_sparse(
-    values: Any,
-    validity: Any,
-    layout: Any,
-    sizes: Any,
-    pieces: Any,
-    block: Any,
-    requires_grad: Any,
-    is_parameter: Any,
-    order: Any,
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+    requires_grad: object,
+    is_parameter: object,
+    order: object,
     masked: type[Tensor],
 ) -> str | None:
-    """What is wrong with the pieces of a sparsely stored one."""
+    """What is wrong with the pieces of a sparsely stored masked tensor, None if nothing."""
     return (
         _problem_of_tensor("values", values, masked)
         or _problem_of_validity(validity, "values", values, masked)
@@ -65,88 +67,93 @@ def problem_of_sparse(
     )
 
 
-def _problem_of_tensor(name: str, tensor: Any, masked: type[Tensor]) -> str | None:
+def _problem_of_tensor(name: str, tensor: object, masked: type[Tensor]) -> str | None:
     if not isinstance(tensor, Tensor) or isinstance(tensor, masked):
-        return f"the type of its {name} is {type(tensor).__name__}, and has to be that of a plain tensor"
+        return f"the type of its {name} is {type(tensor).__name__}, not a plain tensor"
     if tensor.layout is not torch.strided:
-        return f"the layout of its {name} is {tensor.layout}, and has to be torch.strided"
+        return f"the layout of its {name} is {tensor.layout}, not torch.strided"
     if tensor.requires_grad:
-        return f"requires_grad of its {name} is set, which only that of the masked tensor itself may be"
+        return f"requires_grad is set on its {name}, and may be set only on the masked tensor itself"
     return None
 
 
-def _problem_of_validity(validity: Any, of: str, data: Tensor, masked: type[Tensor]) -> str | None:
+def _problem_of_validity(validity: Tensor | None, of: str, data: Tensor, masked: type[Tensor]) -> str | None:
     if validity is None:
         return None
     problem = _problem_of_tensor("validity", validity, masked)
     if problem:
         return problem
     if validity.dtype is not torch.int8:
-        return f"its validity has dtype {validity.dtype}, and has to be int8"
+        return f"its validity has dtype {validity.dtype}, not int8"
     if validity.ndim != data.ndim or any(n not in (1, m) for n, m in zip(validity.shape, data.shape, strict=True)):
         return f"its validity has shape {tuple(validity.shape)}, which does not fit {of} of shape {tuple(data.shape)}"
     if validity.device != data.device:
         return f"its validity is on {validity.device} and its {of} on {data.device}"
-    if _known(validity) and validity.numel():
+    if _has_values(validity) and validity.numel():
         least, most = (bound.item() for bound in validity.aminmax())
         if least < 0 or most > 1:
-            return f"its validity runs from {least} to {most}, and has to be 0 or 1"
+            return f"its validity runs from {least} to {most}, and only 0 and 1 are allowed"
     return None
 
 
-def _problem_of_flags(data: Tensor, requires_grad: Any, is_parameter: Any) -> str | None:
-    for name, flag in (("requires_grad", requires_grad), ("being a parameter", is_parameter)):
+def _problem_of_flags(data: Tensor, requires_grad: object, is_parameter: object) -> str | None:
+    for name, flag in (("requires_grad", requires_grad), ("is_parameter", is_parameter)):
         if not isinstance(flag, bool):
-            return f"{name} is {flag!r}, and has to be True or False"
+            return f"{name} is {flag!r}, not True or False"
     if requires_grad and not (data.is_floating_point() or data.is_complex()):
-        return f"it requires grad, which a tensor of {data.dtype} cannot"
+        return f"it requires grad, which is not possible for dtype {data.dtype}"
     return None
 
 
-def _known(tensor: Tensor) -> bool:
-    """Whether the values of a tensor are there to be looked at."""
+def _has_values(tensor: Tensor) -> bool:
+    """Whether the values can be inspected: not traced, not on the meta device."""
     return not being_traced(tensor) and tensor.device.type != "meta"
 
 
 # ------------------------------------------------------------------------------------------------------ sparse storage
 
 
-def _problem_of_layout(layout: Any, sizes: Any, block: Any) -> str | None:
+def _problem_of_layout(layout: object, sizes: tuple[int, ...], block: tuple[int, int] | None) -> str | None:
     if not isinstance(layout, str) or layout not in layout_names():
-        return f"its layout is {layout!r}, and there are {', '.join(layout_names())}"
+        return f"its layout is {layout!r}, not one of {', '.join(layout_names())}"
     known = layout_named(layout)
-    if not _whole_numbers(sizes) or any(size < 0 for size in sizes):
+    if not _is_tuple_of_integers(sizes) or any(size < 0 for size in sizes):
         return f"the sizes of its sparse dimensions are {sizes!r}"
     if not known.has_room(len(sizes)):
         at_least = "at least " * (known.most != known.least)
         return f"{layout} has {at_least}{known.least} sparse dimensions, and its sizes are {sizes}"
     if (block is not None) != known.blocks:
         return f"its layout is {layout} and its block size {block}"
-    if block is not None and (not _whole_numbers(block) or len(block) != 2 or any(b < 1 for b in block)):
-        return f"its block size is {block!r}, and has to be two positive numbers"
+    if block is not None and (not _is_tuple_of_integers(block) or len(block) != 2 or any(b < 1 for b in block)):
+        return f"its block size is {block!r}, not two positive integers"
     if block is not None and (sizes[-2] % block[0] or sizes[-1] % block[1]):
-        return f"blocks of {block} do not divide a matrix of {sizes[-2:]}"
+        return f"blocks of {block} do not evenly divide a matrix of size {sizes[-2:]}"
     return None
 
 
-def _whole_numbers(sizes: Any) -> bool:
-    """Whether this is a tuple of integers (a graph under construction has its own kind of them)."""
+def _is_tuple_of_integers(sizes: object) -> TypeGuard[tuple[int, ...]]:
+    """Whether `sizes` is a tuple of integers (symbolic ones while tracing)."""
     return isinstance(sizes, tuple) and all(type(size) in (int, torch.SymInt) for size in sizes)
 
 
 def _problem_of_pieces(
-    layout: Layout, sizes: tuple[int, ...], pieces: Any, block: Any, values: Tensor, masked: type[Tensor]
+    layout: Layout,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+    values: Tensor,
+    masked: type[Tensor],
 ) -> str | None:
     """Number, kind, device and dimensions of the index tensors, and of the values beside them."""
     count = len(layout.piece_dims)
     if not isinstance(pieces, tuple) or len(pieces) != count:
-        return f"{layout} has {count} index tensor{'s' * (count > 1)}, and there are {_described(pieces)}"
+        return f"{layout} has {count} index tensor{'s' * (count > 1)}, and the file has {_number_of(pieces)}"
     for piece, dims in zip(pieces, layout.piece_dims, strict=True):
         problem = _problem_of_tensor("indices", piece, masked)
         if problem:
             return problem
         if piece.dtype not in INDEX_DTYPES:
-            return f"its indices have dtype {piece.dtype}, and have to be int64 or int32"
+            return f"its indices have dtype {piece.dtype}, not int64 or int32"
         if piece.device != values.device:
             return f"its indices are on {piece.device} and its values on {values.device}"
         if piece.ndim != dims:
@@ -157,23 +164,23 @@ def _problem_of_pieces(
     listed = pieces[-1].shape[-1]
     shape = (listed, *(block or ()))
     if tuple(values.shape[: len(shape)]) != shape:
-        return f"its values have shape {tuple(values.shape)}, and its indices list {listed}{_of_block(block)}"
+        return f"its values have shape {tuple(values.shape)}, and its indices list {listed} {_unit(block)}"
     return None
 
 
-def _described(pieces: Any) -> str:
+def _number_of(pieces: object) -> str:
     return str(len(pieces)) if isinstance(pieces, tuple) else repr(pieces)[:60]
 
 
-def _of_block(block: tuple[int, int] | None) -> str:
-    return f" blocks of {block}" if block else ""
+def _unit(block: tuple[int, int] | None) -> str:
+    return f"blocks of {block}" if block else "elements"
 
 
 def _problem_of_indices(
-    layout: Layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: Any, values: Tensor
+    layout: Layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: tuple[int, int] | None, values: Tensor
 ) -> str | None:
-    """What the index tensors say: within bounds, every element once, and in the order of the layout."""
-    if not all(map(_known, pieces)):
+    """Indices that are out of bounds, list an element twice or are not in the layout's order."""
+    if not all(map(_has_values, pieces)):
         return None
     problem = layout.problem_of_indices(pieces, sizes, values.shape[0], block)
     if problem:
@@ -183,7 +190,9 @@ def _problem_of_indices(
     return None
 
 
-def _problem_of_order(order: Any, ndim: int) -> str | None:
-    if order is None or (_whole_numbers(order) and sorted(order) == list(range(ndim)) and list(order) != sorted(order)):
+def _problem_of_order(order: object, ndim: int) -> str | None:
+    if order is None or (
+        _is_tuple_of_integers(order) and sorted(order) == list(range(ndim)) and list(order) != sorted(order)
+    ):
         return None
-    return f"its {ndim} dimensions are seen in the order {order!r}"
+    return f"the order of its {ndim} dimensions is {order!r}, not a permutation other than the identity"
