@@ -1,10 +1,11 @@
-"""The library's own operators: how a masked tensor is made, filled and asked for its parts, differentiably.
+"""The library's own operators, all differentiable: construct, fill, convert and take apart masked tensors.
 
-They are torch.library operators, not Python functions, so that torch.compile takes them into its graphs whole.
+They are torch.library operators, not Python functions, so that each is one node in a graph of torch.compile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import never_compiled, prepare_for_tracing
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, fill_where_invalid
-from op_registry.records.dims import wrap_dims
+from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
 from op_registry.sparse.elementwise import align_to
@@ -35,10 +36,10 @@ from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout,
 _library = Library("masked_dispatch", "DEF")
 
 
-def _as_masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTensor:
-    # `book` is only there to be a constant of every graph that makes a masked tensor: a graph that was compiled
-    # under other rules, or by another version of this library, is not found again in torch's caches.
-    del book
+def _as_masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> MaskedTensor:
+    # `code_version` is unused. As a constant in every graph that makes a masked tensor, it keeps torch's caches from
+    # returning a graph that was compiled under other rules or by another version of this library.
+    del code_version
     if being_traced(data):
         prepare_for_tracing()
     if mask is None:
@@ -50,8 +51,8 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTen
     return tensor
 
 
-def _masked_tensor(data: Tensor, mask: Tensor | None, book: str) -> MaskedTensor:
-    del book
+def _masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> MaskedTensor:
+    del code_version
     record = _record(data)
     if mask is not None:
         validity, shared = stored_validity(record.data, mask)
@@ -64,7 +65,7 @@ def _record(tensor: Tensor) -> Dense:
     return record if isinstance(record, Dense) else to_dense(record)
 
 
-def _to_tensor(tensor: Tensor, fill: Any) -> Tensor:
+def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
     record = _record(tensor)
     if isinstance(fill, Tensor):
         fill = fill.to(record.dtype)
@@ -92,13 +93,13 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
         dims, stored = wrap_dims(dim, tensor.ndim), tensor.record
         if isinstance(stored, Sparse):
             return stored.count(dims, keepdim)
-        number = stored.base.count([stored.order[d] for d in dims], keepdim=True).permute(stored.order)
-        return number if keepdim or not dims else number.squeeze(dims)
+        counts = stored.base.count([stored.order[d] for d in dims], keepdim=True).permute(stored.order)
+        return counts if keepdim or not dims else counts.squeeze(dims)
     record = _record(tensor)
     count = record.count(dim, keepdim)
     shape = torch.empty(record.shape, device="meta").sum(dim, keepdim).shape
     if isinstance(count, Tensor):
-        # One number may stand for several, as one validity does.
+        # Broadcast like the validity: one count may hold for several slices.
         return count.to(torch.int64, copy=True).expand(shape).contiguous()
     return torch.full(shape, count, dtype=torch.int64, device=record.device)
 
@@ -107,40 +108,40 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     check_mask(tensor, mask)
     sparse = unwrap_any(tensor)
     if isinstance(sparse, Permuted):
-        return wrap_sparse_record(sparse.like(_kept(sparse.base, mask.expand(sparse.shape).permute(sparse.back))))
+        return wrap_sparse_record(sparse.like(_masked_by(sparse.base, mask.expand(sparse.shape).permute(sparse.back))))
     if isinstance(sparse, Sparse):
-        return wrap_sparse_record(_kept(sparse, mask))
+        return wrap_sparse_record(_masked_by(sparse, mask))
     record = _record(tensor)
     validity, _ = stored_validity(record.data, mask)
     return wrap_record(Dense(record.data, intersect(record.validity, validity)))
 
 
-def _kept(record: Sparse, mask: Tensor) -> Sparse:
-    there = align_to(Dense(mask.to(torch.int8)), record)
-    return record.like(record.values.masked_by(there.data.expand(record.values.shape)))
+def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
+    validity = align_to(Dense(mask.to(torch.int8)), record)
+    return record.like(record.values.masked_by(validity.data.expand(record.values.shape)))
 
 
 def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
     check_mask_source(tensor, other)
-    lead, record = unwrap_any(other), unwrap_any(tensor)
-    if isinstance(lead, Sparse) and lead.shape == tensor.shape and not isinstance(record, Permuted):
-        found = _values_like(record, lead, tensor)
-        values = found.map(lambda t: t.expand(lead.values.shape)).masked_by(lead.values.validity)
-        return wrap_sparse_record(lead.like(values))
-    if not isinstance(lead, Dense) or isinstance(tensor, SparseMaskedTensor):
+    source, record = unwrap_any(other), unwrap_any(tensor)
+    if isinstance(source, Sparse) and source.shape == tensor.shape and not isinstance(record, Permuted):
+        aligned = _values_like(record, source, tensor)
+        values = aligned.map(lambda t: t.expand(source.values.shape)).masked_by(source.values.validity)
+        return wrap_sparse_record(source.like(values))
+    if not isinstance(source, Dense) or isinstance(tensor, SparseMaskedTensor):
         return _mask_with(tensor, _get_mask(other))
     dense = _record(tensor)
-    return wrap_record(Dense(dense.data, intersect(dense.validity, lead.validity)))
+    return wrap_record(Dense(dense.data, intersect(dense.validity, source.validity)))
 
 
-def _values_like(record: Dense | Sparse, lead: Sparse, tensor: Tensor) -> Dense:
-    """What a record has where `lead` stores values; through dense storage where they are sparse in other dimensions."""
+def _values_like(record: Dense | Sparse, source: Sparse, tensor: Tensor) -> Dense:
+    """The elements of `record` at the coordinates of `source`; by dense storage if other dimensions are sparse."""
     try:
-        return align_to(record, lead)
+        return align_to(record, source)
     except NotLowered as reason:
         assert isinstance(tensor, SparseMaskedTensor)
         check_allowed("mask_like", [tensor], str(reason))
-        return align_to(to_dense(record), lead)
+        return align_to(to_dense(record), source)
 
 
 def _accumulate(tensors: list[Tensor]) -> Tensor:
@@ -165,7 +166,7 @@ def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
 
 
 def _stored_of(tensor: Tensor) -> list[Tensor]:
-    """What a sparsely stored tensor is made of: values, index tensors, and a validity where there is one."""
+    """The plain tensors of a sparsely stored tensor: values, index tensors, and the validity if there is one."""
     record = unwrap_any(tensor)
     base = record.base if isinstance(record, Permuted) else record
     assert isinstance(base, Sparse)
@@ -173,24 +174,24 @@ def _stored_of(tensor: Tensor) -> list[Tensor]:
     return [base.values.data, *base.pattern.pieces, *([] if validity is None else [validity])]
 
 
-# Where a sparsely stored tensor has its values, in a schema's words.
-PLACES = "Tensor[] pieces, str layout, int[] sizes, int[]? block, int[]? order"
+# The sparsity of a stored tensor, as arguments in a schema.
+SPARSITY = "Tensor[] pieces, str layout, int[] sizes, int[]? block, int[]? order"
 
 
-def _from_stored(values: Tensor, validity: Tensor | None, *places: Any) -> Tensor:
-    """The inverse of `_stored_of`; `places` as `PLACES` has them."""
-    pattern, order = _pattern(*places)
+def _from_stored(values: Tensor, validity: Tensor | None, *sparsity: Any) -> Tensor:
+    """The inverse of `_stored_of`; `sparsity` are the arguments in `SPARSITY`."""
+    pattern, order = _pattern(*sparsity)
     stored = Sparse(Dense(values, validity), pattern)
     return wrap_sparse_record(stored if order is None else Permuted(stored, order))
 
 
-def _values_in_places(given: Tensor, *places: Any) -> Tensor:
-    """What `given`, stored anyhow, has in the places of a pattern, as that lists them: 0 where it is invalid."""
-    pattern, order = _pattern(*places)
-    seen = given.shape if order is None else [given.shape[order.index(d)] for d in range(len(order))]
-    shape = (pattern.pieces[-1].shape[-1], *(pattern.block or ()), *seen[pattern.ndim :])
-    like = torch.empty((), dtype=given.dtype, device=given.device).expand(shape)
-    return values_at(given, Sparse(Dense(like, None), pattern), order)
+def _values_at(tensor: Tensor, *sparsity: Any) -> Tensor:
+    """The elements of `tensor`, in any layout, at a pattern's coordinates in the pattern's order; 0 where invalid."""
+    pattern, order = _pattern(*sparsity)
+    base_shape = tensor.shape if order is None else [tensor.shape[order.index(d)] for d in range(len(order))]
+    shape = (pattern.pieces[-1].shape[-1], *(pattern.block or ()), *base_shape[pattern.ndim :])
+    like = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(shape)
+    return values_at(tensor, Sparse(Dense(like, None), pattern), order)
 
 
 def _pattern(
@@ -222,13 +223,13 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
     wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Permuted):
-        record = to_dense(record)  # a layout has its sparse dimensions in front
+        record = to_dense(record)  # layouts need their sparse dimensions first
     if isinstance(record, Sparse):
-        kept = record.pattern.ndim
-        dims = sparse_dim or (kept if wanted.has_room(kept) else wanted.default_dims(record.ndim))
-        if dims != record.pattern.ndim and being_traced(record.values.data):
+        current = record.pattern.ndim
+        dims = sparse_dim or (current if wanted.has_room(current) else wanted.default_dims(record.ndim))
+        if dims != current and being_traced(record.values.data):
             assert isinstance(tensor, SparseMaskedTensor)
-            check_allowed("to_layout", [tensor], "others of its dimensions are to be sparse, and a graph is traced")
+            check_allowed("to_layout", [tensor], "the sparse dimensions change, and a graph is being traced")
             record = to_dense(record)
         else:
             record = with_sparse_dims(record, dims)
@@ -246,20 +247,20 @@ def _bytes_of_meta(mask: Tensor) -> Tensor:
     return torch.empty_like(mask, dtype=torch.int8)
 
 
-def _define(schema: str, function: Any) -> None:
+def _define(schema: str, function: Callable[..., Any]) -> None:
     name = schema.partition("(")[0]
     never_compiled(function)
     _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
     _library.impl(name, function, "PreDispatch")
-    # vmap would take an operator without a batching rule apart into single examples.
+    # Without a batching rule vmap would run the operator on one example at a time.
     _library.impl(name, function, "FuncTorchBatched")
 
 
 def install() -> None:
     """Define the operators: called once, when the package is imported."""
-    _define("as_masked_tensor(Tensor data, Tensor? mask, str book) -> Tensor", _as_masked_tensor)
-    _define("masked_tensor(Tensor data, Tensor? mask, str book) -> Tensor", _masked_tensor)
+    _define("as_masked_tensor(Tensor data, Tensor? mask, str code_version) -> Tensor", _as_masked_tensor)
+    _define("masked_tensor(Tensor data, Tensor? mask, str code_version) -> Tensor", _masked_tensor)
     _define("to_tensor.Scalar(Tensor x, Scalar fill) -> Tensor", _to_tensor)
     _define("to_tensor.Tensor(Tensor x, Tensor fill) -> Tensor", _to_tensor)
     _define("get_data(Tensor x) -> Tensor", _get_data)
@@ -268,15 +269,15 @@ def install() -> None:
     _library.define("bytes_of(Tensor mask) -> Tensor")
     _library.impl("bytes_of", _bytes_of, "CompositeExplicitAutograd")
     _library.impl("bytes_of", _bytes_of_meta, "Meta")
-    # How the functorch transforms of masked_dispatch.functional take a masked tensor apart and put it together.
+    # Used by the functorch transforms of masked_dispatch.functional to take masked tensors apart and rebuild them.
     _define("data_of(Tensor x) -> Tensor", _data_of)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
     _define("stored_of(Tensor x) -> Tensor[]", _stored_of)
-    _define(f"from_stored(Tensor values, Tensor? validity, {PLACES}) -> Tensor", _from_stored)
-    _define(f"values_in_places(Tensor given, {PLACES}) -> Tensor", _values_in_places)
+    _define(f"from_stored(Tensor values, Tensor? validity, {SPARSITY}) -> Tensor", _from_stored)
+    _define(f"values_at(Tensor x, {SPARSITY}) -> Tensor", _values_at)
     _define("detach(Tensor x) -> Tensor", _detach)
-    # What the backward of `Wrap` and `Unwrap` does, for compiled autograd.
+    # The backward of `Wrap` and `Unwrap`, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
     _define("to_layout(Tensor x, str layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)

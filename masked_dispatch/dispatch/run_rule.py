@@ -1,4 +1,4 @@
-"""Run a rule: find masked arguments, unwrap them to records, run the rule on these, wrap the results."""
+"""Run a rule: find the masked arguments, unwrap arguments to records, run the rule on them, wrap the results."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def storage_among(args: Iterable[object]) -> int:
                 return SPARSE
             storage = DENSE
         elif isinstance(a, (list, tuple)):
-            inside = storage_among(a)
-            if inside == SPARSE:
+            nested = storage_among(a)
+            if nested == SPARSE:
                 return SPARSE
-            storage = max(storage, inside)
+            storage = max(storage, nested)
     return storage
 
 
@@ -84,8 +84,8 @@ def _wrap_records(value: object, rule: Rule, result: int) -> Any:
     if isinstance(value, Tensor) and not rule.is_plain(result) and not _known_to_be_empty(value):
         raise TypeError(
             f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
-            "would lose the mask; a rule returns Dense(data, validity). A plain answer about the valid elements (a "
-            "count, positions) is for rules of the category QUERY, or declared: masked_rule(…, plain=(1,))."
+            "would lose the mask; a rule returns Dense(data, validity). A rule may return plain results (a count, "
+            "indices) if its category is QUERY or if it declares them: masked_rule(…, plain=(1,))."
         )
     return value
 

@@ -1,12 +1,13 @@
-"""A call with sparsely stored arguments: the operator's sparse run, else the same call on dense storage.
+"""A call with sparsely stored arguments: the operator's lowering, else the same call on dense storage.
 
-1. sparse run   the rule's lowering, or its category's (op_registry.sparse.lowering)
-2. dense        the sparse arguments stored densely and the call made again, if the policy in force allows it
-3. nothing      MaskedSemanticsError, naming the operator, the layouts, and the ways out
+1. lowering   the rule's, or its category's (op_registry.sparse.lowering)
+2. dense      the sparse arguments are stored densely and the call is made again, if the current policy allows it
+3. error      MaskedSemanticsError, with the operator, the layouts and the alternatives
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,15 +27,18 @@ from op_registry.sparse.lowering import run_sparsely
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
 from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
 
+# The positional and keyword arguments of a call.
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
-def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
-    """The result of a call of which an argument is stored sparsely; `below` autograd, derivatives are not looked at."""
+
+def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], below: bool = False) -> Any:
+    """The result of a call with sparsely stored arguments; `below`: called below autograd, without derivatives."""
     meaning = resolve(op)
     why = "it has no rule of its own"
     if meaning.rule is not None and meaning.base is op:
-        enter = _raw if below else unwrap_any
-        records = [map_tensors(enter, a, Tensor) for a in args]
-        named = {k: map_tensors(enter, v, Tensor) for k, v in kwargs.items()}
+        to_record = _unwrap_below if below else unwrap_any
+        records = [map_tensors(to_record, a, Tensor) for a in args]
+        named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
         try:
             result = run_sparsely(op, meaning.rule, records, named)
         except NotLowered as reason:
@@ -42,27 +46,27 @@ def lowered(op: OpOverload, args: Any, kwargs: Any, below: bool = False) -> Any:
         else:
             for argument, record in zip(args, records, strict=True):
                 if record is result:
-                    return argument  # a rule that gives back what it was given means the argument itself
-            return map_tensors(_close, result, (Dense, Sparse, Permuted))
+                    return argument  # a rule that returns its argument means the tensor itself
+            return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
         if meaning.rule.category is REFUSED:
             return meaning.rule.bind(op)(*args, **kwargs)
-    return _densely(op, args, kwargs, why)
+    return _run_densely(op, args, kwargs, why)
 
 
-def _raw(tensor: Tensor) -> AnyRecord:
+def _unwrap_below(tensor: Tensor) -> AnyRecord:
     if isinstance(tensor, SparseMaskedTensor):
         return tensor.record
     return unwrap_any(tensor)
 
 
-def _close(record: AnyRecord) -> Tensor:
+def _wrap(record: AnyRecord) -> Tensor:
     return wrap_record(record) if isinstance(record, Dense) else wrap_sparse_record(record)
 
 
-def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
-    found: list[SparseMaskedTensor] = []
-    map_tensors(found.append, [*args, *kwargs.values()], SparseMaskedTensor)
-    check_allowed(str(op), found, why)
+def _run_densely(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
+    operands: list[SparseMaskedTensor] = []
+    map_tensors(operands.append, [*args, *kwargs.values()], SparseMaskedTensor)
+    check_allowed(str(op), operands, why)
     dense_args = map_tensors(stored_densely, args, SparseMaskedTensor)
     dense_kwargs = {k: map_tensors(stored_densely, v, SparseMaskedTensor) for k, v in kwargs.items()}
     result = op(*dense_args, **dense_kwargs)
@@ -71,17 +75,20 @@ def _densely(op: OpOverload, args: Any, kwargs: Any, why: str) -> Any:
     return result
 
 
-def _write_back(op: OpOverload, given: Any, dense: Any) -> None:
-    """What an operator wrote into arguments that were stored densely for it, stored as they are."""
-    (args, kwargs), (dense_args, dense_kwargs) = given, dense
+def _write_back(op: OpOverload, original: Arguments, dense: Arguments) -> None:
+    """Store what an operator has written to dense copies of its arguments in the arguments, in their own layouts."""
+    (args, kwargs), (dense_args, dense_kwargs) = original, dense
     for position, argument in enumerate(schema_of(op).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        here = position < len(args)
-        mine = args[position] if here else kwargs.get(argument.name)
-        theirs = dense_args[position] if here else dense_kwargs.get(argument.name)
-        several = isinstance(mine, (list, tuple))
-        for target, source in zip(mine if several else [mine], theirs if several else [theirs], strict=True):
+        if position < len(args):
+            targets, sources = args[position], dense_args[position]
+        elif argument.name in kwargs:
+            targets, sources = kwargs[argument.name], dense_kwargs[argument.name]
+        else:
+            continue
+        is_list = isinstance(targets, (list, tuple))
+        for target, source in zip(targets, sources, strict=True) if is_list else [(targets, sources)]:
             if isinstance(target, SparseMaskedTensor):
                 store(target, source.detach())
 
@@ -92,14 +99,14 @@ def stored_densely(tensor: SparseMaskedTensor) -> Tensor:
 
 
 def accumulate_sparse(tensors: list[Tensor]) -> Tensor:
-    """The sum of what is there, of which some is stored sparsely; sparse as long as all of it is."""
+    """The sum of the valid contributions, of which at least one is stored sparsely; sparse if all are."""
     records = [unwrap_any(t) for t in tensors]
-    turned = [r for r in records if isinstance(r, Permuted)]
+    permuted = [r for r in records if isinstance(r, Permuted)]
     try:
         if all(isinstance(r, Sparse) for r in records):
             return wrap_sparse_record(sum_of_union(records))  # type: ignore[arg-type]
-        if turned and len(turned) == len(records) and len({r.order for r in turned}) == 1:
-            return wrap_sparse_record(turned[0].like(sum_of_union([r.base for r in turned])))
+        if permuted and len(permuted) == len(records) and len({r.order for r in permuted}) == 1:
+            return wrap_sparse_record(permuted[0].like(sum_of_union([r.base for r in permuted])))
     except NotLowered as reason:
         check_allowed("accumulate", [t for t in tensors if isinstance(t, SparseMaskedTensor)], str(reason))
     return wrap_record(accumulate([r if isinstance(r, Dense) else to_dense(r) for r in records]))

@@ -1,4 +1,4 @@
-"""Writing to and from sparse storage."""
+"""In-place writes to sparsely stored tensors, and from them to plain tensors."""
 
 from __future__ import annotations
 
@@ -18,50 +18,48 @@ from op_registry.sparse.record import Sparse, from_dense, to_layout, with_sparse
 
 
 def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:
-    """A plain tensor takes the valid values of `result` in their places; nothing of its size is made."""
-    record, written = unwrap_sparse(result), target
+    """Write the valid values of `result` to a plain tensor at their coordinates, with no temporary of its size."""
+    record, original = unwrap_sparse(result), target
     if isinstance(record, Permuted):
         target, record = target.permute(record.back), record.base
-    flat, places = record.flat, record.pattern.places()
+    flat, coordinates = record.flat, record.pattern.places()
     values = flat.data.to(target.dtype)
     if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
-        target.copy_(values.new_zeros(()))  # raises torch's own error: several of its elements are one
+        target.copy_(values.new_zeros(()))  # raises torch's error for expanded tensors: elements share memory
     valid = flat.full_validity
     if valid is not None:
-        values = torch.where(as_bool(valid), values, gather(target, places))
-    scatter_(target, places, values)
-    return written
+        values = torch.where(as_bool(valid), values, gather(target, coordinates))
+    scatter_(target, coordinates, values)
+    return original
 
 
 def store(target: SparseMaskedTensor, source: Tensor) -> None:
-    """Let `target` store what `source` holds, in its own layout and dtype, below autograd."""
+    """Replace the contents of `target` by those of `source`, in the layout and dtype of `target`; below autograd."""
     if target._is_graph_input:
         raise MaskedSemanticsError(
             f"an in-place operation on a masked tensor of shape {tuple(target.shape)} that is stored as "
-            f"{target.storage_layout} and was given to a compiled function: a graph cannot exchange what its argument "
+            f"{target.storage_layout} and was given to a compiled function: a graph cannot replace what its argument "
             "stores. Return the out-of-place result, or work on x.clone()."
         )
     layout, block = target._pattern.layout, target._pattern.block
-    given = open_below(source)
-    if target._order is not None and isinstance(given, Permuted) and given.order == target._order:
-        given = given.base
-    elif target._order is not None or isinstance(given, Permuted):
-        back = sorted(range(target.ndim), key=(target._order or range(target.ndim)).__getitem__)
-        dense = given if isinstance(given, Dense) else to_dense(given)
-        given = dense.map(lambda t: t.expand(target.shape).permute(back))
-    if isinstance(given, Sparse):
-        record = to_layout(with_sparse_dims(given, target._pattern.ndim), layout, block)
+    written = record_below(source)
+    if target._order is not None and isinstance(written, Permuted) and written.order == target._order:
+        written = written.base
+    elif target._order is not None or isinstance(written, Permuted):
+        to_base = sorted(range(target.ndim), key=(target._order or range(target.ndim)).__getitem__)
+        dense = written if isinstance(written, Dense) else to_dense(written)
+        written = dense.map(lambda t: t.expand(target.shape).permute(to_base))
+    if isinstance(written, Sparse):
+        stored = to_layout(with_sparse_dims(written, target._pattern.ndim), layout, block)
     else:
         shape = (*target._pattern.sizes, *target._kept_values.shape[target._pattern.lead :])
-        record = from_dense(given.map(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
-    values = record.values
-    target.replace_record(
-        target.seen(Sparse(Dense(values.data.to(target.dtype, copy=True), values.validity), record.pattern))
-    )
+        stored = from_dense(written.map(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
+    values = Dense(stored.values.data.to(target.dtype, copy=True), stored.values.validity)
+    target.replace_record(target.seen(Sparse(values, stored.pattern)))
 
 
-def open_below(source: Tensor) -> AnyRecord:
-    """What `source` holds, without derivatives."""
+def record_below(source: Tensor) -> AnyRecord:
+    """The record of a tensor in any layout, without derivatives."""
     if isinstance(source, SparseMaskedTensor):
         return source.record
     return unwrap(source) if isinstance(source, MaskedTensor) else Dense(source, None)

@@ -1,4 +1,4 @@
-"""The operators behind producers.py: what is kept of a record, in the storage that was asked for."""
+"""The operators behind masked_dispatch/api/sparsify.py: select elements and store them in a requested layout."""
 
 from __future__ import annotations
 
@@ -31,25 +31,23 @@ aten = torch.ops.aten
 def keep_where(
     tensor: Tensor, condition: Tensor, layout: str, sparse_dim: int | None, block: list[int] | None
 ) -> MaskedTensor:
-    """What is valid and meets the condition."""
-    record, asked = unwrap_any(tensor), unwrap_any(condition)
-    torch.broadcast_to(torch.empty(asked.shape, device="meta"), record.shape)  # raises torch's own error
+    """The valid elements of `tensor` for which `condition` is True and valid."""
+    record, selected = unwrap_any(tensor), unwrap_any(condition)
+    torch.broadcast_to(torch.empty(selected.shape, device="meta"), record.shape)  # raises torch's own error
     wanted, size = layout_named(layout), None if block is None else (block[0], block[1])
     if isinstance(record, Sparse) and record.pattern.ndim == (record.ndim if sparse_dim is None else sparse_dim):
-        there = align_to(asked if not isinstance(asked, Permuted) else to_dense(asked), record)
-        met = as_int8(there.data) if there.validity is None else as_int8(there.filled(False))
-        kept = record.values.masked_by(met.reshape(met.shape + (1,) * (record.values.ndim - met.ndim)))
-        plain = to_layout(record.like(kept), record.pattern.layout.exact_sibling)
-        return wrap_sparse_record(to_layout(without_invalid(plain), wanted, size))
-    whole, mask = to_dense(record), to_dense(asked)
-    chosen = as_int8(mask.filled(False)).expand(whole.shape)
-    return wrap_sparse_record(
-        from_dense(Dense(whole.data, intersect(whole.validity, chosen)), wanted, sparse_dim, size)
-    )
+        aligned = align_to(selected if not isinstance(selected, Permuted) else to_dense(selected), record)
+        mask = as_int8(aligned.data) if aligned.validity is None else as_int8(aligned.filled(False))
+        values = record.values.masked_by(mask.reshape(mask.shape + (1,) * (record.values.ndim - mask.ndim)))
+        elements = to_layout(record.like(values), record.pattern.layout.exact_sibling)
+        return wrap_sparse_record(to_layout(without_invalid(elements), wanted, size))
+    dense = to_dense(record)
+    mask = as_int8(to_dense(selected).filled(False)).expand(dense.shape)
+    return wrap_sparse_record(from_dense(Dense(dense.data, intersect(dense.validity, mask)), wanted, sparse_dim, size))
 
 
 def keep_top(tensor: Tensor, k: int, dim: int, largest: bool, layout: str, block: list[int] | None) -> MaskedTensor:
-    """The k greatest or least of each slice, at the positions that topk gives."""
+    """The k largest or smallest elements of each slice, at the indices that topk returns."""
     record = unwrap_any(tensor)
     x = to_dense(record) if isinstance(record, Permuted) else record
     try:
@@ -59,9 +57,11 @@ def keep_top(tensor: Tensor, k: int, dim: int, largest: bool, layout: str, block
         check_allowed("sparse_topk", [tensor], str(reason))
         x = to_dense(x)
         _, index = call(aten.topk.default, x, k, dim, largest, True)
-    flat, places = valid_elements_of(index)
-    at = [flat.filled(0).to(torch.int64) if d == dim % x.ndim else p for d, p in enumerate(places)]
-    found = lookup(x, at).masked_by(flat.full_validity)
+    flat, coordinates = valid_elements_of(index)
+    coordinates = tuple(
+        flat.filled(0).to(torch.int64) if d == dim % x.ndim else along for d, along in enumerate(coordinates)
+    )
+    values = lookup(x, coordinates).masked_by(flat.full_validity)
     wanted = layout_named(layout)
-    kept = from_coordinates(wanted.exact_sibling, tuple(at), found, tuple(x.shape))
-    return wrap_sparse_record(to_layout(kept, wanted, None if block is None else (block[0], block[1])))
+    elements = from_coordinates(wanted.exact_sibling, coordinates, values, tuple(x.shape))
+    return wrap_sparse_record(to_layout(elements, wanted, None if block is None else (block[0], block[1])))

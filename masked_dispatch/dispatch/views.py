@@ -48,7 +48,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return view_of_sparse(op, args, kwargs)
         if under_transform():
             if called_by_functorch(1):
-                raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands unknown outputs
+                raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands outputs it does not know
             record = unwrap(base)
             if isinstance(base, InTransform):
                 copy_validity_before_views(base)
@@ -68,10 +68,10 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The contents of the view in a new tensor, marked as not writable: a sparsity pattern has no views."""
+    """A copy of the view, marked as not writable: a sparsity pattern has no views."""
     result = lowered(op, args, kwargs)
     for tensor in result if isinstance(result, (list, tuple)) else [result]:
-        if tensor is not args[0]:  # a view of everything
+        if tensor is not args[0]:  # a view of the whole tensor is the tensor
             tensor._stands_for_a_view = True
     return result
 
@@ -87,7 +87,7 @@ def mask_gradient_of_base(node: Node, validity: Tensor | None) -> None:
 
 
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
-    """as_strided addresses memory, so the family's validity must be in memory with the data's strides."""
+    """as_strided addresses memory, so the family's validity must lie in memory with the data's strides."""
     with inference_mode_of(base), tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
         share_storage(view, base)
@@ -96,7 +96,7 @@ def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedT
 
 
 def view_below(run: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The view itself, of data and validity, in one family with its base."""
+    """The view of data and validity, in one family with its base."""
     base = args[0]
     if being_traced(base._data):
         copy_validity_before_views(base)

@@ -124,7 +124,7 @@ def test_a_line_based_operator_is_stored_densely_in_a_graph():
 
 def test_writing_to_an_argument_is_refused():
     x = sparse("coo", 1)
-    with pytest.raises(Exception, match=r"a graph cannot exchange what its argument stores\. Return the out-of-place"):
+    with pytest.raises(Exception, match=r"a graph cannot replace what its argument stores\. Return the out-of-place"):
         torch.compile(lambda x: x.mul_(2), fullgraph=True, backend="aot_eager")(x)
     own = torch.compile(lambda x: x.clone().mul_(2), fullgraph=True, backend="aot_eager")
     assert_same(own(x), x * 2)
