@@ -278,7 +278,10 @@ def to_torch_sparse(
                 "elements one by one: x.to_torch_sparse(layout=torch.sparse_coo)."
             )
     structure = structure_for(pattern, tuple(tensor.shape))
-    data = fill_where_invalid(values.data, values.full_validity, fill) if values.validity is not None else values.data
+    data = values.data
+    if values.validity is not None:
+        # `fill` is None only on the meta device, where there are no values to choose.
+        data = fill_where_invalid(data, values.full_validity, 0 if fill is None else fill)
     if data.dtype is not tensor.dtype:
         data = data.to(tensor.dtype)
     if data.requires_grad and torch.is_grad_enabled():

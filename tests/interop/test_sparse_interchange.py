@@ -170,6 +170,18 @@ def test_no_gradient_for_what_was_filled():
     torch.testing.assert_close(x.grad.to_tensor(0), torch.eye(4, 6).exp() * torch.eye(4, 6))
 
 
+@pytest.mark.parametrize("dense", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_on_the_meta_device_no_fill_is_needed(layout, dense):
+    # Blocks and dense dimensions store invalid elements, which need a fill on devices that have values.
+    mask = torch.ones(4, 6, *[2] * dense, dtype=torch.bool)
+    mask[0, 0] = False
+    blocksize = (2, 3) if layout in (BSR, BSC) else None
+    x = md.masked_tensor(torch.ones(mask.shape), mask).to_layout(layout, sparse_dim=2, blocksize=blocksize)
+    out = x.to("meta").to_torch_sparse()
+    assert (out.layout, out.shape, out.dtype, out.device.type) == (layout, x.shape, x.dtype, "meta")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
 def test_batches_that_store_different_numbers_go_out_as_coo(layout):
     mask = torch.zeros(2, 4, 6, dtype=torch.bool)
