@@ -124,11 +124,13 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
         # What is computed from a pattern in a transform carries it, and must not be memoized on the pattern.
         pattern = tensor._pattern
         stored = Dense(tensor._kept_values, tensor._kept_validity)
-        return tensor.seen(Sparse(stored, pattern.with_pieces(pattern.pieces)))
+        return tensor.permuted_like_self(Sparse(stored, pattern.with_pieces(pattern.pieces)))
     if not tensor.is_inference():
         tensor._kept.make_savable()
     if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
-        return tensor.seen(Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern))
+        return tensor.permuted_like_self(
+            Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern)
+        )
     return tensor.record
 
 

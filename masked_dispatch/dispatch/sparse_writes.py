@@ -55,7 +55,7 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
         shape = (*target._pattern.sizes, *target._kept_values.shape[target._pattern.lead :])
         stored = from_dense(written.map(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
     values = Dense(stored.values.data.to(target.dtype, copy=True), stored.values.validity)
-    target.replace_record(target.seen(Sparse(values, stored.pattern)))
+    target.replace_record(target.permuted_like_self(Sparse(values, stored.pattern)))
 
 
 def record_below(source: Tensor) -> AnyRecord:

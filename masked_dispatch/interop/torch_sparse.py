@@ -1,16 +1,16 @@
-"""torch.sparse tensors in and out: what is specified there is what is valid here.
+"""Conversion from and to torch.sparse tensors: specified elements are valid elements.
 
-In: the pieces of a tensor of any of torch's five layouts, taken as they are where they list every element once and in
-order, accumulated where not. Indices that point nowhere are refused, whatever torch let pass.
-Out: the same the other way round. Both are differentiable, to any order: what is known of a tensor's indices is kept in
-a :class:`Structure`, and each direction is the other's derivative.
+From: the pieces of a tensor in any of torch's five layouts are shared if they list every element once and in order, and
+coalesced otherwise. Indices out of bounds are refused, including those that torch accepts.
+To: the inverse. Both are differentiable to any order: a :class:`Structure` holds everything except the values, and each
+direction is the derivative of the other.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import never_compiled
 from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
@@ -34,13 +35,13 @@ from op_registry.sparse.well_formed import problem_of_compressed
 
 @dataclass(frozen=True)
 class Structure:
-    """All of a torch.sparse tensor but its values.
+    """Everything in a torch.sparse tensor except its values.
 
     layout, size  of the tensor
     pieces        its index tensors, in the shapes that torch gives them: COO (sparse dimensions, n), which may list an
                   element twice; the others (*batch, rows + 1) and (*batch, n)
     block         rows and columns of a block, where the layout has blocks
-    coalesced     what a COO tensor says of itself
+    coalesced     `is_coalesced()` of a COO tensor
     """
 
     layout: Layout
@@ -51,7 +52,7 @@ class Structure:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The batch dimensions, which torch's values and indices have in front."""
+        """The batch dimensions, the leading dimensions of torch's values and indices."""
         return tuple(self.pieces[0].shape[:-1]) if isinstance(self.layout, Compressed) else ()
 
     @property
@@ -62,44 +63,44 @@ class Structure:
         return self.size[: self.pieces[0].shape[0]]
 
     def pattern(self) -> Pattern:
-        """Where the values are, batches one after another; in whatever order torch has them."""
+        """The pattern of the values with all batches concatenated; its elements are in torch's order."""
         if not self.batch:
             return Pattern(self.layout, self.sparse_sizes, self.pieces, self.block)
         compressed, plain = self.pieces
         flat = compressed.reshape(-1, compressed.shape[-1])
-        each = plain.shape[-1]
-        before = torch.arange(flat.shape[0], device=flat.device, dtype=torch.int64)[:, None] * each
-        dtype = flat.dtype if flat.shape[0] * each <= torch.iinfo(flat.dtype).max else torch.int64
-        lines = (flat[:, 1:] + before).reshape(-1).to(dtype)
-        pieces = (torch.cat([lines.new_zeros(1), lines]), plain.reshape(-1).to(dtype))
+        nnz = plain.shape[-1]
+        offsets = torch.arange(flat.shape[0], device=flat.device, dtype=torch.int64)[:, None] * nnz
+        dtype = flat.dtype if flat.shape[0] * nnz <= torch.iinfo(flat.dtype).max else torch.int64
+        ends = (flat[:, 1:] + offsets).reshape(-1).to(dtype)
+        pieces = (torch.cat([ends.new_zeros(1), ends]), plain.reshape(-1).to(dtype))
         return Pattern(self.layout, self.sparse_sizes, pieces, self.block)
 
-    def listed(self, values: Tensor) -> Tensor:
-        """torch's values as a pattern lists them."""
+    def concatenated(self, values: Tensor) -> Tensor:
+        """torch's values with all batches concatenated, as for `pattern`."""
         return values.flatten(0, len(self.batch)) if self.batch else values
 
     def build(self, values: Tensor) -> Tensor:
-        """The torch.sparse tensor with `values`, which come as a pattern lists them."""
+        """The torch.sparse tensor with `values`, which are concatenated as for `pattern`."""
         if self.batch:
             values = values.reshape(*self.pieces[1].shape, *values.shape[1:])
         return self.layout.torch_tensor(self.pieces, values, self.size, self.coalesced)
 
     def element_by_element(self, dense: int) -> Structure:
-        """The same elements as COO, with so many dense dimensions."""
-        places = self.pattern().places()
-        assert len(places) + dense == len(self.size)
-        return Structure(COO, self.size, COO.pieces_of(places, self.sparse_sizes))
+        """The same elements in COO, with `dense` dense dimensions."""
+        coordinates = self.pattern().places()
+        assert len(coordinates) + dense == len(self.size)
+        return Structure(COO, self.size, COO.pieces_of(coordinates, self.sparse_sizes))
 
 
 def structure_of(tensor: Tensor) -> Structure:
-    """The structure of a torch.sparse tensor; its indices are shared with it."""
+    """The structure of a torch.sparse tensor; shares its index tensors."""
     tensor, size = tensor.detach(), tuple(tensor.shape)
     layout = _layout_of(tensor)
     pieces, values = layout.pieces_in(tensor)
     block = None
     if layout.blocks:
-        at = pieces[0].ndim
-        rows, columns = values.shape[at : at + 2]
+        block_dim = pieces[0].ndim
+        rows, columns = values.shape[block_dim : block_dim + 2]
         block = (int(rows), int(columns))
     return Structure(layout, size, pieces, block, coalesced=layout == COO and tensor.is_coalesced())
 
@@ -110,38 +111,51 @@ def _layout_of(tensor: Tensor) -> Layout:
     return layout
 
 
-class Specified(torch.autograd.Function):
-    """A torch.sparse tensor → the values that it specifies, as its pattern lists them."""
+class StructureContext(Protocol):
+    """What the functions below save for their derivatives."""
+
+    structure: Structure
+    # Of the values, without memory.
+    like: Tensor
+    # Of the torch.sparse tensor.
+    is_leaf: bool
+    dense_dims: int
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+class FromTorchSparse(torch.autograd.Function):
+    """A torch.sparse tensor → its specified values, concatenated as for `Structure.pattern`."""
 
     @staticmethod
     @never_compiled
-    def forward(ctx: Any, tensor: Tensor, structure: Structure) -> Tensor:
+    def forward(ctx: StructureContext, tensor: Tensor, structure: Structure) -> Tensor:
         ctx.structure = structure
-        ctx.to_keep = tensor.is_leaf
-        ctx.dense = len(structure.size) - len(structure.sparse_sizes)
+        ctx.is_leaf = tensor.is_leaf
+        ctx.dense_dims = len(structure.size) - len(structure.sparse_sizes)
         ctx.set_materialize_grads(False)
         return values_of(tensor, structure)
 
     @staticmethod
     @never_compiled
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
+    def backward(ctx: StructureContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None
-        structure: Structure = ctx.structure
-        as_csr = structure.layout == CSR and not structure.batch and not ctx.dense
-        if ctx.to_keep and structure.layout != COO and not as_csr:
-            # torch can add to a .grad that is COO, or CSR of two dimensions; COO it takes as gradient of any layout.
+        structure = ctx.structure
+        as_csr = structure.layout == CSR and not structure.batch and not ctx.dense_dims
+        if ctx.is_leaf and structure.layout != COO and not as_csr:
+            # torch can accumulate into a .grad that is COO or two-dimensional CSR, and accepts COO for any layout.
             grad = grad if structure.block is None else grad.flatten(0, 2)
-            structure = structure.element_by_element(ctx.dense)
-        return Built.apply(grad, structure), None
+            structure = structure.element_by_element(ctx.dense_dims)
+        return ToTorchSparse.apply(grad, structure), None
 
 
-class Built(torch.autograd.Function):
-    """Values, as a pattern lists them → a torch.sparse tensor that specifies them."""
+class ToTorchSparse(torch.autograd.Function):
+    """Values, concatenated as for `Structure.pattern` → a torch.sparse tensor that specifies them."""
 
     @staticmethod
     @never_compiled
-    def forward(ctx: Any, values: Tensor, structure: Structure) -> Tensor:
+    def forward(ctx: StructureContext, values: Tensor, structure: Structure) -> Tensor:
         ctx.structure = structure
         ctx.set_materialize_grads(False)
         ctx.like = values.new_empty(()).expand(values.shape)
@@ -149,92 +163,86 @@ class Built(torch.autograd.Function):
 
     @staticmethod
     @never_compiled
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
+    def backward(ctx: StructureContext, grad: Tensor | None) -> Any:
         return (None if grad is None else values_in(grad, ctx.structure, ctx.like)), None
 
 
 def values_in(tensor: Tensor, structure: Structure, like: Tensor) -> Tensor:
-    """What a plain tensor, strided or sparse, has where `structure` lists values; 0 where it specifies nothing."""
-    lead = Sparse(Dense(like, None), structure.pattern())
-    record: Any = Dense(tensor, None)
-    if tensor.layout is not torch.strided:
-        record = record_of(tensor)
+    """The elements of a plain tensor, strided or sparse, at the coordinates of `structure`; 0 where unspecified."""
+    target = Sparse(Dense(like, None), structure.pattern())
+    record = Dense(tensor, None) if tensor.layout is torch.strided else record_of(tensor)
     try:
-        found = align_to(record, lead)
+        aligned = align_to(record, target)
     except NotLowered:
-        found = align_to(Dense(tensor.to_dense(), None), lead)
-    return fill_where_invalid(found.data.expand(like.shape), found.full_validity, 0)
+        aligned = align_to(Dense(tensor.to_dense(), None), target)
+    return fill_where_invalid(aligned.data.expand(like.shape), aligned.full_validity, 0)
 
 
 def values_of(tensor: Tensor, structure: Structure) -> Tensor:
-    """The specified values as a pattern lists them, sharing memory, without derivatives."""
+    """The specified values, concatenated as for `Structure.pattern`; they share memory and have no derivatives."""
     tensor = tensor.detach()
-    return structure.listed(structure.layout.pieces_in(tensor)[1]).detach()
+    return structure.concatenated(structure.layout.pieces_in(tensor)[1]).detach()
 
 
 # ------------------------------------------------------------------------------------------------------------------ in
 
 
 def from_torch_sparse(tensor: Tensor) -> MaskedTensor:
-    """A torch.sparse tensor as masked tensor, stored alike: specified = valid. Differentiable; shares memory.
+    """A torch.sparse tensor as a masked tensor in the same layout: specified = valid. Differentiable; shares memory.
 
-    Elements that are listed twice are accumulated (half precision in float32, bool by "or"); a layout's order is
-    restored. Raises ValueError for indices that point nowhere, and for pieces that do not fit each other.
+    Duplicates are accumulated (half precision in float32, bool by "or") and elements sorted into the layout's order.
+    Raises ValueError for indices out of bounds, and for pieces that do not fit each other.
     """
     record = record_of(tensor)
     return wrap_sparse_record(record) if isinstance(record, Sparse) else wrap_record(record)
 
 
 def record_of(tensor: Tensor) -> Dense | Sparse:
-    """The record of a torch.sparse tensor; a dense one where it has no sparse dimension."""
+    """The record of a torch.sparse tensor; dense if it has no sparse dimension."""
     structure = structure_of(tensor)
-    known = not (being_traced(tensor) or tensor.device.type == "meta")
-    if known:
+    has_values = not (being_traced(tensor) or tensor.device.type == "meta")
+    if has_values:
         check_structure(structure, values_of(tensor, structure))
     if tensor.requires_grad and torch.is_grad_enabled():
-        values: Tensor = Specified.apply(tensor, structure)
+        values: Tensor = FromTorchSparse.apply(tensor, structure)
     else:
         values = values_of(tensor, structure)
     if not structure.sparse_sizes:
         return without_sparse_dimensions(values)
     pattern = structure.pattern()
-    if not known or pattern.layout.lists_in_order(pattern.pieces, pattern.listed_sizes()):
+    if not has_values or pattern.layout.lists_in_order(pattern.pieces, pattern.listed_sizes()):
         return Sparse(Dense(values, None), pattern)
     grid = pattern.listed_sizes()
-    record = coalesce(
-        pattern.layout.exact_sibling,
-        tuple(p.to(torch.int64) for p in pattern.listed()),
-        Dense(values, None),
-        grid,
-    )
-    return Sparse(record.values, Pattern(pattern.layout, pattern.sizes, record.pattern.pieces, pattern.block))
+    coordinates = tuple(along.to(torch.int64) for along in pattern.listed())
+    coalesced = coalesce(pattern.layout.exact_sibling, coordinates, Dense(values, None), grid)
+    return Sparse(coalesced.values, Pattern(pattern.layout, pattern.sizes, coalesced.pattern.pieces, pattern.block))
 
 
 def without_sparse_dimensions(values: Tensor) -> Dense:
-    """What a COO tensor with dense dimensions alone is: the sum of its values, all invalid if there are none."""
-    wide = torch.int64 if values.dtype is torch.bool else accumulation_dtype(values.dtype)
-    total = values.to(wide).sum(0).to(values.dtype)
+    """The record of a COO tensor without sparse dimensions: the sum of its values, invalid if there are none."""
+    sum_dtype = torch.int64 if values.dtype is torch.bool else accumulation_dtype(values.dtype)
+    total = values.to(sum_dtype).sum(0).to(values.dtype)
     return Dense(total, None if values.shape[0] else torch.zeros_like(total, dtype=torch.int8))
 
 
 def check_structure(structure: Structure, values: Tensor) -> None:
-    """Refuse pieces that do not fit each other, and indices that point nowhere."""
+    """Raise ValueError for indices out of bounds, and for pieces that do not fit each other."""
     problem = problem_of(structure, values)
     if problem:
         raise ValueError(
-            f"a {structure.layout} tensor of shape {structure.size} is not well formed: {problem}. Make it with "
-            "check_invariants=True to hear of it where it comes from."
+            f"a {structure.layout} tensor of shape {structure.size} is not well formed: {problem}. Construct it "
+            "with check_invariants=True to find where it comes from."
         )
 
 
 def problem_of(structure: Structure, values: Tensor) -> str | None:
-    """What is wrong with a structure, beside values as its pattern lists them."""
+    """What is wrong with a structure and its concatenated values; None if nothing."""
     layout, batch = structure.layout, structure.batch
     if not isinstance(layout, Compressed):
         return layout.problem_of_indices(structure.pieces, structure.sparse_sizes, values.shape[0])
     rows, columns = structure.size[len(batch) : len(batch) + 2]
     if structure.size[: len(batch)] != batch:
-        return f"its indices are those of batches {batch}"
+        return f"its indices have batch dimensions {batch}"
     compressed, plain = structure.pieces
     listed = values.shape[0]
     return problem_of_compressed(layout.by_column, (rows, columns), (compressed, plain), listed, structure.block, batch)
@@ -245,12 +253,12 @@ def problem_of(structure: Structure, values: Tensor) -> str | None:
 
 def to_torch_sparse(
     tensor: MaskedTensor,
-    fill: Any,
+    fill: Number | None,
     layout: str | None,
     sparse_dim: int | None,
     blocksize: tuple[int, int] | None,
 ) -> Tensor:
-    """See MaskedTensor.to_torch_sparse; `layout` is the name of one of torch's."""
+    """See MaskedTensor.to_torch_sparse; `layout` is the name of one of torch's layouts."""
     stored = isinstance(tensor, SparseMaskedTensor)
     if isinstance(tensor, SparseMaskedTensor) and isinstance(unwrap_sparse(tensor), Permuted):
         tensor, stored = tensor._stored_densely(), False
@@ -274,7 +282,7 @@ def to_torch_sparse(
                 f"{invalid} invalid elements lie among the valid ones of a "
                 f"masked tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout}"
                 f"{f' in blocks of {pattern.block}' if pattern.block else ' with dense dimensions'}, and a "
-                "torch.sparse tensor specifies all of them. Say what to put there: x.to_torch_sparse(fill); or list "
+                "torch.sparse tensor specifies all of them. Choose their value: x.to_torch_sparse(fill); or list "
                 "elements one by one: x.to_torch_sparse(layout=torch.sparse_coo)."
             )
     structure = structure_for(pattern, tuple(tensor.shape))
@@ -285,13 +293,13 @@ def to_torch_sparse(
     if data.dtype is not tensor.dtype:
         data = data.to(tensor.dtype)
     if data.requires_grad and torch.is_grad_enabled():
-        result: Tensor = Built.apply(data, structure)
+        result: Tensor = ToTorchSparse.apply(data, structure)
         return result
     return structure.build(data)
 
 
 def simplified(record: Sparse) -> Sparse:
-    """The record without stored elements that are wholly invalid, and without a validity if nothing else is invalid."""
+    """The record without stored elements that are wholly invalid; without a validity if everything left is valid."""
     record = without_invalid(record)
     valid = record.values.validity
     if valid is None or not bool(as_bool(as_int8(valid)).all()):
@@ -300,28 +308,28 @@ def simplified(record: Sparse) -> Sparse:
 
 
 def structure_for(pattern: Pattern, size: tuple[int, ...]) -> Structure:
-    """The structure of the torch.sparse tensor of `size` that has its values where `pattern` lists them."""
+    """The structure of a torch.sparse tensor of `size` with the sparsity pattern `pattern`."""
     if not isinstance(pattern.layout, Compressed):
         return Structure(pattern.layout, size, (pattern.pieces[0].to(torch.int64),), coalesced=True)
     batch = pattern.sizes[:-2]
     compressed, plain = pattern.pieces
     if not batch:
         return Structure(pattern.layout, size, pattern.pieces, pattern.block)
-    lines = pattern.layout.index_order(pattern.listed_sizes())[-2]
+    compressed_size = pattern.layout.index_order(pattern.listed_sizes())[-2]
     matrices = math.prod(batch)
-    if lines and matrices:
-        counted = compressed.unfold(0, lines + 1, lines)
-        counted = counted - counted[:, :1]
+    if compressed_size and matrices:
+        offsets = compressed.unfold(0, compressed_size + 1, compressed_size)
+        offsets = offsets - offsets[:, :1]
     else:
-        counted = compressed.new_zeros((matrices, lines + 1))
-    each = [0]
+        offsets = compressed.new_zeros((matrices, compressed_size + 1))
+    nnz = [0]
     if compressed.device.type != "meta" and matrices:
-        each = sorted(set(counted[:, -1].tolist()))
-    if len(each) > 1:
+        nnz = sorted(set(offsets[:, -1].tolist()))
+    if len(nnz) > 1:
         raise ValueError(
-            f"the {matrices} matrices of a masked tensor of shape {size} store between {each[0]} and {each[-1]} "
-            f"{'blocks' if pattern.block else 'values'} each, and a batched {pattern.layout} tensor of torch's own "
-            "stores as many for each: use x.to_torch_sparse(layout=torch.sparse_coo)"
+            f"the {matrices} matrices of a masked tensor of shape {size} store between {nnz[0]} and {nnz[-1]} "
+            f"{'blocks' if pattern.block else 'values'} each, and torch's batched {pattern.layout} "
+            "tensors need the same number in each: use x.to_torch_sparse(layout=torch.sparse_coo)"
         )
-    pieces = (counted.reshape(*batch, lines + 1), plain.reshape(*batch, each[0]))
+    pieces = (offsets.reshape(*batch, compressed_size + 1), plain.reshape(*batch, nnz[0]))
     return Structure(pattern.layout, size, pieces, pattern.block)

@@ -1,4 +1,4 @@
-"""Checks of the data and masks that callers pass, and the conversion of masks to stored validity."""
+"""Checks of data and masks passed by callers, and conversion of masks to stored validity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_mask_source(tensor: Tensor, other: Tensor) -> None:
 
 
 def check_mask(data: Tensor, mask: object) -> Tensor:
-    """`mask` as a bool or int8 tensor that fits `data`, or an error that says why not."""
+    """`mask` as a bool or int8 tensor that fits `data`; raises if it does not fit."""
     if isinstance(mask, MaskedTensor):
         raise TypeError("the mask is itself a masked tensor; use x.mask_like(other), or pass other.get_mask()")
     if not isinstance(mask, Tensor):

@@ -1,4 +1,4 @@
-"""Whether a storage layout exists and fits a shape."""
+"""Checks that a storage layout exists and fits a shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_layout(
     if known is None:
         raise _unknown(layout)
     if not shape:
-        raise ValueError("a tensor without dimensions has nothing to store sparsely; it stays dense")
+        raise ValueError("a tensor without dimensions cannot be stored sparsely; keep it dense")
     dims = known.check_dims(shape, sparse_dim)
     known.check_block(shape[:dims], blocksize)
     return known.name
@@ -30,11 +30,11 @@ def check_torch_sparse(layout: torch.layout) -> str:
     """The name of one of torch's sparse layouts; ValueError for any other."""
     known = layout_of(layout)
     if layout is torch.strided or (known is not None and known.in_torch_sparse is not known):
-        raise ValueError(f"{layout} is no layout of torch.sparse: x.to_tensor(fill) gives a plain strided tensor")
+        raise ValueError(f"{layout} is not a layout of torch.sparse: x.to_tensor(fill) gives a plain strided tensor")
     if known is None:
         raise _unknown(layout)
     return known.name
 
 
 def _unknown(layout: object) -> ValueError:
-    return ValueError(f"{layout} is no storage; there are {', '.join((DENSE, *layout_names()))}")
+    return ValueError(f"{layout} is not a storage layout; choose from {', '.join((DENSE, *layout_names()))}")

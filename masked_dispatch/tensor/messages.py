@@ -73,7 +73,7 @@ def returned_to_torch_func(tensor: Tensor) -> str:
 
 
 def tangent_stored_otherwise(gradient: Tensor) -> str:
-    """A compiled region returned a sparsely stored tensor, and its gradient has another layout."""
+    """Why the gradient of a compiled region's sparse result must have the layout of the result."""
     kind = f"one stored as {gradient.storage_layout}" if hasattr(gradient, "storage_layout") else "a plain tensor"
     return (
         "a compiled function returned a sparsely stored masked tensor, and its gradient, of shape "

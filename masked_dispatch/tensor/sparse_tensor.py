@@ -1,8 +1,9 @@
-"""The wrapper of sparse storage: values and a pattern in place of data and a validity."""
+"""SparseMaskedTensor: stored values and a sparsity pattern instead of data and a validity."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -31,21 +32,21 @@ from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse
 
-# What a compiled graph relies on: the layout's name, how many dimensions are sparse, the block size, the order in which
-# dimensions are seen, the rules (and somebody's layout), and what may be stored densely.
+# What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
+# dimensions, the version of the rules (and of a third-party layout), and the densify policy.
 Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy]
 
 
 def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
-    """The refusal for what reads a tensor's data as a whole: dispatch takes sparse storage another way."""
+    """The error for code that reads dense data and validity; dispatch handles sparse storage before that."""
     return MaskedSemanticsError(
         f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only "
-        "dense storage is supported here yet: use x.to_dense()"
+        "dense storage is supported here: use x.to_dense()"
     )
 
 
 class StoredPieces:
-    """What is stored, shared by a tensor and what was detached from it: a write to one is a write to both."""
+    """The stored tensors, shared by a tensor and its detached copies, so that a write to one shows in all."""
 
     __slots__ = ("pattern", "validity", "values")
 
@@ -53,7 +54,7 @@ class StoredPieces:
         self.values, self.validity, self.pattern = values, validity, pattern
 
     def make_savable(self) -> None:
-        """Let a backward save what says where the values are: see :func:`op_registry.records.dense.savable`."""
+        """Replace pieces that cannot be saved for backward; see :func:`op_registry.records.tracing.savable`."""
         pattern = self.pattern
         pieces = tuple(savable(piece) for piece in pattern.pieces)
         if any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True)):
@@ -63,27 +64,27 @@ class StoredPieces:
 
 
 class SparseMaskedTensor(MaskedTensor):
-    """A masked tensor of which only some elements are stored; the others are invalid."""
+    """A masked tensor that stores only some of its elements; the others are invalid."""
 
     _kept: StoredPieces
-    # Whether a graph that is being traced was given this: what it stores cannot be exchanged.
+    # Whether this is an input of a graph being traced, whose stored tensors cannot be replaced.
     _is_graph_input = False
-    # Where dense dimensions are seen before sparse ones: which dimension of what is stored each is (turned.py).
+    # The order of a permuted record (op_registry/sparse/permuted.py); None if the dimensions are in stored order.
     _order: tuple[int, ...] | None = None
 
     @property
     def _kept_values(self) -> Tensor:
-        # As the pattern lists them. They never require grad: the wrapper carries autograd.
+        # In the order of the pattern. They never require grad: the wrapper carries autograd.
         return self._kept.values
 
-    # The setters are for AOTAutograd, which lays out anew what repeats elements in memory in a tangent that it traces.
+    # The setters are for AOTAutograd, which makes the pieces of a traced tangent contiguous if they overlap in memory.
     @_kept_values.setter
     def _kept_values(self, values: Tensor) -> None:
         self._kept = StoredPieces(values, self._kept.validity, self._kept.pattern)
 
     @property
     def _kept_validity(self) -> Tensor | None:
-        # int8, 1 where a stored value is valid; None where all are.
+        # int8, 1 where a stored value is valid; None if all are.
         return self._kept.validity
 
     @_kept_validity.setter
@@ -102,20 +103,17 @@ class SparseMaskedTensor(MaskedTensor):
     def _validity(self) -> Tensor | None:  # type: ignore[override]
         raise needs_dense_storage(self)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        at = (
-            as_index_tensors(index, self.shape, self.device)
-            if isinstance(value, (Tensor, int, float, complex))
-            else None
-        )
-        if at is None:
-            super().__setitem__(index, value)
+    def __setitem__(self, index: object, value: object) -> None:
+        is_value = isinstance(value, (Tensor, int, float, complex))
+        indices = as_index_tensors(index, self.shape, self.device) if is_value else None
+        if indices is None:
+            super().__setitem__(index, value)  # type: ignore[index, assignment]
             return
-        value = torch.as_tensor(value).to(self)
-        meshed = torch.broadcast_shapes(*(p.shape for p in at))
-        while value.ndim > len(meshed) + self.ndim - len(at) and value.shape[0] == 1:
-            value = value[0]  # as torch has it for a view
-        self.index_put_(at, value)
+        source = torch.as_tensor(value).to(self)
+        meshed = torch.broadcast_shapes(*(i.shape for i in indices))
+        while source.ndim > len(meshed) + self.ndim - len(indices) and source.shape[0] == 1:
+            source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
+        self.index_put_(indices, source)
 
     def _body_and_facts(self) -> list[str]:
         stored = f"stored as {self.storage_layout}, nnz={self.nnz}"
@@ -129,7 +127,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     @property
     def nnz(self) -> int:
-        """Number of stored elements of the sparse dimensions; of blocks, every element of each."""
+        """Number of stored elements of the sparse dimensions; every element of a stored block counts."""
         return self._pattern.stored
 
     @property
@@ -139,33 +137,33 @@ class SparseMaskedTensor(MaskedTensor):
 
     @property
     def record(self) -> Sparse | Permuted:
-        """What is stored, without derivatives."""
-        return self.seen(Sparse(Dense(self._kept_values, self._kept_validity), self._pattern))
+        """The record of this tensor, without derivatives."""
+        return self.permuted_like_self(Sparse(Dense(self._kept_values, self._kept_validity), self._pattern))
 
-    def seen(self, base: Sparse) -> Sparse | Permuted:
-        """Something stored in the order in which it is stored here, in the order in which its dimensions are seen."""
+    def permuted_like_self(self, base: Sparse) -> Sparse | Permuted:
+        """A record in this tensor's stored order, permuted to the visible order of dimensions."""
         return base if self._order is None else Permuted(base, self._order)
 
     def replace_record(self, record: Sparse | Permuted) -> None:
-        """Store something else of the same shape, seen in the same order."""
+        """Store another record of the same shape and order of dimensions."""
         base = record.base if isinstance(record, Permuted) else record
-        kept = self._kept
-        kept.values, kept.validity, kept.pattern = base.values.data, base.values.full_validity, base.pattern
+        pieces = self._kept
+        pieces.values, pieces.validity, pieces.pattern = base.values.data, base.values.full_validity, base.pattern
 
     def storing(self, values: Tensor, validity: Tensor | None) -> SparseMaskedTensor:
-        """Other values of the same shape and device in the same places, without derivatives: the short way to wrap."""
-        return self._beside(StoredPieces(values, validity, self._pattern))
+        """Other values of the same shape and device with the same pattern, without derivatives; a cheap wrapper."""
+        return self._wrap_like_self(StoredPieces(values, validity, self._pattern))
 
     def detached(self) -> SparseMaskedTensor:
-        """The same tensor without derivatives; it stores what this one does, also after a write."""
+        """The same tensor without derivatives; it shares the stored tensors, so writes to one show in the other."""
         with inference_mode_of(self):
-            wrapper = self._beside(self._kept)
+            wrapper = self._wrap_like_self(self._kept)
         wrapper._is_graph_input = self._is_graph_input
         wrapper._stands_for_a_view = self._stands_for_a_view
         return wrapper
 
-    def _beside(self, kept: StoredPieces) -> SparseMaskedTensor:
-        values = kept.values
+    def _wrap_like_self(self, pieces: StoredPieces) -> SparseMaskedTensor:
+        values = pieces.values
         wrapper: SparseMaskedTensor = make_wrapper_subclass(
             SparseInTransform if self._carries_transform else SparseMaskedTensor,
             self.shape,
@@ -174,11 +172,11 @@ class SparseMaskedTensor(MaskedTensor):
             _extra_dispatch_keys=PRE_DISPATCH,
         )
         make_data_pointer_raise(wrapper)
-        wrapper._kept, wrapper._order = kept, self._order
+        wrapper._kept, wrapper._order = pieces, self._order
         return wrapper
 
     def share_memory_(self) -> MaskedTensor:
-        """Move all that is stored to shared memory, in place."""
+        """Move values, validity and index tensors to shared memory, in place."""
         for piece in (self._kept_values, self._kept_validity, *self._pattern.pieces):
             if piece is not None:
                 piece.share_memory_()
@@ -189,7 +187,7 @@ class SparseMaskedTensor(MaskedTensor):
         return self._kept_values.is_shared()
 
     @never_compiled
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         pattern = self._pattern
         stored = (
             self._kept_values,
@@ -211,30 +209,32 @@ class SparseMaskedTensor(MaskedTensor):
 
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:  # type: ignore[override]
-        # As for dense storage: no sizes, each of which would be guarded on, and the registry's version.
+        # As for dense storage: no sizes, because each would be guarded on, and the registry's version.
         pattern = self._pattern
         names = ["_kept_values", *(["_kept_validity"] if self._kept_validity is not None else [])]
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
         if dynamo_is_loaded() and not being_traced(self._kept_values):
-            self._let_nnz_change()
+            self._mark_nnz_dynamic()
         version = registry.version + version_of(pattern.layout)
         return names, (pattern.layout.name, pattern.ndim, pattern.block, self._order, version, current())
 
-    def _let_nnz_change(self) -> None:
-        """Tell Dynamo, which asks for the pieces before it looks at their sizes, that the number stored will change."""
-        stored = [self._kept_values, self._pattern.pieces[-1]]
+    def _mark_nnz_dynamic(self) -> None:
+        """Mark nnz as dynamic: Dynamo flattens the tensor before it reads sizes, so the mark takes effect."""
+        indices = self._pattern.pieces[-1]
+        mark_dynamic(self._kept_values, 0)
+        mark_dynamic(indices, indices.ndim - 1)
         if self._kept_validity is not None:
-            stored.append(self._kept_validity)
-        for piece in stored:
-            mark_dynamic(piece, 0 if piece is not stored[1] else piece.ndim - 1)
+            mark_dynamic(self._kept_validity, 0)
 
     @staticmethod
     @never_compiled
     def __tensor_unflatten__(  # type: ignore[override]
-        inner: dict[str, Tensor], context: Context, outer_size: Any, outer_stride: Any
+        inner: dict[str, Tensor], context: Context, outer_size: torch.Size, outer_stride: tuple[int, ...]
     ) -> SparseMaskedTensor:
         layout, ndim, block, order, *_ = context
-        sizes = outer_size if order is None else [outer_size[order.index(d)] for d in range(len(order))]
+        sizes: Sequence[int] = outer_size
+        if order is not None:
+            sizes = [outer_size[order.index(d)] for d in range(len(order))]
         values = inner["_kept_values"]
         pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)
         pattern = Pattern(layout_named(layout), sizes[:ndim], pieces, block)
@@ -242,7 +242,7 @@ class SparseMaskedTensor(MaskedTensor):
         wrapper = wrap_sparse(stored if order is None else Permuted(stored, order))
         if being_traced(values):
             prepare_for_tracing()
-            torch._check(values.shape[0] == pieces[-1].shape[-1])  # one number for the graph, not two
+            torch._check(values.shape[0] == pieces[-1].shape[-1])  # one symbol for the graph, not two
             wrapper._is_graph_input = True
         return wrapper
 
@@ -254,9 +254,9 @@ class SparseMaskedTensor(MaskedTensor):
         return self
 
     def __coerce_same_metadata_as_tangent__(  # type: ignore[override]
-        self, expected_meta: Any, expected_type: type | None = None
+        self, expected_meta: object, expected_type: type | None = None
     ) -> Tensor:
-        if expected_type is None:  # stored sparsely, but otherwise
+        if expected_type is None:  # the result is sparse, in another layout
             refuse_tangent(self)
         filled = self.to_tensor(0)
         return wrap(filled, None) if expected_type is MaskedTensor else filled
@@ -273,7 +273,7 @@ class SparseMaskedTensor(MaskedTensor):
         pattern = self._pattern
         pieces = tuple(piece.clone() for piece in pattern.pieces)
         record = Sparse(Dense(self._kept_values.clone(), validity), pattern.with_pieces(pieces))
-        return rebuilt_sparse(self.seen(record), self.requires_grad, getattr(self, "_is_param", False))
+        return rebuilt_sparse(self.permuted_like_self(record), self.requires_grad, getattr(self, "_is_param", False))
 
 
 class SparseInTransform(InTransform, SparseMaskedTensor):
@@ -284,15 +284,15 @@ class SparseInTransform(InTransform, SparseMaskedTensor):
         return self._kept_values, self._kept_validity, *self._pattern.pieces
 
 
-def refuse_tangent(found: Tensor) -> NoReturn:
-    """What a compiled region's sparse result got as gradient cannot be laid out as the result is."""
-    raise MaskedSemanticsError(tangent_stored_otherwise(found))
+def refuse_tangent(gradient: Tensor) -> NoReturn:
+    """Raise for a gradient in another layout than the sparse result of a compiled region that it belongs to."""
+    raise MaskedSemanticsError(tangent_stored_otherwise(gradient))
 
 
 def wrap_sparse(
     record: Sparse | Permuted, requires_grad: bool = False, kind: type[SparseMaskedTensor] = SparseMaskedTensor
 ) -> SparseMaskedTensor:
-    """A masked tensor of a record as it is (nothing is checked, copied or differentiated)."""
+    """A masked tensor around a record as it is (nothing is checked, copied or differentiated)."""
     wrapper: SparseMaskedTensor = make_wrapper_subclass(
         kind,
         record.shape,
@@ -309,7 +309,7 @@ def wrap_sparse(
 
 
 def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter: bool) -> SparseMaskedTensor:
-    """A masked tensor of a record, a parameter where that is what it is (nothing is checked)."""
+    """A masked tensor around a record with the flags of a leaf (nothing is checked)."""
     wrapper = wrap_sparse(record, requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
@@ -328,7 +328,10 @@ def rebuild_sparse(
     is_parameter: bool,
     order: tuple[int, ...] | None = None,
 ) -> SparseMaskedTensor:
-    """What pickle and torch.load call (format 1: the arguments). Raises ValueError where they do not fit each other."""
+    """Called by pickle and torch.load (format 1: the arguments).
+
+    Raises ValueError if these do not form a masked tensor.
+    """
     saved = (values, validity, layout, sizes, pieces, block, requires_grad, is_parameter, order)
     check_saved(problem_of_sparse(*saved, MaskedTensor))
     pattern = Pattern(layout_named(layout), sizes, pieces, block)

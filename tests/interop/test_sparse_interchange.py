@@ -126,7 +126,7 @@ def test_dense_storage_goes_out_as_coo_or_as_asked():
     assert x.to_torch_sparse(sparse_dim=1, fill=9).to_dense().nan_to_num(7).tolist() == [[0, 9], [9, 7]]
     assert x.to_torch_sparse(9, layout=BSR, blocksize=(1, 2)).values().nan_to_num(7).tolist() == [[[0, 9]], [[9, 7]]]
     assert x.to_sparse_csr().to_torch_sparse(layout=COO).layout is COO
-    with pytest.raises(ValueError, match=re.escape("torch.strided is no layout of torch.sparse: x.to_tensor(")):
+    with pytest.raises(ValueError, match=re.escape("torch.strided is not a layout of torch.sparse: x.to_tensor(")):
         x.to_torch_sparse(layout=torch.strided)
 
 
@@ -138,7 +138,7 @@ def test_packed_storage_goes_out_as_csr():
     assert torch.equal(out.to_dense(), x.to_tensor(0))
     heads = x.unflatten(2, (2, 2)).transpose(1, 2)
     assert torch.equal(heads.to_torch_sparse().to_dense(), heads.to_tensor(0))
-    with pytest.raises(ValueError, match=r"torch\.jagged is no layout of torch\.sparse"):
+    with pytest.raises(ValueError, match=r"torch\.jagged is not a layout of torch\.sparse"):
         x.to_torch_sparse(layout=torch.jagged)
 
 
@@ -189,8 +189,8 @@ def test_batches_that_store_different_numbers_go_out_as_coo(layout):
     x = md.masked_tensor(torch.ones(2, 4, 6), mask)
     each = "1 and 4 blocks" if layout in (BSR, BSC) else "1 and 24 values"
     message = (
-        f"the 2 matrices of a masked tensor of shape (2, 4, 6) store between {each} each, and a batched {layout} "
-        "tensor of torch's own stores as many for each: use x.to_torch_sparse(layout=torch.sparse_coo)"
+        f"the 2 matrices of a masked tensor of shape (2, 4, 6) store between {each} each, and torch's batched "
+        f"{layout} tensors need the same number in each: use x.to_torch_sparse(layout=torch.sparse_coo)"
     )
     x = x.to_layout(layout, blocksize=(2, 3) if layout in (BSR, BSC) else None)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -334,7 +334,7 @@ def test_without_sparse_dimensions():
     ).tolist() == [2, 2, 2]
     nothing = md.as_masked_tensor(torch.sparse_coo_tensor(nowhere[:, :0], torch.ones(0), (), check_invariants=False))
     assert not nothing.get_mask()
-    with pytest.raises(ValueError, match="a tensor without dimensions has nothing to store sparsely; it stays dense"):
+    with pytest.raises(ValueError, match="a tensor without dimensions cannot be stored sparsely; keep it dense"):
         x.to_torch_sparse()
 
 
@@ -362,7 +362,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "negative": (
         lambda: coo([[0, -1]], 2, (3,)),
         "a torch.sparse_coo tensor of shape (3,) is not well formed: indices of dimension 0 run from -1 to 0, and it "
-        "has 3 places. Make it with check_invariants=True to hear of it where it comes from.",
+        "has 3 places. Construct it with check_invariants=True to find where it comes from.",
     ),
     "out of range": (
         lambda: coo([[0, 1], [5, 7]], 2, (3, 6)),

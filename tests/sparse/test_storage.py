@@ -193,7 +193,7 @@ def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
             {"layout": torch.sparse_coo, "sparse_dim": 3},
             "torch.sparse_coo of a tensor of shape (4, 6) has at least 1 sparse dimension and at most 2",
         ),
-        ({"layout": torch._mkldnn}, "torch._mkldnn is no storage; there are torch.strided, torch.sparse_coo"),
+        ({"layout": torch._mkldnn}, "torch._mkldnn is not a storage layout; choose from torch.strided, torch"),
     ],
 )
 def test_storage_that_does_not_fit(arguments, message):
