@@ -1,10 +1,11 @@
-"""Which representation to store a masked tensor in: by shape, density and operator, from measured crossovers.
+"""The fastest representation of a masked tensor: by shape, density and operator, from measured crossovers.
 
 A crossover is a density: below it the operator is quicker on a sparse form, above it on dense storage. There is one for
-each family of operators and each size (crossovers.py, written by `python -m benchmarks.choice --write` on the machine
-that it is run on). Sizes are those of a square matrix with as many elements; the nearest measured one counts.
+each family of operators and each size (crossovers.py, measured and written by `python -m benchmarks.choice --write`).
+A size is the side of a square matrix with the same number of elements; the nearest measured one is used.
 
-What a conversion costs is no part of it: it is some tens of elementwise operators, so convert what is used again.
+The cost of the conversion is not counted: it equals some tens of elementwise operators, so convert a tensor that is
+used again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from op_registry.rule import in_dispatcher
 from op_registry.sparse.layout import COO, CSC, CSR, PACKED, Layout
 from op_registry.sparse.record import Sparse
 
+# A family, one of torch's functions or aten overloads, or the name of one.
+Operator = str | Callable[..., Any]
 Structure = Literal["elements", "rows"]
 Table = Mapping[str, Mapping[int, float]]
 
-# What each family is measured by, and what else belongs to it.
+# The families: the operator that is measured, and what else belongs to the family.
 FAMILIES = {
     "arithmetic": "x * y under one mask, and whatever is as cheap for an element",
     "transcendental": "x.exp(), and whatever costs several times an addition",
@@ -59,11 +62,11 @@ OF_CATEGORY = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A representation, and why. `choice.of(x)` stores a masked tensor so.
+    """A representation and the reason for it. `choice.of(x)` converts a masked tensor to it.
 
     layout      torch.strided, a sparse layout, or torch.jagged (packed rows)
-    sparse_dim  how many of the first dimensions are stored sparsely; None: all
-    why         in words
+    sparse_dim  number of leading sparse dimensions; None: all
+    why         the reason, as text
     all_valid   whether no mask is stored, because everything is valid
     """
 
@@ -77,8 +80,8 @@ class Choice:
         return f"{self.layout}{dims}: {self.why}"
 
     def of(self, x: MaskedTensor) -> MaskedTensor:
-        """The same tensor, stored so; differentiable."""
-        if self.all_valid and density_of(x) == 1:  # whatever it was that the choice was made for
+        """The same tensor in this representation; differentiable."""
+        if self.all_valid and density_of(x) == 1:  # `x` need not be the tensor that was chosen for
             return as_masked_tensor(x.to_dense().get_data())
         return x.to_layout(self.layout, sparse_dim=self.sparse_dim)
 
@@ -91,17 +94,17 @@ _override: contextvars.ContextVar[torch.layout | Layout | Table | Rule | None] =
 
 @contextlib.contextmanager
 def choosing(by: torch.layout | Layout | Table | Rule) -> Iterator[None]:
-    """What `choose` goes by inside the block, in place of the measured crossovers.
+    """Override, inside the block, the measured crossovers that `choose` uses.
 
-    by  a layout: always that one. A table, {family: {size: density}} with `", by row"` behind a family for whole rows:
-        families that it lacks are chosen by the measured ones. A function of shape, density, family and structure
+    by  a layout: always that one. A table {family: {size: density}}, with `", by row"` appended to a family for whole
+        rows: missing families use the measured crossovers. A function of shape, density, family and structure
         ("elements" or "rows") that returns a layout or a Choice.
 
     Raises TypeError for anything else.
     """
     if not (isinstance(by, (torch.layout, Layout, dict)) or callable(by)):
         raise TypeError(
-            f"choosing goes by a layout (torch.strided, torch.sparse_csr …), a table {{family: {{size: density}}}} "
+            f"choosing takes a layout (torch.strided, torch.sparse_csr …), a table {{family: {{size: density}}}} "
             f"or a function, not {by!r}"
         )
     token = _override.set(by)
@@ -111,10 +114,10 @@ def choosing(by: torch.layout | Layout | Table | Rule) -> Iterator[None]:
         _override.reset(token)
 
 
-def family_of(op: Any) -> str | None:
-    """The family of an operator: of torch's functions, aten overloads, or their names; None where none is measured.
+def family_of(op: Operator) -> str | None:
+    """The family of one of torch's functions, an aten overload, or the name of one; None if no family is measured.
 
-    Raises ValueError for a name that neither torch nor this table knows.
+    Raises ValueError for a name that is neither an operator of torch nor a family.
     """
     if isinstance(op, str) and op in FAMILIES:
         return op
@@ -122,7 +125,7 @@ def family_of(op: Any) -> str | None:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         raise ValueError(
-            f"{op!r} is no operator that there are crossovers for; give one of torch's, or a family: "
+            f"{op!r} is not an operator of torch; pass one of torch's functions, its name, or a family: "
             f"{', '.join(FAMILIES)}"
         )
     overloads = [getattr(packet, o) for o in packet.overloads()]
@@ -136,20 +139,21 @@ def family_of(op: Any) -> str | None:
 def choose(
     x: Tensor | Sequence[int],
     density: float | None = None,
-    op: Any = "arithmetic",
+    op: Operator = "arithmetic",
     *,
     structure: Structure | None = None,
     dim: int = -1,
 ) -> Choice:
-    """The representation in which an operator is quickest.
+    """The representation in which an operator is fastest.
 
     x          a masked tensor, or the shape of one
-    density    the share of valid elements; asked of the tensor by default
+    density    the fraction of valid elements; computed from the tensor by default
     op         one of torch's functions or its name, or a family: arithmetic, transcendental, reduction, slices, product
-    structure  "rows" where the last dimension is valid whole or not at all; asked of the tensor by default
-    dim        the dimension that a reduction or softmax works along: decides between rows and columns
+    structure  "rows" if each row of the last dimension is entirely valid or entirely invalid, else "elements";
+               computed from the tensor by default
+    dim        the dimension that a reduction or softmax runs over: decides between CSR and CSC
 
-    Raises ValueError for an operator that is not known, a density outside of [0, 1], or a shape without density.
+    Raises ValueError for an unknown operator, a density outside [0, 1], or a shape without a density.
     """
     shape = tuple(x.shape) if isinstance(x, Tensor) else tuple(x)
     if isinstance(x, Tensor):
@@ -157,20 +161,20 @@ def choose(
         structure = structure_of(x) if structure is None else structure
     if density is None or not 0 <= density <= 1:
         raise ValueError(
-            f"a tensor of shape {shape} has a density between 0 and 1, not {density}; choose needs to know"
+            f"choose needs the density of a tensor of shape {shape}: a number between 0 and 1, not {density}"
         )
     structure = structure or "elements"
     family = family_of(op)
     override = _override.get()
     if isinstance(override, (torch.layout, Layout)):
-        return Choice(override, None, "choosing(...) says so")
+        return Choice(override, None, "set by choosing(...)")
     if callable(override):
         chosen = override(shape, density, family or str(op), structure)
-        return chosen if isinstance(chosen, Choice) else Choice(chosen, None, "choosing(...) says so")
+        return chosen if isinstance(chosen, Choice) else Choice(chosen, None, "set by choosing(...)")
     if family is None:
-        return Choice(torch.strided, None, f"nothing is measured for {op}")
+        return Choice(torch.strided, None, f"no crossover is measured for {op}")
     if density == 1 or not shape:
-        why = "all is valid: as plain torch, without a mask" if density == 1 else "there are no dimensions"
+        why = "every element is valid: stored without a mask" if density == 1 else "there are no dimensions"
         return Choice(torch.strided, None, why, all_valid=density == 1)
     crossover = crossover_of(family, shape, structure, override or {})
     if density >= crossover:
@@ -189,7 +193,7 @@ def crossover_of(family: str, shape: tuple[int, ...], structure: Structure, tabl
 
 
 def sparse_form(shape: tuple[int, ...], structure: Structure, dim: int, family: str) -> tuple[Layout, int | None]:
-    """The sparse layout for a shape, and how many of its dimensions are sparse."""
+    """The sparse layout for a shape, and its number of sparse dimensions (None: all)."""
     if structure == "rows" and len(shape) > 2:
         return PACKED, None
     if structure == "rows" and len(shape) == 2:
@@ -201,23 +205,23 @@ def sparse_form(shape: tuple[int, ...], structure: Structure, dim: int, family: 
 
 
 def density_of(x: Tensor) -> float:
-    """The share of valid elements."""
+    """The fraction of valid elements."""
     if not isinstance(x, MaskedTensor):
         return 1.0
     return int(x.count()) / x.numel() if x.numel() else 1.0
 
 
 def structure_of(x: Tensor) -> Structure:
-    """Whether the last dimension of a tensor is valid whole or not at all."""
+    """Whether rows of the last dimension are entirely valid or entirely invalid ("rows") or mixed ("elements")."""
     record = masked_record(x)
     if record is None or x.ndim < 2:
         return "elements"
     if isinstance(record, Sparse):
         flat = record.flat
-        whole = bool(record.dense_sizes) and (flat.validity is None or _by_row(flat))
+        by_row = bool(record.dense_sizes) and (flat.validity is None or _by_row(flat))
     else:
-        whole = record.validity is not None and _by_row(record)
-    return "rows" if whole else "elements"
+        by_row = record.validity is not None and _by_row(record)
+    return "rows" if by_row else "elements"
 
 
 def _by_row(record: Dense) -> bool:
@@ -229,7 +233,7 @@ def _by_row(record: Dense) -> bool:
 
 
 def bytes_of(x: Tensor) -> int:
-    """What a tensor takes: values, validity and indices."""
+    """The memory of a tensor: values, validity and indices."""
     if isinstance(x, SparseMaskedTensor):
         pieces: list[Tensor | None] = [x._kept_values, x._kept_validity, *x._pattern.pieces]
     elif isinstance(x, MaskedTensor):
@@ -240,17 +244,17 @@ def bytes_of(x: Tensor) -> int:
 
 
 def explain(x: Tensor) -> str:
-    """How a tensor is stored, in how many bytes, and what `choose` would pick for each family of operators, and why."""
+    """Storage and size in bytes of a tensor, and what `choose` picks for each family of operators, and why."""
     density, structure = density_of(x), structure_of(x)
     stored = x.storage_layout if isinstance(x, MaskedTensor) else x.layout
-    number = f", {x.nnz:,} stored" if isinstance(x, SparseMaskedTensor) else ""
-    whole = ", whole rows" if structure == "rows" else ""
+    nnz = f", {x.nnz:,} stored" if isinstance(x, SparseMaskedTensor) else ""
+    rows = ", whole rows" if structure == "rows" else ""
     lines = [
-        f"{tuple(x.shape)} {x.dtype}, stored as {stored}{number}: {bytes_of(x):,} bytes",
-        f"{density:.2%} valid{whole}",
+        f"{tuple(x.shape)} {x.dtype}, stored as {stored}{nnz}: {bytes_of(x):,} bytes",
+        f"{density:.2%} valid{rows}",
     ]
     for family, example in FAMILIES.items():
         chosen = choose(x, density, family, structure=structure)
-        here = " (as it is)" if chosen.layout is stored else ""
-        lines.append(f"  {family:<14} {chosen}{here}   [{example}]")
+        unchanged = " (as it is)" if chosen.layout is stored else ""
+        lines.append(f"  {family:<14} {chosen}{unchanged}   [{example}]")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Sparsely stored tensors from the elements of a dense one that meet a condition. Others are absent: invalid, not 0.
+"""Sparsely stored tensors of the elements that meet a condition. The others are absent: invalid, not 0.
 
 None of these functions makes a dense result, or indices for the whole tensor: one byte per element holds the condition,
-and the conversion (op_registry/sparse/convert.py) reads it in chunks. Only kept elements get gradients.
+and the conversion (op_registry/sparse/convert.py) reads it in chunks. Only selected elements get gradients.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def sparse_topk(
 
 
 def check_sparse(layout: torch.layout | Layout) -> None:
-    """Refuse dense storage, which would leave nothing out."""
+    """Raise ValueError for dense storage, which stores every element."""
     if layout is torch.strided:
         raise ValueError(
             "torch.strided stores every element: pass a sparse layout, or mask the others, x.mask_with(condition)"

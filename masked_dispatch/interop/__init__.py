@@ -1,4 +1,4 @@
-"""Conversions to and from what torch has already.
+"""Masked tensors in the parts of torch that dispatch does not reach.
 
 torch_sparse.py  torch.sparse tensors
 torch_masked.py  the functions of torch.masked

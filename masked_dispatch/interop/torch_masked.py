@@ -1,7 +1,7 @@
 """torch.masked's reductions take masked tensors: `torch.masked.mean(x, mask=m)` means what its operator means.
 
-They are Python functions, which no dispatch sees; so this library puts functions of its own in their place, which hand
-on to torch's whatever is not masked by it. Who has imported one by name before this library has torch's.
+They are Python functions, which dispatch does not see. So this library replaces them with wrappers that call torch's
+function unless an argument is a masked tensor. Code that imported one by name before this library keeps torch's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from op_registry.ops.reductions.torch_masked import OPERATORS
 
 
 def taking_masked_tensors(function: Callable[..., Tensor], operator: OpOverload) -> Callable[..., Tensor]:
-    """torch's `function`, given up for `operator` where the input or `mask=` is a masked tensor."""
+    """Wrap torch's `function`: `operator` is called instead if the input or `mask=` is a masked tensor."""
 
     @functools.wraps(function)
     def reduced(input: Tensor, *args: Any, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -32,6 +32,6 @@ def taking_masked_tensors(function: Callable[..., Tensor], operator: OpOverload)
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """Replace the functions: called once, when the package is imported."""
     for name, operator in OPERATORS.items():
         setattr(torch.masked, name, taking_masked_tensors(getattr(torch.masked, name), operator))

@@ -78,7 +78,7 @@ def test_what_is_all_valid_or_not_measured_stays_dense():
         assert chosen.of(whole)._validity is None
         assert torch.equal(chosen.of(whole).to_tensor(0), torch.ones(64, 64))
         assert md.storage.choose(torch.ones(64, 64)).layout is torch.strided
-        assert md.storage.choose(some_tensor(), op="tril").why == "nothing is measured for tril"
+        assert md.storage.choose(some_tensor(), op="tril").why == "no crossover is measured for tril"
 
 
 def test_it_can_be_overridden():
@@ -99,9 +99,12 @@ def test_it_can_be_overridden():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((4, 4), None), "a tensor of shape (4, 4) has a density between 0 and 1, not None; choose needs to"),
-        (((4, 4), 1.5), "has a density between 0 and 1, not 1.5"),
-        (((4, 4), 0.5, "no_such"), "'no_such' is no operator that there are crossovers for; give one of torch's, or a"),
+        (((4, 4), None), "choose needs the density of a tensor of shape (4, 4): a number between 0 and 1, not None"),
+        (((4, 4), 1.5), "a number between 0 and 1, not 1.5"),
+        (
+            ((4, 4), 0.5, "no_such"),
+            "'no_such' is not an operator of torch; pass one of torch's functions, its name, or a",
+        ),
     ],
 )
 def test_questions_that_have_no_answer(arguments, message):

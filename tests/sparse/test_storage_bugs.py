@@ -298,7 +298,7 @@ def test_recording_transforms_are_refused(layout):
 
 def test_messages():
     x = some().to_sparse_csr()
-    with pytest.raises(TypeError, match=r"choosing goes by a layout .* not 'csr'"), md.storage.choosing("csr"):
+    with pytest.raises(TypeError, match=r"choosing takes a layout .* not 'csr'"), md.storage.choosing("csr"):
         pass
     with pytest.raises(TypeError, match="takes tensors \\(x, condition\\), not float and MaskedTensor"):
         md.sparse_where(3.0, x.to_dense() > 0)
