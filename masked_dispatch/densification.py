@@ -48,12 +48,12 @@ _collected: contextvars.ContextVar[list[Densification] | None] = contextvars.Con
 )
 
 
-def report(what: str, tensors: Sequence[Tensor], why: str) -> None:
-    """Report that `tensors` are about to be stored densely for `what`: an operator, or a function of this library."""
+def report(operation: str, tensors: Sequence[Tensor], why: str) -> None:
+    """Report that `tensors` are about to be stored densely for an operator or a function of this library."""
     collected = _collected.get()
     if not on_densify and collected is None and not logger.isEnabledFor(logging.INFO):
         return
-    densification = Densification(what, tuple(map(storage_of, tensors)), bytes_needed(tensors), why)
+    densification = Densification(operation, tuple(map(storage_of, tensors)), bytes_needed(tensors), why)
     for callback in on_densify:
         callback(densification)
     if collected is not None:
@@ -74,7 +74,7 @@ def storage_of(tensor: Tensor) -> str:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[Densification]]:
-    """A list that collects what this thread or task stores densely inside the block."""
+    """Collect the densifications of this thread or task inside the block."""
     collected: list[Densification] = []
     token = _collected.set(collected)
     try:

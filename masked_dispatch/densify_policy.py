@@ -52,17 +52,17 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
         _policy.reset(token)
 
 
-def check_allowed(what: str, tensors: Sequence[Tensor], why: str) -> None:
-    """Raise if the current policy does not allow storing `tensors` densely for `what`, else report it."""
+def check_allowed(operation: str, tensors: Sequence[Tensor], why: str) -> None:
+    """Raise if the current policy does not allow storing `tensors` densely for `operation`; otherwise report it."""
     policy = current()
     needed = bytes_needed(tensors)
     if policy.when == "always" or (policy.when == "auto" and needed <= policy.limit):
-        report(what, tensors, why)
+        report(operation, tensors, why)
         return
     layouts = ", ".join(storage_of(t) for t in tensors)
     raise MaskedSemanticsError(
-        f"{what} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would take "
-        f"{needed:,} bytes densely, which the current policy does not allow (densify({policy.when!r}"
+        f"{operation} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would "
+        f"take {needed:,} bytes densely, which the current policy does not allow (densify({policy.when!r}"
         f"{f', limit={policy.limit:,}' if policy.when == 'auto' else ''})). Store them densely by x.to_dense(), or "
         "allow it inside `with masked_dispatch.densify('always'):`."
     )

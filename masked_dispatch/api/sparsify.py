@@ -1,7 +1,7 @@
 """Sparsely stored tensors of the elements that meet a condition. The others are absent: invalid, not 0.
 
-None of these functions makes a dense result, or indices for the whole tensor: one byte per element holds the condition,
-and the conversion (op_registry/sparse/convert.py) reads it in chunks. Only selected elements get gradients.
+None of these functions allocates a dense result, or indices for the whole tensor: the condition takes one byte per
+element, and the conversion (op_registry/sparse/convert.py) reads it in chunks. Only selected elements get gradients.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def sparse_topk(
     layout: torch.layout | Layout = CSR,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
-    """The k largest (smallest) valid elements of each slice along `dim`, at their positions, sparsely stored.
+    """The k largest (smallest) valid elements of each slice along `dim`, sparsely stored at their indices.
 
     Differentiable. The others are absent: invalid, not 0. A slice with fewer than k valid elements keeps them all; ties
     are broken as by torch.topk.

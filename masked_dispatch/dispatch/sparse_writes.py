@@ -38,8 +38,8 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
     if target._is_graph_input:
         raise MaskedSemanticsError(
             f"an in-place operation on a masked tensor of shape {tuple(target.shape)} that is stored as "
-            f"{target.storage_layout} and was given to a compiled function: a graph cannot replace what its argument "
-            "stores. Return the out-of-place result, or work on x.clone()."
+            f"{target.storage_layout} and is an argument of a compiled function: a graph cannot replace what its "
+            "argument stores. Return the out-of-place result, or work on x.clone()."
         )
     layout, block = target._pattern.layout, target._pattern.block
     written = record_below(source)

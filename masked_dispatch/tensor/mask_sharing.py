@@ -236,7 +236,7 @@ def write_validity(tensor: Masked, validity: Tensor | None) -> None:
 
 
 def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
-    """Write to the existing validity: a graph cannot replace the inner tensors of its inputs or of what has views.
+    """Write to the existing validity: a graph cannot replace inner tensors of its inputs or of tensors with views.
 
     Functorch transforms write in place too, since the views' validities are views of their base's.
     """

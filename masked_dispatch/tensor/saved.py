@@ -144,7 +144,7 @@ def _problem_of_pieces(
     values: Tensor,
     masked: type[Tensor],
 ) -> str | None:
-    """Number, kind, device and dimensions of the index tensors, and of the values beside them."""
+    """Number, kind, device and dimensions of the index tensors, and shape of the values."""
     count = len(layout.piece_dims)
     if not isinstance(pieces, tuple) or len(pieces) != count:
         return f"{layout} has {count} index tensor{'s' * (count > 1)}, and the file has {_number_of(pieces)}"
