@@ -1,6 +1,6 @@
 """Which laws apply to an operator: decided by its schema, its rule's category and by differentiating it on plain torch.
 
-Never by what a rule did: a law that applies and of which no trial had anything to ask is undecided (verdict.py).
+What the rule did has no influence: a law that applies and that no trial could test is undecided (verdict.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from op_registry.conformance.samples import (
 )
 from op_registry.schema import is_view
 
-# Samples that are differentiated to find out whether an operator has a derivative.
+# How many samples are differentiated to find out whether an operator has a derivative.
 TRIED = 12
 
 
@@ -37,7 +37,7 @@ def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
     if law == "P6":
         return _no_view(operator)
     if law == "P7" and not operator.leading:
-        return "it is asked in the operator's preferred dtype"
+        return "it is tested in the operator's preferred dtype only"
     return None
 
 
@@ -53,10 +53,10 @@ def _no_derivative(operator: Operator, seed: int) -> str | None:
     if dtype is None:
         return "it has no derivative in float64"
     samples = [s for s in chosen(operator.samples(dtype), TRIED) if s.tensors]
-    tried = [plain_torch.derivative(s, seed) for s in samples if plain_torch.forward(s, seed).error is None]
-    if not tried or any(derivative.order for derivative in tried):
+    derivatives = [plain_torch.derivative(s, seed) for s in samples if plain_torch.forward(s, seed).error is None]
+    if not derivatives or any(derivative.order for derivative in derivatives):
         return None
-    return f"it has no derivative: {tried[0].why}"
+    return f"it has no derivative: {derivatives[0].why}"
 
 
 def _no_view(operator: Operator) -> str | None:

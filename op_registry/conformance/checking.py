@@ -1,4 +1,4 @@
-"""`check`: one operator's laws, here and now."""
+"""`check`: run the laws on one operator, in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import ALL_LAWS, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 
-# The storages in which P3 and P5 are tried, beside dense storage: one with single elements, one with blocks.
+# The storages on which P3 and P5 are tested besides dense: one stores single elements, one stores blocks.
 ALSO_STORED = ("csr", "bsr")
 
 
@@ -26,20 +26,21 @@ def check(
 ) -> Verdict:
     """Run the laws on an operator: one of torch's, by overload, packet or name, or one of your own that has a rule.
 
-    op            of another library's operator each overload that has a rule, and its in-place and out= forms
-    subject       the masked tensor that is tested (see :func:`find_subject`)
-    laws          P1 to P8; those that do not apply to the operator say so
-    most          samples of each operator, of as many different shapes of call as there are; None runs them all
+    op            the operator; for another library's operator, every overload that has a rule is run, and its in-place
+                  and out= forms
+    subject       the masked tensor to test (see :func:`find_subject`)
+    laws          P1 to P8; those that don't apply to the operator are reported as such
+    most          the most samples of each operator, chosen for as many kinds of call as possible; None runs them all
     allow         laws that may be undecided, each with the reason: ``allow={"P7": "it has no fake implementation"}``
-    allow_broken  laws that may be broken, each with the reason; ``rule.gap`` names single trials, more exactly
+    allow_broken  laws that may be broken, each with the reason; to except single trials, use ``rule.gap``
 
-    An allowance that turns out not to be needed makes the verdict false. Samples of your own operator come from
-    ``rule.samples``, or are made from its schema. Raises LookupError for an operator without a rule, and where there
-    is no masked tensor to test; ValueError for a law that does not exist.
+    An allowance that is not needed makes the verdict false. Samples of your own operator come from ``rule.samples``, or
+    are generated from its schema. Raises LookupError for an operator without a rule, and where there is no masked
+    tensor to test; ValueError for an unknown law.
     """
     unknown = [law for law in (*laws, *(allow or {}), *(allow_broken or {})) if law not in ALL_LAWS]
     if unknown:
-        raise ValueError(f"there is no law {', '.join(unknown)}; the laws are {', '.join(ALL_LAWS)}")
+        raise ValueError(f"unknown law {', '.join(unknown)}; the laws are {', '.join(ALL_LAWS)}")
     settings = Settings(subject=subject, laws=tuple(laws), most=most, seed=seed, also_stored=ALSO_STORED)
     reports = tuple(run_operator(operator, settings) for operator in operators_of(op))
     return Verdict(reports, dict(allow or {}), dict(allow_broken or {}))

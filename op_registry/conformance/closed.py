@@ -1,4 +1,4 @@
-"""P8: closed or refused. A call with something invalid gives masked results, or raises and names the operator."""
+"""P8: closed or refused. A call with invalid elements gives masked results, or raises an error naming the operator."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from op_registry.rule import packet_name
 
 
 def closed_or_refused(trial: Trial) -> None:
-    """P8: never a silent plain result. P2 tests whether the mask is the right one."""
+    """P8: never a silent plain result. Whether the mask is right is tested by P2."""
     if not trial.partial:
         raise NotAsked("nothing is invalid")
     try:
-        got = trial.outcome()
+        results = trial.outcome()
     except MaskedSemanticsError as error:
         _names_the_operator(str(error), trial)
         return
-    # A tensor without elements has no mask to lose; torch's kernels return such for results that they do not compute.
-    plain = [n for n, v in enumerate(got) if isinstance(v, tuple) and v[1] is None and v[0].numel()]
-    due = [n for n in _masked_results(trial, plain) if _depends_on_masked_operands(trial, n)] if plain else []
-    if due:
-        raise Broken(f"result {due[0]}: a plain tensor, although an operand is masked")
+    # An empty tensor has no mask to lose; torch's kernels return empty tensors for results that they don't compute.
+    plain = [n for n, v in enumerate(results) if isinstance(v, tuple) and v[1] is None and v[0].numel()]
+    lost = [n for n in _expected_masked(trial, plain) if _depends_on_masked_operands(trial, n)] if plain else []
+    if lost:
+        raise Broken(f"result {lost[0]}: a plain tensor, although an operand is masked")
 
 
 def _names_the_operator(message: str, trial: Trial) -> None:
-    """A useful refusal names the operator."""
+    """Broken if the error message does not name the operator."""
     if isinstance(trial.sample.fn, OpOverload):
         name = packet_name(trial.sample.fn).rpartition("::")[2]
         if name not in message:
             raise Broken(f"the refusal does not name {name}: {message[:160]}")
 
 
-def _masked_results(trial: Trial, plain: Sequence[int]) -> list[int]:
-    """Those of the `plain` results that have to be masked: as the rules say, and the oracle where there is one."""
+def _expected_masked(trial: Trial, plain: Sequence[int]) -> list[int]:
+    """Which of the `plain` results should be masked, according to the rules and, where there is one, the oracle."""
     rules = [resolve(op).rule for op in _overloads(trial)]
     plain = [n for n in plain if not any(rule is not None and rule.is_plain(n) for rule in rules)]
     try:
@@ -52,14 +52,14 @@ def _masked_results(trial: Trial, plain: Sequence[int]) -> list[int]:
 
 
 def _depends_on_masked_operands(trial: Trial, result: int) -> bool:
-    """Whether other values of the masked operands give plain torch another result: of plain ones alone it is plain."""
+    """Whether plain torch's result changes with the masked operands. If it doesn't, it is rightly plain."""
     try:
-        found = tree_leaves(trial.on_other_values(masked_only=True).plain())[result]
+        with_other_values = tree_leaves(trial.on_other_values(masked_only=True).plain())[result]
     except Exception:
-        # Whether plain torch runs the call depends on these values, so its result does too.
+        # Whether plain torch raises depends on these values, and so does the result.
         return True
-    mine = tree_leaves(trial.plain())[result]
-    return bool(bit_difference(found, mine)) or found.dtype is not mine.dtype
+    original = tree_leaves(trial.plain())[result]
+    return bool(bit_difference(with_other_values, original)) or with_other_values.dtype is not original.dtype
 
 
 def _overloads(trial: Trial) -> Sequence[OpOverload]:

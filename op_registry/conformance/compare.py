@@ -1,11 +1,11 @@
-"""Comparison of values where they are valid, to rounding or bit for bit, with a message that says where they differ."""
+"""Comparison of valid values, to rounding or bit for bit, with a message that names the first difference."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Relative to the largest value expected: what a few roundings, and another order of summation, may cost.
+# Relative to the largest expected value: allows for a few roundings and another order of summation.
 ROUNDING = {
     torch.float64: 1e-9,
     torch.float32: 2e-5,
@@ -24,14 +24,12 @@ def short(value: object) -> str:
 
 
 def _real(data: Tensor) -> Tensor:
-    """A complex tensor as real and imaginary parts, which are compared one by one; others as they are."""
+    """A complex tensor as its real and imaginary parts, which are compared separately; other tensors unchanged."""
     return torch.view_as_real(data.resolve_conj()) if data.dtype.is_complex else data
 
 
 def _nan(data: Tensor) -> Tensor:
-    """Where a tensor of any dtype is NaN: the only value that is not equal to itself (`isnan` and the like do not take
-    every dtype).
-    """
+    """Where a tensor of any dtype is NaN, the only value unequal to itself. (`isnan` doesn't take every dtype.)"""
     return data != data
 
 
@@ -44,16 +42,16 @@ def _bits(data: Tensor) -> Tensor:
 
 
 def _other_bits(got: Tensor, want: Tensor) -> Tensor:
-    """Where two tensors of one dtype and shape differ in a bit, every NaN alike.
+    """Where two tensors of one dtype and shape differ in a bit; all NaNs count as equal.
 
-    The bits of a NaN depend on the processor: on its vector width, and on the order of the operands.
+    The bits of a NaN depend on the processor's vector width and on the order of the operands.
     """
     got, want = _real(got), _real(want)
     return (_bits(got) != _bits(want)) & ~(_nan(got) & _nan(want))
 
 
 def bit_difference(got: Tensor, want: Tensor, mask: Tensor | None = None) -> str | None:
-    """Why the two differ in a bit (where `mask`), or None."""
+    """How the two differ bit for bit (where `mask`), or None."""
     got, want = got.detach().resolve_neg(), want.detach().resolve_neg()
     if got.dtype is not want.dtype or got.shape != want.shape:
         return f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}"
@@ -79,9 +77,10 @@ def difference(
     magnitude: float = 1.0,
     coarsest: float = 0.0,
 ) -> str | None:
-    """Why `got` is not `want` to rounding (where `mask`), or None.
+    """How `got` differs from `want` by more than rounding (where `mask`), or None.
 
-    `magnitude` is that of what was computed with, `coarsest` the rounding of what went in.
+    magnitude  the magnitude of intermediate values, which errors scale with
+    coarsest   the rounding of the coarsest input, below which results cannot agree
     """
     got, want = got.detach(), want.detach()
     if got.dtype is not want.dtype:
@@ -94,7 +93,7 @@ def difference(
         return None
     rounding = tolerance if tolerance is not None else ROUNDING.get(want.dtype)
     if rounding is None:
-        # float8 as well: what is rounded to two or three bits is compared exactly, or hardly at all.
+        # float8 too: a tolerance wide enough for two or three bits of mantissa would accept almost anything.
         wrong = (got != want) & ~(_nan(got) & _nan(want))
     else:
         rounding = max(rounding, coarsest)
@@ -114,7 +113,7 @@ def difference(
 
 
 def mask_difference(got: Tensor, want: Tensor) -> str | None:
-    """Why two masks differ, or None."""
+    """How two masks differ, or None."""
     if got.dtype is not torch.bool:
         return f"the mask is {got.dtype}"
     if got.shape != want.shape:

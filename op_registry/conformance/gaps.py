@@ -1,8 +1,8 @@
 """Named exceptions: exactly what fails, under which law, and why. A gap that no longer fails is itself a failure.
 
-Gaps of a rule hang on the rule (``rule.gap("P6", why=…)``); the table here is for entries of torch's database whose
-trouble lies elsewhere (in torch, or between several rules). `where` narrows a gap to trials whose description has all
-of its words: ``"float32 sample 3 half"``.
+A gap of one rule is declared on that rule (``rule.gap("P6", why=…)``). The table here is for entries of torch's
+database whose failures have another cause: torch itself, or several rules together. `where` narrows a gap to trials
+whose description contains all of its words: ``"float32 sample 3 half"``.
 """
 
 from __future__ import annotations
@@ -17,46 +17,50 @@ from op_registry.resolve import resolve
 from op_registry.rule import Gap
 
 _WRITTEN_AFTERWARDS = (
-    "an out= that overlaps an input is not refused: it is written after the result is computed, and right"
+    "an out= that overlaps an input does not raise: it is written after the result is computed, so the result is right"
 )
 _CAST = (
-    "an out= of a dtype that torch's kernel refuses, and its meta kernel does not, is cast to, as elementwise out= is"
+    "torch's kernel rejects this out= dtype, its meta kernel does not; here the result is cast, as for elementwise out="
 )
 _POSITIONS = (
-    "a plain tensor repeated as masked numbers say is made of positions, which are plain: whose number is invalid is "
-    "left out, and everything else is valid"
+    "repeating a plain tensor a masked number of times gathers it at plain indices: an element with an invalid number "
+    "is dropped, and the remaining result is plain and valid"
 )
 _UNKNOWN_START = (
-    "a start that is known only when the graph runs gives data and mask sizes of which nobody knows the same"
+    "a start that is known only at run time gives data and mask unbacked sizes, which the compiler cannot prove equal"
 )
-_HALF_SCORES = "scores of half precision are off by more than rounding before their exponential, in plain torch too"
+_HALF_SCORES = "half-precision scores differ by more than rounding before the exponential, in plain torch too"
 _LOW_RANK = (("P2", "complex64"), ("P3", "complex64"), ("P3", "complex128"))
-_ILL_CONDITIONED = "the subspace iteration is off by more than rounding where sums run in another order"
+_ILL_CONDITIONED = "the subspace iteration amplifies another order of summation beyond rounding"
 _PHASE = "complex singular vectors are defined up to a phase, on which result and derivative depend"
 _NO_FREEDOM = (
-    "n equals the correction: torch's formula gives ±inf, and the derivative through the moments inf - inf, NaN"
+    "n equals the correction: torch's formula gives ±inf, and the derivative through the moments is inf - inf, NaN"
 )
 _NARROW_DIVISOR = (
-    "the weights are float32, in which torch's divisor, a small difference of large sums, keeps three digits; here it "
-    "is computed in the data's dtype"
+    "the weights are float32, in which torch's divisor, a small difference of large sums, has three correct digits; "
+    "here it is computed in the data's dtype"
 )
-_FIXED_POINT = "torch's kernel for uint8 rounds its weights to fixed point, and is off by one from what they give"
+_FIXED_POINT = "torch's uint8 kernel rounds its weights to fixed point, so that its results are off by one"
 
 _COMPLEX_BY_ZERO = (
-    "torch.masked divides a complex sum by n - correction = 0, whose imaginary part 0 / 0 it makes infinite"
+    "torch.masked divides a complex sum by n - correction = 0, and returns inf for the imaginary part 0 / 0"
 )
 
-_NORM_AT_ZERO = "torch's formula gives a norm at 0 a second derivative of NaN; by segments it is 0, as the first is"
+_NORM_AT_ZERO = (
+    "torch's formula for a norm has the second derivative NaN at 0; the segment reduction's is 0, like its first"
+)
 
-_COMPLEX_RENORM = "torch's derivative of renorm by the greatest complex magnitude is NaN; by segments it is a number"
+_COMPLEX_RENORM = (
+    "torch's derivative of renorm by the greatest complex magnitude is NaN; the segment reduction's is finite"
+)
 
 _ALIGNED = (
     "a sum over fifty steps in float32: torch's own gradient is 7e-5 off the one in float64, and a softmax that rounds "
-    "otherwise in its last digit moves it by 5e-5"
+    "differently in its last digit changes it by 5e-5"
 )
 
-_RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here that is refused, as by any in-place form"
-_STORED = "x.to_sparse() stores what is valid; only torch's own sparse tensor, which the oracle has in mind, is refused"
+_RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here it raises, as any in-place form does"
+_STORED = "x.to_sparse() on a masked tensor stores its valid elements; the oracle refuses torch's own sparse tensor"
 
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
@@ -97,10 +101,10 @@ TABLE: dict[str, tuple[Gap, ...]] = {
 
 
 def gaps_of(operator: Operator) -> Sequence[Gap]:
-    """Every gap that is named for an operator: in the table, and on the rules that it calls."""
-    found = list(TABLE.get(operator.name, ()))
+    """Every gap named for an operator: in the table, and on the rules of the overloads that it calls."""
+    in_table = list(TABLE.get(operator.name, ()))
     if not any(registry.get(op).gaps for op in registry):  # type: ignore[union-attr]
-        return found
+        return in_table
     if isinstance(operator, RegisteredOperator):
         overloads: Sequence[object] = (operator.op,)
     elif isinstance(operator, DatabaseOperator):
@@ -108,9 +112,9 @@ def gaps_of(operator: Operator) -> Sequence[Gap]:
     else:
         overloads = ()
     rules = {id(rule): rule for op in overloads if (rule := resolve(op).rule) is not None}  # type: ignore[arg-type]
-    return [*found, *(gap for rule in rules.values() for gap in rule.gaps)]
+    return [*in_table, *(gap for rule in rules.values() for gap in rule.gaps)]
 
 
 def covers(gap: Gap, law: str, description: str) -> bool:
-    """Whether the gap speaks of a trial of `law` that is described so."""
+    """Whether the gap covers a trial of `law` with this description."""
     return gap.law == law and set(gap.where.split()) <= set(description.split())

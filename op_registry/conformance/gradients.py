@@ -1,13 +1,13 @@
-"""P5: gradients. Of a masked tensor masked with its mask, of a plain one plain; the true derivative, to second order.
+"""P5: a masked tensor has a gradient with its own mask, a plain tensor a plain one; both are the true derivative.
 
-The expected derivative is that of the oracle, by autograd through its loops; where there is no oracle, that of
-the subject itself by central differences along a random direction, in float64.
+First and second order are compared with autograd through the oracle's loops. Without an oracle, the first order is
+compared with central differences of the subject along a random direction, in float64.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,27 +19,31 @@ from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import Expected, NoOracle, Refused, expected
 from op_registry.conformance.plain_torch import weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.subject import Observed
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
 from op_registry.errors import MaskedSemanticsError
 
 ROUNDING = 1e-7
-# Where a tensor among the arguments (a weight, say) has float32 whatever is asked for.
+# For samples with a float32 tensor (a weight, say) whatever dtype was requested.
 ROUNDING_NARROW = 1e-4
-# As torch.autograd.gradcheck has them.
+# The defaults of torch.autograd.gradcheck.
 STEP, RELATIVE, ABSOLUTE = 1e-6, 1e-3, 1e-5
 
 
-# First-order gradients, and second-order ones where there are any.
-Derivatives = tuple[Sequence[Any], Sequence[Any] | None]
+# One gradient for each tensor of the sample; None where there is none.
+Gradients = Sequence[Observed | None]
+# First-order gradients, and second-order ones where torch has them.
+Derivatives = tuple[Gradients, Gradients | None]
+PlainDerivatives = tuple[list[Tensor | None], list[Tensor | None] | None]
 
 
 def gradients_are_derivatives(trial: Trial) -> None:
-    """P5 at first order, and at second where torch has one."""
+    """P5 at first order, and at second order where torch has one."""
     if trial.derivative_order == 0:
         raise NotAsked(f"no derivative: {plain_torch.derivative(trial.sample, trial.seed).why}")
-    mine = judged_derivatives(trial)
-    first = mine[0]
+    observed_derivatives = derivatives_or_refusal(trial)
+    first = observed_derivatives[0]
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
         _masked_like_its_tensor(f"gradient {position}", gradient, mask)
     try:
@@ -50,23 +54,24 @@ def gradients_are_derivatives(trial: Trial) -> None:
         if trial.partial:
             _against_differences(trial, first)
             return
-        wanted = _derivatives_of(trial, as_torch)
+        wanted = _derivatives_of(trial, plain_result)
     if wanted is None:
         raise NotAsked("the oracle has no derivative")
     try:
-        _same_derivatives(mine, wanted, trial)
+        _same_derivatives(observed_derivatives, wanted, trial)
     except Broken:
-        # Some of torch's own gradients (repeated indices …) are not the derivative, by which ours are not to be judged.
+        # Some of torch's own gradients (with repeated indices, for example) are not the derivative. Don't count that
+        # against the subject: compare with torch where all is valid, and skip the trial where something is invalid.
         whole = _all_valid(trial)
-        plainly = _derivatives_of(whole, as_torch)
-        if plainly is None:
+        from_torch = _derivatives_of(whole, plain_result)
+        if from_torch is None:
             raise
         if trial.partial:
-            truly = _derivatives_of(whole, expected)
-            if truly is not None and not _differ(_paired(plainly), truly, whole):
+            from_oracle = _derivatives_of(whole, expected)
+            if from_oracle is not None and not _differ(_as_observed(from_torch), from_oracle, whole):
                 raise
-            raise NotAsked("plain torch's own gradient is not the derivative that the oracle has") from None
-        _same_derivatives(mine, plainly, trial)
+            raise NotAsked("plain torch's own gradient differs from the oracle's derivative") from None
+        _same_derivatives(observed_derivatives, from_torch, trial)
 
 
 def _all_valid(trial: Trial) -> Trial:
@@ -75,71 +80,75 @@ def _all_valid(trial: Trial) -> Trial:
     return Trial(trial.subject, trial.sample, whole, trial.seed)
 
 
-def _differ(mine: Derivatives, wanted: Derivatives, trial: Trial) -> bool:
+def _differ(got: Derivatives, want: PlainDerivatives, trial: Trial) -> bool:
     try:
-        _same_derivatives(mine, wanted, trial)
+        _same_derivatives(got, want, trial)
     except Broken:
         return True
     return False
 
 
-def _paired(derivatives: Derivatives) -> Derivatives:
-    """Plain gradients as if they had been observed."""
-    first, second = ([None if g is None else (g, None) for g in gs] if gs is not None else None for gs in derivatives)
-    assert first is not None
-    return first, second
+def _as_observed(derivatives: PlainDerivatives) -> Derivatives:
+    """Plain gradients in the form in which a subject's gradients are observed."""
+
+    def observed_plain(gradients: list[Tensor | None]) -> Gradients:
+        return [None if gradient is None else (gradient, None) for gradient in gradients]
+
+    first, second = derivatives
+    return observed_plain(first), None if second is None else observed_plain(second)
 
 
-def as_torch(fn: Callable[..., Any], args: Any, kwargs: Any, masks: object) -> Any:
-    """In place of an oracle: plain torch, ignoring masks."""
+def plain_result(
+    fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], masks: Mapping[int, Tensor]
+) -> Any:
+    """What plain torch gives, ignoring the masks; called in place of an oracle."""
     return fn(*args, **kwargs)
 
 
-def _same_derivatives(mine: Derivatives, wanted: Derivatives, trial: Trial) -> None:
+def _same_derivatives(got: Derivatives, want: PlainDerivatives, trial: Trial) -> None:
     narrow = any(t.is_floating_point() and t.element_size() < 8 for t in trial.sample.tensors)
     rounding = ROUNDING_NARROW if narrow else ROUNDING
-    for order, got, want in (("gradient", mine[0], wanted[0]), ("second-order gradient", mine[1], wanted[1])):
-        if want is None:
+    for order, gradients, references in zip(("gradient", "second-order gradient"), got, want, strict=True):
+        if references is None:
             continue
-        for position, (g, w, mask) in enumerate(zip(got or [None] * len(want), want, trial.masks, strict=True)):
-            _same_gradient(f"{order} {position}", g, w, mask, rounding)
+        per_tensor = zip(gradients or [None] * len(references), references, trial.masks, strict=True)
+        for position, (gradient, reference, mask) in enumerate(per_tensor):
+            _same_gradient(f"{order} {position}", gradient, reference, mask, rounding)
 
 
-def _masked_like_its_tensor(name: str, gradient: Any, mask: Tensor | None) -> None:
+def _masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor | None) -> None:
     if gradient is None:
         return
-    data, got = gradient
+    data, gradient_mask = gradient
     if mask is None:
-        if got is not None:
+        if gradient_mask is not None:
             raise Broken(f"{name}: a masked gradient for a plain tensor")
         if type(data) is not Tensor:
             raise Broken(f"{name}: a {type(data).__name__} for a plain tensor")
         return
-    if got is None:
+    if gradient_mask is None:
         raise Broken(f"{name}: a plain gradient for a masked tensor")
-    wrong = mask_difference(got, mask)
+    wrong = mask_difference(gradient_mask, mask)
     if wrong:
         raise Broken(f"{name}: {wrong}")
 
 
-def _same_gradient(name: str, got: Any, want: Tensor | None, mask: Tensor | None, rounding: float) -> None:
-    where = mask
+def _same_gradient(name: str, got: Observed | None, want: Tensor | None, mask: Tensor | None, rounding: float) -> None:
     if got is None:
-        nothing = want is None or not bool((want if where is None else want[where]).any())
-        if not nothing:
+        if want is not None and bool((want if mask is None else want[mask]).any()):
             raise Broken(f"{name}: none, although the result depends on the tensor")
         return
     data = got[0]
     reference = torch.zeros_like(data) if want is None else want.detach().to(data.dtype)
-    # Where torch's own derivative of the compressed slice is NaN (0/0 at ties of NaN, …), a number may stand.
+    # Any value is accepted where torch's own derivative of the compressed slice is NaN (0/0 at ties of NaN, …).
     reference = torch.where(reference.isnan(), data.detach(), reference)
-    wrong = difference(data, reference, where, rounding)
+    wrong = difference(data, reference, mask, rounding)
     if wrong:
         raise Broken(f"{name}: {wrong}")
 
 
-def judged_derivatives(trial: Trial) -> Derivatives:
-    """:func:`derivatives` on dense storage; Refusal where a rule refuses."""
+def derivatives_or_refusal(trial: Trial) -> Derivatives:
+    """:func:`derivatives` on dense storage; raises Refusal where a rule refuses."""
     try:
         return derivatives(trial)
     except MaskedSemanticsError as error:
@@ -147,9 +156,9 @@ def judged_derivatives(trial: Trial) -> Derivatives:
 
 
 def derivatives(trial: Trial, storage: str | None = None) -> Derivatives:
-    """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no such).
+    """Observed gradients of the weighted results, and of the weighted gradients (None where torch has no second order).
 
-    Of results that do not require grad, every gradient is None, which is as good as zeros and nothing else.
+    Results that don't require grad have gradients of None, which the comparison accepts only where zeros are expected.
     """
     args, kwargs, values = trial.wrapped(gradients=True, storage=storage)
     result = trial.sample.differentiable_part(trial.run(args, kwargs))
@@ -160,39 +169,36 @@ def derivatives(trial: Trial, storage: str | None = None) -> Derivatives:
     inputs = [v for v, w in zip(values, wanted, strict=True) if w]
     twice = trial.derivative_order > 1
     first = _with_none(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
-    seen = [None if g is None else trial.subject.observe(g) for g in first]
-    again = _weighted_gradients(seen) if twice else None
-    if again is None:
-        return seen, None
-    second = _with_none(trial.subject.gradients(again, inputs), wanted)
-    return seen, [None if g is None else trial.subject.observe(g) for g in second]
+    observed_first = [None if g is None else trial.subject.observe(g) for g in first]
+    first_scalar = _weighted_gradients(observed_first) if twice else None
+    if first_scalar is None:
+        return observed_first, None
+    second = _with_none(trial.subject.gradients(first_scalar, inputs), wanted)
+    return observed_first, [None if g is None else trial.subject.observe(g) for g in second]
 
 
 def _with_none(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    """The gradients of the tensors that have one, None for the others."""
-    rest = iter(gradients)
-    return [next(rest) if w else None for w in wanted]
+    """The gradients, with None inserted for each tensor that was not differentiated."""
+    remaining = iter(gradients)
+    return [next(remaining) if w else None for w in wanted]
 
 
-def _weighted_gradients(gradients: Sequence[Any]) -> Tensor | None:
+def _weighted_gradients(gradients: Gradients) -> Tensor | None:
     parts = []
     for position, gradient in enumerate(gradients):
         if gradient is None or not gradient[0].requires_grad:
             continue
         data, mask = gradient
-        kept = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
-        part = (kept * weighting(data, 100 + position)).sum()
+        filled = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
+        part = (filled * weighting(data, 100 + position)).sum()
         parts.append(part.real if part.is_complex() else part)
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def _derivatives_of(
-    trial: Trial, answer: Callable[..., Any]
-) -> tuple[list[Tensor | None], list[Tensor | None] | None] | None:
-    """The same two of the oracle, or of plain torch."""
+def _derivatives_of(trial: Trial, answer: Callable[..., Any]) -> PlainDerivatives | None:
+    """The gradients of both orders of the oracle (`answer` is `expected`) or of plain torch (`plain_result`)."""
     args, kwargs, tensors = trial.copies(gradients=True)
-    known = trial.masks
-    masks = {id(t): m for t, m in zip(tensors, known, strict=True) if m is not None}
+    masks = {id(t): m for t, m in zip(tensors, trial.masks, strict=True) if m is not None}
     start_random_numbers(trial.seed)
 
     def part(*args: Any, **kwargs: Any) -> Any:
@@ -206,14 +212,14 @@ def _derivatives_of(
     wanted = [t.requires_grad for t in tensors]
     twice = trial.derivative_order > 1
     first = _with_none(torch.autograd.grad(scalar, inputs, create_graph=twice, allow_unused=True), wanted)
-    again = (
-        _weighted_gradients([None if g is None else (g, m) for g, m in zip(first, known, strict=True)])
+    first_scalar = (
+        _weighted_gradients([None if g is None else (g, m) for g, m in zip(first, trial.masks, strict=True)])
         if twice
         else None
     )
-    if again is None:
+    if first_scalar is None:
         return first, None
-    return first, _with_none(torch.autograd.grad(again, inputs, allow_unused=True), wanted)
+    return first, _with_none(torch.autograd.grad(first_scalar, inputs, allow_unused=True), wanted)
 
 
 def _pair(leaf: object) -> Any:
@@ -222,8 +228,8 @@ def _pair(leaf: object) -> Any:
     return (leaf, None) if isinstance(leaf, Tensor) else leaf
 
 
-def _against_differences(trial: Trial, gradients: Sequence[Any]) -> None:
-    """The gradient along a random direction over valid elements, against central differences of the subject."""
+def _against_differences(trial: Trial, gradients: Gradients) -> None:
+    """Compare the gradient along a random direction over valid elements with central differences of the subject."""
     masks = trial.masks
     directions: list[Tensor | None] = []
     for position, (tensor, mask) in enumerate(zip(trial.sample.tensors, masks, strict=True)):
@@ -232,13 +238,13 @@ def _against_differences(trial: Trial, gradients: Sequence[Any]) -> None:
             continue
         direction = weighting(tensor, 200 + position)
         directions.append(direction if mask is None else torch.where(mask, direction, torch.zeros_like(direction)))
-    # Where plain torch's own derivative is not what differences give (kinks, ties), they say nothing.
+    # Central differences are no reference where even plain torch's derivative disagrees with them (kinks, ties).
     unmasked = _all_valid(trial)
-    plainly = _derivatives_of(unmasked, as_torch)
-    if plainly is not None:
-        own = _directional([None if g is None else (g, None) for g in plainly[0]], directions)
-        if not _close(own, _slope(unmasked, directions)):
-            raise NotAsked("plain torch's own derivative is not what central differences give")
+    from_torch = _derivatives_of(unmasked, plain_result)
+    if from_torch is not None and not _close(
+        _directional(_as_observed(from_torch)[0], directions), _slope(unmasked, directions)
+    ):
+        raise NotAsked("plain torch's own derivative differs from central differences")
     along, slope = _directional(gradients, directions), _slope(trial, directions)
     if not _close(along, slope):
         raise Broken(f"the gradient along a direction is {along:.8g}, central differences give {slope:.8g}")
@@ -248,15 +254,15 @@ def _close(along: float, slope: float) -> bool:
     return abs(slope - along) <= ABSOLUTE + RELATIVE * abs(slope) or slope != slope
 
 
-def _directional(gradients: Sequence[Any], directions: Sequence[Tensor | None]) -> float:
+def _directional(gradients: Gradients, directions: Sequence[Tensor | None]) -> float:
     """The directional derivative, from the gradients."""
     along = 0.0
     for gradient, direction in zip(gradients, directions, strict=True):
         if gradient is None or direction is None:
             continue
         data, mask = gradient
-        kept = data if mask is None else torch.where(mask, data, torch.zeros_like(data))
-        along += float((kept * direction).sum().detach().real)
+        filled = data if mask is None else torch.where(mask, data, torch.zeros_like(data))
+        along += float((filled * direction).sum().detach().real)
     return along
 
 

@@ -14,8 +14,7 @@ from op_registry.conformance.compare import bit_difference, difference, mask_dif
 from op_registry.conformance.masks import FILLS
 from op_registry.conformance.oracles import Expected, NoOracle, Refused
 from op_registry.conformance.other_numbers import with_other_numbers
-from op_registry.conformance.plain_torch import levelled, weighted_sum
-from op_registry.conformance.plain_torch import said as said_of
+from op_registry.conformance.plain_torch import levelled, one_line, weighted_sum
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.ties import equally_right
 from op_registry.conformance.trees import tree_leaves
@@ -30,13 +29,16 @@ from op_registry.conformance.trial import (
 )
 from op_registry.errors import MaskedSemanticsError
 
+# Observed results and gradients of one run.
+Outcome = tuple[list[Any], list[Any]]
+
 
 def all_valid_identity(trial: Trial) -> None:
-    """P1: with every element valid, what plain torch gives: values, dtype, shape, and strides of views."""
+    """P1: with every element valid, the result is plain torch's: values, dtype, shape, and strides of views."""
     if trial.partial:
         raise NotAsked("something is invalid")
-    if trial.masking.kind == "unstored":  # the first call of these operands
-        _called_before(trial)
+    if trial.masking.kind == "unstored":  # the first trial of these operands
+        _make_earlier_calls(trial)
     want = tree_leaves(trial.plain())
     got = trial.outcome()
     if len(got) != len(want):
@@ -46,19 +48,24 @@ def all_valid_identity(trial: Trial) -> None:
         _same_as_plain(position, mine, plain, bitwise, trial)
 
 
-def _called_before(trial: Trial) -> None:
-    """The same call on other tensors, with other numbers and with its own: anything that a rule
-    caches from either must not affect the call under test."""
+def _make_earlier_calls(trial: Trial) -> None:
+    """Make the call on other tensors, with other numbers and with its own.
+
+    Whatever a rule caches from these must not affect the call under test.
+    """
     renumbered = dataclasses.replace(trial, sample=with_other_numbers(trial.sample, trial.seed))
-    earlier_ones = [renumbered] if renumbered.sample is not trial.sample else []
-    for earlier in map(_on_telling_values, (*earlier_ones, trial)):
-        with contextlib.suppress(Exception):  # of which nobody says that they are in its domain
-            given, named, _ = earlier.wrapped()
-            earlier.run(given, named)
+    different = [renumbered] if renumbered.sample is not trial.sample else []
+    for earlier in map(_on_distinguishing_values, (*different, trial)):
+        with contextlib.suppress(Exception):  # the changed values may lie outside the operator's domain
+            args, kwargs, _ = earlier.wrapped()
+            earlier.run(args, kwargs)
 
 
-def _on_telling_values(trial: Trial) -> Trial:
-    """The call on values for which plain torch gives something else; a matrix in reverse has the rank that it had."""
+def _on_distinguishing_values(trial: Trial) -> Trial:
+    """The call on values for which plain torch gives another result.
+
+    Reversed values are tried first. They don't change every result (a reversed matrix keeps its rank).
+    """
     reverse = trial.on_other_values()
     with contextlib.suppress(Exception):
         return trial.on_other_values(change=levelled) if _same_results(reverse.plain(), trial.plain()) else reverse
@@ -71,12 +78,12 @@ def _same_results(mine: object, theirs: object) -> bool:
 
 
 def _repeats_itself(trial: Trial, position: int, plain: Tensor) -> bool:
-    """Whether plain torch gives these bits again, for copies elsewhere in memory.
+    """Whether plain torch reproduces these bits for copies at other addresses.
 
-    Some routines of LAPACK sum in an order that depends on where in memory their arguments lie.
+    Some LAPACK routines sum in an order that depends on the address of their arguments.
     """
     runs = [plain]
-    for _ in range(16):  # all are kept, so that each lies elsewhere
+    for _ in range(16):  # all are kept alive, so that each has an address of its own
         runs.append(tree_leaves(trial.plain())[position].clone())
         if bit_difference(runs[-1], plain):
             return False
@@ -114,13 +121,13 @@ def _same_as_plain(position: int, mine: object, plain: object, bitwise: bool, tr
 
 
 def same_errors(trial: Trial) -> None:
-    """P1 for calls that plain torch refuses: the same exception, with every tensor masked and valid."""
+    """P1 for calls on which plain torch raises: the same exception, with every tensor masked and valid."""
     try:
         trial.plain()
     except Exception as error:
         wanted = error
     else:
-        raise NotAsked("plain torch does not refuse it on this machine")
+        raise NotAsked("plain torch does not raise on this machine")
     try:
         trial.outcome()
     except MaskedSemanticsError as error:
@@ -128,12 +135,12 @@ def same_errors(trial: Trial) -> None:
     except Exception as error:
         if isinstance(error, type(wanted)):
             return
-        raise Broken(f"{said_of(error)}, instead of {said_of(wanted)}") from error
-    raise Broken(f"no error, instead of {said_of(wanted)}")
+        raise Broken(f"{one_line(error)}, instead of {one_line(wanted)}") from error
+    raise Broken(f"no error, instead of {one_line(wanted)}")
 
 
 def compress(trial: Trial) -> None:
-    """P2, P8: valid values and masks are what the oracle says; what it refuses, the subject refuses."""
+    """P2, P8: valid values and masks are the oracle's; what the oracle refuses, the subject refuses."""
     try:
         want = trial.expected()
     except Refused as reason:
@@ -161,9 +168,9 @@ def _same_as_expected(position: int, mine: object, theirs: object, trial: Trial)
         raise Broken(f"{name}: {mine!r} instead of a tensor")
     data, mask = mine
     if isinstance(theirs, Tensor):
-        # A plain answer; a masked one that hides nothing says the same.
+        # A plain result is expected; a masked one without invalid elements is equivalent.
         if mask is not None and not bool(mask.all()):
-            raise Broken(f"{name}: invalid elements in what is a plain answer")
+            raise Broken(f"{name}: invalid elements where a plain result is expected")
         wrong = None if trial.sample.valueless else difference(data, theirs)
         if wrong:
             raise Broken(f"{name}: {wrong}")
@@ -184,20 +191,19 @@ def _same_as_expected(position: int, mine: object, theirs: object, trial: Trial)
 
 
 def non_interference(trial: Trial) -> None:
-    """P3: whatever lies under the mask, results, masks, gradients and errors are the same, bit for bit."""
+    """P3: results, masks, gradients and errors don't depend on the data under the mask, bit for bit."""
     if not trial.partial:
         raise NotAsked("nothing is invalid")
     base = outcome_with_gradients(trial, None)
-    fills = fills_for(trial)
-    for fill in fills:
-        again = outcome_with_gradients(trial, fill)
-        if isinstance(base, Exception) or isinstance(again, Exception):
-            if type(base) is not type(again):
-                raise Broken(f"with {fill} under the mask {said(again)}, otherwise {said(base)}")
+    for fill in fills_for(trial):
+        refilled = outcome_with_gradients(trial, fill)
+        if isinstance(base, Exception) or isinstance(refilled, Exception):
+            if type(base) is not type(refilled):
+                raise Broken(f"with {fill} under the mask {what_happened(refilled)}, otherwise {what_happened(base)}")
             continue
-        same_bits(f"with {fill} under the mask", again, base, trial)
+        same_bits(f"with {fill} under the mask", refilled, base, trial)
     if isinstance(base, MaskedSemanticsError) and refused_by_the_semantics(trial):
-        raise RefusedRightly(str(base))  # whatever is hidden
+        raise RefusedRightly(str(base))  # with every fill
     if isinstance(base, MaskedSemanticsError):
         raise Refusal(str(base))
     if isinstance(base, Exception):
@@ -205,19 +211,19 @@ def non_interference(trial: Trial) -> None:
 
 
 def fills_for(trial: Trial) -> Sequence[str]:
-    """Every fill where floating-point data is hidden, those that integers tell apart elsewhere."""
+    """Every fill where floating-point data is hidden; elsewhere those that differ as integers."""
     hidden = [t for t, m in zip(trial.sample.tensors, trial.masks, strict=True) if m is not None and not bool(m.all())]
     return FILLS if any(t.is_floating_point() or t.is_complex() for t in hidden) else ("nan", "inf", "tiny")
 
 
-def said(outcome: object) -> str:
-    return f"it raises {said_of(outcome)}" if isinstance(outcome, Exception) else "it gives a result"
+def what_happened(outcome: Outcome | Exception) -> str:
+    return f"it raises {one_line(outcome)}" if isinstance(outcome, Exception) else "it gives a result"
 
 
 def outcome_with_gradients(
     trial: Trial, fill: str | None, storage: str | None = None, explicit_invalid: bool = False
-) -> Any:
-    """Results and, where there is a derivative, gradients of a fixed weighting of them; or what was raised."""
+) -> Outcome | Exception:
+    """Results and, where there is a derivative, gradients of a fixed weighting of them; or the exception raised."""
     try:
         differentiable = trial.derivative_order > 0
         args, kwargs, values = trial.wrapped(
@@ -237,14 +243,15 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
     scalar = weighted_sum(outcome)
     if scalar is None:
         return []
-    wanted = [v for v in values if subject.requires_grad(v)]
-    found = iter(subject.gradients(scalar, wanted, create_graph))
-    gradients = [next(found) if subject.requires_grad(v) else None for v in values]
+    inputs = [v for v in values if subject.requires_grad(v)]
+    remaining = iter(subject.gradients(scalar, inputs, create_graph))
+    gradients = [next(remaining) if subject.requires_grad(v) else None for v in values]
     return [None if g is None else subject.observe(g) for g in gradients]
 
 
-def same_bits(name: str, again: Any, base: Any, trial: Trial) -> None:
-    for what, mine, theirs in (("result", again[0], base[0]), ("gradient", again[1], base[1])):
+def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial) -> None:
+    """Broken unless two runs agree in results and gradients, bit for bit."""
+    for what, mine, theirs in zip(("result", "gradient"), outcome, base, strict=True):
         if len(mine) != len(theirs):
             raise Broken(f"{name}: {len(mine)} {what}s instead of {len(theirs)}")
         for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):

@@ -1,33 +1,26 @@
-"""Masks laid over a sample, and what is put under them."""
+"""Masks for the tensors of a sample, and the garbage stored under them."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-# A tensor that stays plain, among others that are masked.
+# Stands in place of the mask of a tensor that stays plain.
 PLAIN = "plain"
+Mask = Tensor | str | None
 
-WHOLE = ("unstored", "stored")
-PARTIAL = ("half", "half_first", "half_others", "slices", "empty", "first", "broadcast")
-KINDS = (*WHOLE, *PARTIAL)
-
-# Those of them in which every tensor has a random mask of its own.
-RANDOM = ("half", "half_others")
-ATTEMPTS = 16
-
-# What is put under the mask: by name, for floating point; integers take the nearest thing that they have.
-FILLS = ("nan", "inf", "-inf", "max", "lowest", "tiny")
-
-DESCRIPTIONS = {
+# The kinds of masks, each with its description, under which every element is valid.
+_WHOLE = {
     "unstored": "every tensor masked, no validity stored: all valid",
     "stored": "every tensor masked, a stored mask that is all True",
-    "half": "every tensor under a random mask of its own; where two have a shape, each hides what the other does not",
+}
+# The kinds under which something is invalid.
+_PARTIAL = {
+    "half": "every tensor under a random mask of its own; no mask contains that of another tensor of the same shape",
     "half_first": "the first tensor under a random mask, the others plain",
     "half_others": "the first tensor plain, the others under random masks",
     "slices": "the first slice of the first and of the last dimension invalid",
@@ -35,6 +28,15 @@ DESCRIPTIONS = {
     "first": "only the first element valid",
     "broadcast": "a random mask with every other dimension of size 1",
 }
+DESCRIPTIONS = _WHOLE | _PARTIAL
+WHOLE, PARTIAL, KINDS = tuple(_WHOLE), tuple(_PARTIAL), tuple(DESCRIPTIONS)
+
+# The kinds under which every masked tensor has a random mask of its own.
+RANDOM = ("half", "half_others")
+ATTEMPTS = 16
+
+# The garbage stored under a mask. The names are those of floating-point values; integers use the nearest they have.
+FILLS = ("nan", "inf", "-inf", "max", "lowest", "tiny")
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,23 @@ class Masking:
     """A mask (bool, broadcastable to the tensor; None where all is valid) or PLAIN for each tensor of a sample."""
 
     kind: str
-    masks: tuple[Any, ...]
+    masks: tuple[Mask, ...]
 
     def full(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
         """Each mask at its tensor's full shape; None for a tensor that stays plain."""
-        found: list[Tensor | None] = []
+        full_masks: list[Tensor | None] = []
         for tensor, mask in zip(tensors, self.masks, strict=True):
             if isinstance(mask, str):
-                found.append(None)
+                full_masks.append(None)
             elif mask is None:
-                found.append(torch.ones(tensor.shape, dtype=torch.bool))
+                full_masks.append(torch.ones(tensor.shape, dtype=torch.bool))
             else:
-                found.append(mask.expand(tensor.shape).clone())
-        return found
+                full_masks.append(mask.expand(tensor.shape).clone())
+        return full_masks
 
 
 def _random(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Half valid; with two elements or more at least one valid and one not."""
+    """A random mask, about half True; with two or more elements at least one is True and one False."""
     mask = torch.rand(tuple(shape), generator=generator) < 0.5
     if mask.numel() > 1 and (mask.all() or not mask.any()):
         flat = mask.reshape(-1)
@@ -91,44 +93,48 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
 
 
 def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | None:
-    """The masks of `kind` for these tensors; None where the kind has nothing to say about them."""
+    """The masks of `kind` for these tensors; None where the kind needs more tensors than there are."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed}".encode()))
     if kind == "half_others" and len(tensors) < 2:
         return None
     if kind == "half_first" and len(tensors) < 2:
         return None
-    masks: list[Any] = []
+    masks: list[Mask] = []
     for position, tensor in enumerate(tensors):
         if (kind == "half_first" and position) or (kind == "half_others" and not position):
             masks.append(PLAIN)
         else:
             masks.append(_mask(kind, tensor, generator))
     if kind in RANDOM:
-        again = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed} again".encode()))
+        redraws = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed} again".encode()))
         for position in range(len(masks)):
-            masks[position] = _told_apart(masks, position, again)
+            masks[position] = _distinguishable(masks, position, redraws)
     return Masking(kind, tuple(masks))
 
 
-def _told_apart(masks: Sequence[Any], position: int, generator: torch.Generator) -> Any:
-    """A random mask, or another one in its place: of two masks of one shape something is to be valid in both, and in
-    either alone. Where one lies within the other, a rule that forgets that other one is right by chance."""
+def _distinguishable(masks: Sequence[Mask], position: int, generator: torch.Generator) -> Mask:
+    """The mask at `position`, redrawn if necessary: two masks of one shape overlap, and neither contains the other.
+
+    If one contained the other, a rule that forgets it would be right by chance.
+    """
     mask = masks[position]
-    alike = [n for n, m in enumerate(masks) if isinstance(mask, Tensor) and m is not PLAIN and m.shape == mask.shape]
-    if len(alike) < 2:
+    if not isinstance(mask, Tensor):
         return mask
-    before = [masks[n] for n in alike if n < position]
+    of_its_shape = [(n, m) for n, m in enumerate(masks) if isinstance(m, Tensor) and m.shape == mask.shape]
+    if len(of_its_shape) < 2:
+        return mask
+    earlier = [m for n, m in of_its_shape if n < position]
     for drawn in (mask, *(_random(mask.shape, generator) for _ in range(ATTEMPTS))):
-        if int(drawn.sum()) > 1 and all(bool(p.any()) for m in before for p in (drawn & m, drawn & ~m, ~drawn & m)):
+        if int(drawn.sum()) > 1 and all(bool(p.any()) for m in earlier for p in (drawn & m, drawn & ~m, ~drawn & m)):
             return drawn
-    return mask  # of one element or two there is no such pair
+    return mask  # impossible for tensors of one or two elements
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
-    """A copy of `tensor` with garbage wherever `mask` (of full shape) is False."""
+    """A copy of `tensor` with garbage (one of FILLS) wherever `mask`, of full shape, is False."""
     copy = tensor.detach().clone()
     if mask is None or bool(mask.all()):
         return copy
@@ -155,14 +161,7 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
         whole = torch.iinfo(copy.dtype)
         value = {"nan": whole.min, "inf": whole.max, "-inf": 0, "max": whole.max, "lowest": whole.min, "tiny": 1}[fill]
         garbage = torch.full((), value, dtype=copy.dtype).expand(copy.shape)
-    return (
-        torch.where(mask, copy, garbage).as_strided(copy.shape, copy.stride())
-        if not copy.ndim
-        else _placed(copy, mask, garbage)
-    )
-
-
-def _placed(copy: Tensor, mask: Tensor, garbage: Tensor) -> Tensor:
-    """Written in place, so that the copy keeps its strides."""
-    copy[~mask] = garbage[~mask]
+    if not copy.ndim:
+        return torch.where(mask, copy, garbage).as_strided(copy.shape, copy.stride())
+    copy[~mask] = garbage[~mask]  # in place, so that the copy keeps its strides
     return copy

@@ -1,4 +1,4 @@
-"""P6, views alias their base in data and mask; P7, the same answers in every mode that the subject can be run in."""
+"""P6: views alias their base, in data and mask. P7: the same results in every mode of the subject."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.compare import difference, mask_difference
-from op_registry.conformance.laws import gradients_of
+from op_registry.conformance.laws import Outcome, gradients_of
 from op_registry.conformance.masks import PARTIAL, PLAIN, Masking, masking
-from op_registry.conformance.plain_torch import said
+from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
+from op_registry.conformance.subject import Observed
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
 from op_registry.errors import MaskedSemanticsError
 
-# Modes compute in another order, and fuse.
+# Compiled modes fuse operators and sum in another order.
 MODE_ROUNDING = 1e-4
-
-# Results, and gradients.
-Outcome = tuple[list[Any], list[Any]]
 
 
 def _views_of(result: object, tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """(which result, which tensor) for every result that shares memory with a tensor."""
+    """(index of the result, index of the tensor) for every result that is a view of a tensor."""
     storages = {t.untyped_storage().data_ptr(): n for n, t in enumerate(tensors) if t.numel()}
-    found = []
+    views = []
     for position, leaf in enumerate(tree_leaves(result)):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel() and leaf._is_view():
             base = storages.get(leaf.untyped_storage().data_ptr())
             if base is not None:
-                found.append((position, base))
-    return found
+                views.append((position, base))
+    return views
 
 
 def views_alias(trial: Trial) -> None:
-    """P6: what is written through a view shows in its base, data and mask, and the other way round."""
+    """P6: writes through a view show in its base, in data and mask, and vice versa."""
     args, kwargs = trial.sample.with_tensors(lambda t: t.detach().clone())
     tensors = _distinct(args, kwargs)
     start_random_numbers(trial.seed)
@@ -46,49 +44,52 @@ def views_alias(trial: Trial) -> None:
     views = _views_of(result, tensors)
     if not views or any(t.requires_grad for t in tensors):
         raise NotAsked("no view")
-    asked = False
+    tested = False
     for position, base in views:
         leaf = tree_leaves(result)[position]
         if leaf is tensors[base] or trial.masks[base] is None:
             continue
-        asked = True
+        tested = True
         if leaf.dtype is not tensors[base].dtype:
-            # Without a stored mask there is none that could go astray.
+            # Without a stored mask there is nothing that a write could leave inconsistent.
             if trial.masking.kind != "unstored":
                 _write_is_refused(trial, position)
             continue
-        numbers = _numbered(leaf, tensors[base])
+        numbers = _view_index(leaf, tensors[base])
         if numbers is not None:
             _write_through(trial, position, base, numbers)
-    if not asked:
+    if not tested:
         raise NotAsked("no view of a masked tensor")
 
 
 def _distinct(args: object, kwargs: object) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
+    by_id: dict[int, Tensor] = {}
     for leaf in tree_leaves((args, kwargs)):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            found.setdefault(id(leaf), leaf)
-    return list(found.values())
+            by_id.setdefault(id(leaf), leaf)
+    return list(by_id.values())
 
 
-def _numbered(view: Tensor, base: Tensor) -> Tensor | None:
-    """For each element of the base the number of the view's element that is written there, or -1 (None: no writing)."""
+def _view_index(view: Tensor, base: Tensor) -> Tensor | None:
+    """For each element of the base, the flat index of the view's element that aliases it, or -1.
+
+    None if the view cannot be written to.
+    """
     try:
         with torch.no_grad():
             view.copy_(torch.zeros_like(view))
     except RuntimeError:
         return None
-    # Numbers are written one by one: the sample's dtype may hold few of them.
-    place = torch.full((base.untyped_storage().nbytes() // base.element_size(),), -1, dtype=torch.int64)
-    place.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(
+    # An int64 tensor with the geometry of the base's storage: the sample's own dtype may not hold every index.
+    storage = torch.full((base.untyped_storage().nbytes() // base.element_size(),), -1, dtype=torch.int64)
+    storage.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(
         torch.arange(view.numel()).reshape(view.shape)
     )
-    return place.as_strided(base.shape, base.stride(), base.storage_offset()).clone()
+    return storage.as_strided(base.shape, base.stride(), base.storage_offset()).clone()
 
 
 def _write_is_refused(trial: Trial, position: int) -> None:
-    """A view of another dtype has a mask of its own: writing through it is refused."""
+    """Broken unless writing through a view of another dtype, which has a mask of its own, is refused."""
     args, kwargs, _ = trial.wrapped()
     view = _leaf(trial, trial.run(args, kwargs), position)
     try:
@@ -107,79 +108,80 @@ def _write_through(trial: Trial, position: int, base: int, numbers: Tensor) -> N
     args, kwargs, values = trial.wrapped()
     view = _leaf(trial, trial.run(args, kwargs), position)
     touched = numbers >= 0
-    data, before = subject.observe(values[base])
-    data, before = data.detach().clone(), before
-    if before is None:
+    data, mask_before = subject.observe(values[base])
+    data = data.detach().clone()
+    if mask_before is None:
         raise Broken("a wrapped tensor is observed as a plain one")
     shape, dtype = subject.observe(view)[0].shape, data.dtype
     number = torch.ones((), dtype=dtype)
     source_mask = torch.arange(int(numbers.max()) + 1).remainder(3).ne(1).reshape(shape)
     source = number.expand(shape).clone()
-    # A masked source: value and validity arrive in the base …
+    # copy_ of a masked source writes values and validity to the base …
     subject.call(torch.Tensor.copy_, view, subject.wrap(source, source_mask))
     where = numbers.clamp_min(0)
     _base_is(
         f"result {position}, copied into",
         subject.observe(values[base]),
         torch.where(touched, number, data),
-        torch.where(touched, source_mask.reshape(-1)[where], before),
+        torch.where(touched, source_mask.reshape(-1)[where], mask_before),
     )
-    # … assignment makes what it writes valid …
+    # … zero_ makes the written elements valid …
     subject.call(torch.Tensor.zero_, view)
     _base_is(
         f"result {position}, set to zero",
         subject.observe(values[base]),
         torch.where(touched, torch.zeros((), dtype=dtype), data),
-        touched | before,
+        touched | mask_before,
     )
-    # … and what is written to the base shows in the view.
+    # … and writes to the base show in the view.
     subject.call(torch.Tensor.copy_, values[base], subject.wrap(torch.ones_like(data), ~touched))
-    seen, mask = subject.observe(view)
-    if mask is None or bool(mask.any()):
-        raise Broken(f"result {position}: writing into the base does not show in the view ({seen.shape})")
+    view_data, view_mask = subject.observe(view)
+    if view_mask is None or bool(view_mask.any()):
+        raise Broken(f"result {position}: writing into the base does not show in the view ({view_data.shape})")
 
 
-def _base_is(name: str, got: tuple[Tensor, Tensor | None], data: Tensor, mask: Tensor) -> None:
-    if got[1] is None:
+def _base_is(name: str, observed_base: Observed, data: Tensor, mask: Tensor) -> None:
+    base_data, base_mask = observed_base
+    if base_mask is None:
         raise Broken(f"{name}: the base is plain")
-    wrong = mask_difference(got[1], mask) or difference(got[0], data, mask)
+    wrong = mask_difference(base_mask, mask) or difference(base_data, data, mask)
     if wrong:
         raise Broken(f"{name}: in the base, {wrong}")
 
 
 def modes_agree(trial: Trial, mode: str) -> None:
-    """P7: the same masks, values and gradients in `mode` as in the subject itself; one compiled graph for any mask."""
-    other = trial.subject.modes().get(mode)
-    if other is None:
+    """P7: the same masks, values and gradients in `mode` as in eager, and no recompilation for another mask."""
+    mode_subject = trial.subject.modes().get(mode)
+    if mode_subject is None:
         raise NotAsked(f"{trial.subject.name} has no mode {mode}")
-    theirs = Trial(other, trial.sample, trial.masking, trial.seed)
+    in_mode = Trial(mode_subject, trial.sample, trial.masking, trial.seed)
     differentiable = trial.derivative_order > 0
     try:
-        want = _both(trial, differentiable)
+        want = _results_and_gradients(trial, differentiable)
     except MaskedSemanticsError as error:
         raise Refusal(str(error)) from error
     try:
-        _agree_in_all(mode, _both(theirs, differentiable), want, trial)
+        _check_outcome(mode, _results_and_gradients(in_mode, differentiable), want, trial)
     except Exception:
-        why = _plain_error_in(theirs)
+        why = _plain_error_in(in_mode)
         if why is not None:
             raise NotAsked(f"plain torch cannot do it in mode {mode} either: {why}") from None
-        if not differentiable or _plain_gradients_agree(trial, theirs):
+        if not differentiable or _plain_gradients_agree(trial, in_mode):
             raise
-        # Plain torch has other gradients in this mode than in eager, or none: results alone are compared.
-        _agree_in_all(mode, _both(theirs, False), (want[0], []), trial)
-    if _gives_a_view(trial.sample):
-        _views_are_right_inside(trial, theirs, mode)
-    _serves_another_mask(trial, theirs, mode)
+        # In this mode, plain torch's gradients are missing or differ from eager: compare the results alone.
+        _check_outcome(mode, _results_and_gradients(in_mode, False), (want[0], []), trial)
+    if _returns_a_view(trial.sample):
+        _check_views_inside(trial, in_mode, mode)
+    _check_another_mask(trial, in_mode, mode)
 
 
-def _gives_a_view(sample: Sample) -> bool:
+def _returns_a_view(sample: Sample) -> bool:
     args, kwargs = sample.with_tensors(lambda t: t.detach().clone())
     return bool(_views_of(sample.fn(*args, **kwargs), _distinct(args, kwargs)))
 
 
-def _views_are_right_inside(trial: Trial, theirs: Trial, mode: str) -> None:
-    """A graph that returns a view has torch take it anew outside; what it was inside shows in a copy."""
+def _check_views_inside(trial: Trial, in_mode: Trial, mode: str) -> None:
+    """Compare views as they are within the graph, by copying them there; torch recreates returned views outside it."""
 
     def copied(*args: Any, **kwargs: Any) -> Any:
         return tree_map(
@@ -187,67 +189,68 @@ def _views_are_right_inside(trial: Trial, theirs: Trial, mode: str) -> None:
         )
 
     sample = dataclasses.replace(trial.sample, fn=copied)
-    eager, other = (Trial(t.subject, sample, t.masking, t.seed) for t in (trial, theirs))
-    _agree_in_all(f"{mode}, copied inside", _both(other, False), _both(eager, False), trial)
+    got, want = (_results_and_gradients(Trial(t.subject, sample, t.masking, t.seed), False) for t in (in_mode, trial))
+    _check_outcome(f"{mode}, copied inside", got, want, trial)
 
 
-def _serves_another_mask(trial: Trial, theirs: Trial, mode: str) -> None:
-    """What was compiled for one mask gives the right answer for another, and is not compiled anew."""
+def _check_another_mask(trial: Trial, in_mode: Trial, mode: str) -> None:
+    """Broken unless the graph compiled for one mask is right for another one, without a recompilation."""
     masks = masking(trial.masking.kind, trial.sample.tensors, trial.seed + 1)
     if masks is None or masks.kind not in PARTIAL:
         return
     second = Trial(trial.subject, trial.sample, masks, trial.seed)
-    want = _both(second, False)
+    want = _results_and_gradients(second, False)
     first_call, second_call = (
-        Trial(theirs.subject, t.sample, t.masking, t.seed).wrapped()[:2] for t in (trial, second)
+        Trial(in_mode.subject, t.sample, t.masking, t.seed).wrapped()[:2] for t in (trial, second)
     )
     try:
-        result = theirs.subject.call_twice(
+        result = in_mode.subject.call_twice(
             trial.sample.fn, first_call, second_call, lambda: start_random_numbers(trial.seed)
         )
     except Exception as error:
-        raise Broken(f"{mode}, called again with another mask: {said(error)}") from error
-    _agree_in_all(f"{mode}, called again with another mask", (observed(theirs.subject, result), []), want, trial)
+        raise Broken(f"{mode}, called again with another mask: {one_line(error)}") from error
+    _check_outcome(f"{mode}, called again with another mask", (observed(in_mode.subject, result), []), want, trial)
 
 
-def _agree_in_all(name: str, got: Outcome, want: Outcome, trial: Trial) -> None:
+def _check_outcome(name: str, got: Outcome, want: Outcome, trial: Trial) -> None:
     for what, mine, theirs in zip(("result", "gradient"), got, want, strict=True):
         if len(mine) != len(theirs):
             raise Broken(f"{name}: {len(mine)} {what}s instead of {len(theirs)}")
         for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            _agree(f"{name}: {what} {position}", a, b, trial.sample.valueless)
+            _check_value(f"{name}: {what} {position}", a, b, trial.sample.valueless)
 
 
-def _plainly(trial: Trial) -> Trial:
+def _on_plain_tensors(trial: Trial) -> Trial:
     masks = Masking("plain", tuple(PLAIN for _ in trial.sample.tensors))
     return Trial(trial.subject, trial.sample, masks, trial.seed)
 
 
-def _plain_error_in(theirs: Trial) -> str | None:
-    """What the mode says where it cannot run the call on plain tensors; None where it can."""
+def _plain_error_in(in_mode: Trial) -> str | None:
+    """The mode's error when it runs the call on plain tensors; None if it runs."""
     try:
-        _both(_plainly(theirs), False)
+        _results_and_gradients(_on_plain_tensors(in_mode), False)
     except Exception as error:
-        return said(error)
+        return one_line(error)
     return None
 
 
-def _plain_gradients_agree(trial: Trial, theirs: Trial) -> bool:
-    """Whether the mode differentiates the call on plain tensors, as eager does."""
+def _plain_gradients_agree(trial: Trial, in_mode: Trial) -> bool:
+    """Whether the gradients of the call on plain tensors are the same in this mode as in eager."""
     try:
-        _agree_in_all("plain", _both(_plainly(theirs), True), _both(_plainly(trial), True), trial)
+        got, want = (_results_and_gradients(_on_plain_tensors(t), True) for t in (in_mode, trial))
+        _check_outcome("plain", got, want, trial)
     except Exception:
         return False
     return True
 
 
-def _agree(name: str, got: object, want: object, valueless: bool) -> None:
+def _check_value(name: str, got: object, want: object, valueless: bool) -> None:
     if not isinstance(got, tuple) or not isinstance(want, tuple):
         if got is not want and got != want and not (got != got and want != want):
             raise Broken(f"{name} is {got!r} instead of {want!r}")
         return
     if (got[1] is None) != (want[1] is None):
-        raise Broken(f"{name} is {'plain' if got[1] is None else 'masked'}, otherwise it is not")
+        raise Broken(f"{name} is {'plain' if got[1] is None else 'masked'}, in eager it is not")
     wrong = mask_difference(got[1], want[1]) if got[1] is not None else None
     if not wrong and not valueless:
         wrong = difference(got[0], want[0], got[1], MODE_ROUNDING if want[0].is_floating_point() else None)
@@ -255,8 +258,8 @@ def _agree(name: str, got: object, want: object, valueless: bool) -> None:
         raise Broken(f"{name}: {wrong}")
 
 
-def _both(trial: Trial, gradients: bool) -> Outcome:
-    """Results and gradients (none where they are not asked for), observed."""
+def _results_and_gradients(trial: Trial, gradients: bool) -> Outcome:
+    """Observed results and, if requested, gradients."""
     args, kwargs, values = trial.wrapped(gradients=gradients)
     outcome = observed(trial.subject, trial.run(args, kwargs))
     return outcome, gradients_of(trial.subject, outcome, values) if gradients else []

@@ -1,7 +1,7 @@
-"""How a rule is made wrong: its calls as a mutation sees them, and decorators for kinds of mutations.
+"""How a rule is mutated: the calls that a mutation changes, and decorators for kinds of mutations.
 
-A way gets a :class:`Call` of a rule, runs the right rule, and changes its result or its operands. It says whether it
-changed anything that can be seen (``call.changed``): a way that never does so has nothing to say about a rule.
+A way (of being wrong) gets a :class:`Call` of a rule, runs the right rule, and changes its result or its operands. It
+records whether it changed anything observable (``call.changed``): a way that never does does not fit the rule.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from op_registry.rule import Run
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse
 
+# The dtypes in which data under a mask can be NaN.
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -31,7 +32,7 @@ class Call:
     run: Run
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    # What the way keeps from one call to the next.
+    # What the way stores from one call to the next.
     memory: dict[Any, Any]
     changed: bool = False
 
@@ -39,19 +40,19 @@ class Call:
         return self.run(*self.args, **self.kwargs)
 
     def records(self) -> list[Dense]:
-        """Every dense record among the arguments; of a sparse record what it stores."""
+        """Every dense record among the arguments, and the values of every sparse record."""
         leaves = (_values(leaf) for leaf in tree_leaves((self.args, self.kwargs)))
         return [leaf for leaf in leaves if isinstance(leaf, Dense)]
 
     def partial(self) -> list[Dense]:
-        """The records that have something invalid; none while a graph is traced, when nobody knows."""
+        """The records with invalid elements; none while tracing, when masks have no values."""
         return [r for r in self.records() if some_invalid(r)]
 
     def with_records(self, change: Callable[[Dense, int], Dense]) -> Any:
-        """The right rule's result for other records: `change` of each one and its number in `records`."""
+        """The right rule's result with every record replaced by `change(record, number)`, numbered as in `records`."""
         number = itertools.count()
 
-        def changed(leaf: Any) -> Any:
+        def changed(leaf: object) -> Any:
             if isinstance(leaf, Permuted):
                 return leaf.like(changed(leaf.base))
             if isinstance(leaf, Sparse):
@@ -62,7 +63,7 @@ class Call:
         return self.run(*args, **kwargs)
 
 
-def _values(leaf: Any) -> Any:
+def _values(leaf: object) -> object:
     if isinstance(leaf, Permuted):
         return leaf.base.values
     return leaf.values if isinstance(leaf, Sparse) else leaf
@@ -79,7 +80,7 @@ def some_valid(record: Dense) -> bool:
 
 
 def hidden(records: Sequence[Dense]) -> Tensor:
-    """A number that depends on everything that is hidden, and on nothing else."""
+    """A number that depends on all data under the masks, and on nothing else."""
     parts = []
     for r in records:
         assert r.valid is not None
@@ -89,30 +90,30 @@ def hidden(records: Sequence[Dense]) -> Tensor:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of being wrong, by name; `laws` are those tried first, which are meant to see it."""
+    """A way of being wrong, by name; `laws` are tried first, because they are expected to notice it."""
 
     name: str
     change: Callable[[Call], Any] = field(repr=False)
     laws: tuple[str, ...] = ()
 
-    def mutated(self, run: Run, seen: Changes) -> Run:
-        """The run that is wrong in this way; `seen` counts its calls, and those in which it changed something."""
+    def mutated(self, run: Run, changes: Changes) -> Run:
+        """`run`, made wrong in this way; `changes` counts its calls, and those in which it changed something."""
         memory: dict[Any, Any] = {}
 
         def mutant(*args: Any, **kwargs: Any) -> Any:
             call = Call(run, args, kwargs, memory)
-            seen.calls += 1
+            changes.calls += 1
             try:
                 return self.change(call)
             finally:
-                seen.changed += call.changed
+                changes.changed += call.changed
 
         return mutant
 
 
 @dataclass
 class Changes:
-    """How often a mutant ran, and how often what it did could have been seen."""
+    """How often a mutant ran, and how often it changed something observable."""
 
     calls: int = 0
     changed: int = 0
@@ -122,31 +123,31 @@ WAYS: dict[str, Way] = {}
 
 
 def way(name: str, *laws: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
-    """Decorator: a way of being wrong."""
+    """Decorator: registers a way of being wrong."""
 
-    def keep(change: Callable[[Call], Any]) -> Callable[[Call], Any]:
+    def register(change: Callable[[Call], Any]) -> Callable[[Call], Any]:
         WAYS[name] = Way(name, change, laws)
         return change
 
-    return keep
+    return register
 
 
 Change = Callable[[Dense, Call], Dense | None]
 
 
 def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
-    """Decorator: a change of each result by itself, of a sparse one of its values; None where nothing changes."""
+    """Decorator: registers a change of each result (the values of a sparse one), which returns None for no change."""
 
-    def keep(change: Change) -> Change:
+    def register(change: Change) -> Change:
         def on_all(call: Call) -> Any:
-            def on_one(leaf: Any) -> Any:
+            def on_one(leaf: object) -> Any:
                 if isinstance(leaf, Permuted):
                     return leaf.like(on_one(leaf.base))
                 if isinstance(leaf, Sparse):
                     values = change(leaf.values, call)
                     call.changed |= values is not None
                     return leaf if values is None else leaf.like(values)
-                if type(leaf) is Tensor:  # a plain answer: its values may be wrong, a mask it has none
+                if type(leaf) is Tensor:  # a plain result: it has values to change, but no mask
                     record = change(Dense(leaf), call)
                     call.changed |= record is not None and record.data is not leaf
                     return leaf if record is None else record.data
@@ -161,13 +162,13 @@ def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
         way(name, *laws)(on_all)
         return change
 
-    return keep
+    return register
 
 
 def leaking(name: str, *laws: str) -> Callable[[Change], Change]:
-    """As `on_results`, of results in numbers, where an operand in numbers hides something."""
+    """Like `on_results`, for floating-point and complex results of calls in which such an operand is partly invalid."""
 
-    def keep(change: Change) -> Change:
+    def register(change: Change) -> Change:
         def guarded(result: Dense, call: Call) -> Dense | None:
             if not leaky(call) or result.dtype not in NUMBERS or not some_valid(result):
                 return None
@@ -175,7 +176,7 @@ def leaking(name: str, *laws: str) -> Callable[[Change], Change]:
 
         return on_results(name, *laws)(guarded)
 
-    return keep
+    return register
 
 
 def leaky(call: Call) -> list[Dense]:
@@ -183,13 +184,13 @@ def leaky(call: Call) -> list[Dense]:
 
 
 def on_gradients(name: str) -> Callable[[Change], Change]:
-    """As `on_results`, of results that require grad."""
+    """Like `on_results`, for results that require grad."""
 
-    def keep(change: Change) -> Change:
+    def register(change: Change) -> Change:
         def guarded(result: Dense, call: Call) -> Dense | None:
             differentiable = result.data.requires_grad and torch.is_grad_enabled() and not being_traced(result.data)
             return change(result, call) if differentiable and some_valid(result) else None
 
         return on_results(name, "P5", "P3")(guarded)
 
-    return keep
+    return register

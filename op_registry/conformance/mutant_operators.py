@@ -1,14 +1,14 @@
-"""A stranger's library for the mutants: an operator of each kind, its right rule, and oracles and samples if needed.
+"""An invented library for the mutants: an operator of each kind, its right rule, and oracles and samples if needed.
 
 Operators are defined by torch.library.custom_op in a namespace of their own. Rules are registered by category where the
-category has a run, and as functions elsewhere. Importing this module defines the operators; `register` registers the
-rule of one, in the caller's overlay.
+category has a run, and as functions otherwise. Importing this module defines the operators; `register` registers the
+rule of one of them, in the caller's overlay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +24,29 @@ from op_registry.rule import Rule
 NAMESPACE = "op_registry_mutants"
 
 
-def _defined(function: Callable[..., Any], backward: Any = None, context: Any = None) -> OpOverload:
+class Context(Protocol):
+    """The autograd context of these operators."""
+
+    saved_tensors: tuple[Tensor, ...]
+    # The inputs that are not tensors.
+    others: list[Any]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+Backward = Callable[[Context, Tensor], object]
+
+
+def _defined(function: Callable[..., Tensor], backward: Backward | None = None) -> OpOverload:
     """A custom operator that runs `function`, on fake tensors too; differentiable with `backward`."""
     operator = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=())
     operator.register_fake(lambda *args, **kwargs: torch.empty_like(function(*args, **kwargs)))
     if backward is not None:
-        operator.register_autograd(backward, setup_context=context)
+        operator.register_autograd(backward, setup_context=_save_inputs)
     return operator._opoverload
 
 
-def _saved(ctx: Any, inputs: Sequence[object], output: object) -> None:
+def _save_inputs(ctx: Context, inputs: Sequence[object], output: object) -> None:
     tensors = [i for i in inputs if isinstance(i, Tensor)]
     ctx.save_for_backward(*tensors)
     ctx.others = [i for i in inputs if not isinstance(i, Tensor)]
@@ -46,7 +59,7 @@ def soft_sign(x: Tensor) -> Tensor:
     return x / (1 + x.abs())
 
 
-def _soft_sign_backward(ctx: Any, grad: Tensor) -> Tensor:
+def _soft_sign_backward(ctx: Context, grad: Tensor) -> Tensor:
     (x,) = ctx.saved_tensors
     return grad / (1 + x.abs()) ** 2
 
@@ -55,7 +68,7 @@ def blend(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight + weight
 
 
-def _blend_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _blend_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, weight = ctx.saved_tensors
     return (grad * weight).sum_to_size(x.shape), (grad * (x + 1)).sum_to_size(weight.shape)
 
@@ -64,7 +77,7 @@ def total(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return x.sum(dim, keepdim)
 
 
-def _total_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _total_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
     (x,), (dim, keepdim) = ctx.saved_tensors, ctx.others
     return (grad if keepdim or not x.ndim else grad.unsqueeze(dim)).expand(x.shape), None, None
 
@@ -77,7 +90,7 @@ def running(x: Tensor, dim: int) -> Tensor:
     return x.cumsum(dim)
 
 
-def _running_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+def _running_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
     (dim,) = ctx.others
     return grad.flip(dim).cumsum(dim).flip(dim), None
 
@@ -86,7 +99,7 @@ def reversed_copy(x: Tensor, dim: int) -> Tensor:
     return x.flip(dim)
 
 
-def _reversed_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+def _reversed_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
     return grad.flip(ctx.others[0]), None
 
 
@@ -94,7 +107,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return torch.matmul(left, right)
 
 
-def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _product_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
     left, right = ctx.saved_tensors
     return grad @ right.mT, left.mT @ grad
 
@@ -103,7 +116,7 @@ def centered(x: Tensor, dim: int) -> Tensor:
     return x - x.mean(dim, keepdim=True)
 
 
-def _centered_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+def _centered_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
     return grad - grad.mean(ctx.others[0], keepdim=True), None
 
 
@@ -111,7 +124,7 @@ def whitened(x: Tensor) -> Tensor:
     return x - x.sum() / max(x.numel(), 1)
 
 
-def _whitened_backward(ctx: Any, grad: Tensor) -> Tensor:
+def _whitened_backward(ctx: Context, grad: Tensor) -> Tensor:
     return grad - grad.sum() / max(grad.numel(), 1)
 
 
@@ -127,7 +140,7 @@ def glued(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([a, b], -1)
 
 
-def _glued_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _glued_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
     a, b = ctx.saved_tensors
     first, second = grad.split([a.shape[-1], b.shape[-1]], -1)
     return first, second
@@ -141,18 +154,18 @@ def positives(x: Tensor) -> Tensor:
     return (x > 0).sum()
 
 
-SOFT_SIGN = _defined(soft_sign, _soft_sign_backward, _saved)
-BLEND = _defined(blend, _blend_backward, _saved)
-TOTAL = _defined(total, _total_backward, _saved)
+SOFT_SIGN = _defined(soft_sign, _soft_sign_backward)
+BLEND = _defined(blend, _blend_backward)
+TOTAL = _defined(total, _total_backward)
 PEAK = _defined(peak)
-RUNNING = _defined(running, _running_backward, _saved)
-REVERSED = _defined(reversed_copy, _reversed_backward, _saved)
-PRODUCT = _defined(product, _product_backward, _saved)
-CENTERED = _defined(centered, _centered_backward, _saved)
-WHITENED = _defined(whitened, _whitened_backward, _saved)
+RUNNING = _defined(running, _running_backward)
+REVERSED = _defined(reversed_copy, _reversed_backward)
+PRODUCT = _defined(product, _product_backward)
+CENTERED = _defined(centered, _centered_backward)
+WHITENED = _defined(whitened, _whitened_backward)
 FORBIDDEN = _defined(forbidden)
 NOISY = _defined(noisy)
-GLUED = _defined(glued, _glued_backward, _saved)
+GLUED = _defined(glued, _glued_backward)
 PICKED = _defined(picked)
 POSITIVES = _defined(positives)
 
@@ -173,26 +186,27 @@ def _centered() -> Rule:
     def centered_rule(x: Dense, dim: int) -> Dense:
         if x.valid is None:
             return Dense(CENTERED(x.data, dim))
-        kept = x.valid.expand(x.shape)
-        mean = x.filled(0).sum(dim, keepdim=True) / kept.sum(dim, keepdim=True).clamp(min=1)
+        mask = x.valid.expand(x.shape)
+        mean = x.filled(0).sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         return x.like(x.filled(0) - mean)
 
     @centered_rule.oracle
-    def by_lines(x: Any, dim: int) -> Expected:
+    def by_slices(x: Expected, dim: int) -> Expected:
         if not x.ndim:
             return Expected(x.data - x.data, x.mask)
-        lines = []
-        for values, valid in zip(x.data.movedim(dim, -1).reshape(-1, x.shape[dim]), _lines(x.mask, dim), strict=True):
+        slices = []
+        for values, valid in zip(_slices(x.data, dim), _slices(x.mask, dim), strict=True):
             mean = values[valid].mean()
-            lines.append(torch.where(valid, torch.where(valid, values, 0) - mean, 0) if valid.any() else values * 0)
+            slices.append(torch.where(valid, torch.where(valid, values, 0) - mean, 0) if valid.any() else values * 0)
         moved = x.data.movedim(dim, -1).shape
-        return Expected(torch.stack(lines).reshape(moved).movedim(-1, dim) if lines else x.data, x.mask)
+        return Expected(torch.stack(slices).reshape(moved).movedim(-1, dim) if slices else x.data, x.mask)
 
     return centered_rule
 
 
-def _lines(mask: Tensor, dim: int) -> Tensor:
-    return mask.movedim(dim, -1).reshape(-1, mask.shape[dim])
+def _slices(data: Tensor, dim: int) -> Tensor:
+    """(slices, size of the dimension)."""
+    return data.movedim(dim, -1).reshape(-1, data.shape[dim])
 
 
 def _noisy() -> Rule:
@@ -226,13 +240,13 @@ def _picked() -> Rule:
         return Dense(result, intersect(condition.validity, chosen))
 
     @picked_rule.oracle
-    def by_hand(condition: Any, a: Any, b: Any) -> Expected:
+    def by_hand(condition: Expected, a: Expected, b: Expected) -> Expected:
         chosen = condition.data > 0
         mask = torch.where(chosen, a.mask.expand(chosen.shape), b.mask.expand(chosen.shape)) & condition.mask
         return Expected(torch.where(chosen, a.data, b.data), mask)
 
     @picked_rule.samples
-    def of_one_shape(make: Any) -> list[Any]:
+    def of_one_shape(make: Callable[..., Tensor]) -> list[tuple[Tensor, ...]]:
         return [(make(shape), make(shape), make(shape)) for shape in ((), (5,), (3, 4), (2, 3, 4))]
 
     return picked_rule
@@ -244,13 +258,13 @@ def _positives() -> Rule:
         return POSITIVES(x.filled(0))
 
     @positives_rule.oracle
-    def by_hand(x: Any) -> Tensor:
+    def by_hand(x: Expected) -> Tensor:
         return (x.data[x.mask] > 0).sum()
 
     return positives_rule
 
 
-# Each operator, by the name of its kind: how its rule is registered.
+# A function that registers the rule of the operator of each kind.
 RULES: dict[str, Callable[[], Rule]] = {
     "elementwise": lambda: categories.elementwise(SOFT_SIGN),
     "elementwise, of two": lambda: categories.elementwise(BLEND),
@@ -261,7 +275,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "contraction": lambda: categories.contraction(PRODUCT),
     "normalization": _centered,
     "opaque": lambda: categories.opaque(WHITENED),
-    "refused": lambda: categories.refused(FORBIDDEN, reason="its order is nobody's business", instead="Reverse it"),
+    "refused": lambda: categories.refused(FORBIDDEN, reason="it reverses all elements", instead="Use torch.flip"),
     "random": _noisy,
     "join": _glued,
     "choice": _picked,
@@ -270,5 +284,5 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 
 def register(kind: str) -> Rule:
-    """The right rule of the operator of a kind, in the innermost overlay."""
+    """Register the right rule of the operator of a kind in the innermost overlay."""
     return RULES[kind]()

@@ -1,4 +1,4 @@
-"""The table of mutants: ways of being wrong × a stranger's operators, and × every built-in rule, over processes."""
+"""The tables of mutants: ways of being wrong × the operators of an invented library, and × every built-in rule."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from op_registry.conformance.samples import entries_by_overload, overloads_calle
 from op_registry.registry import registry
 from op_registry.rule import Rule
 
-# Entries of torch's database that a built-in rule's mutants are tried with: those that call little else.
+# How many entries of torch's database test the mutants of a built-in rule: those that call the fewest other operators.
 MOST_ENTRIES = 1
 MARKS = {"same": "·", "equivalent": "≡", "survived": "!!"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """The mutants of one rule: of an operator of mutant_operators, or with the entries that call a built-in one."""
+    """The mutants of one rule: that of an operator of mutant_operators, or a built-in one with entries that call it."""
 
     rule: str
     category: str
     entries: tuple[str, ...] = ()
 
     def fates(self, ways: Sequence[str] | None) -> list[Fate]:
-        """What becomes of them."""
+        """Run the laws on all mutants."""
         torch.set_num_threads(1)
         if self.entries:
             return built_in_fates(self.rule, self.entries, ways)
@@ -44,55 +44,55 @@ class Job:
 
 
 def strangers() -> list[Job]:
-    """An operator of each kind."""
+    """A job for each operator of the invented library."""
     return [Job(kind, kind) for kind in RULES]
 
 
 def built_in() -> tuple[list[Job], list[Rule]]:
-    """Every built-in rule that an entry of torch's database calls, and those that none calls.
+    """A job for each built-in rule that an entry of torch's database calls, and the rules that none calls.
 
-    A composite rule is written in other operators, and its mutants are theirs.
+    Composite rules are left out: they are written in other operators, whose rules have mutants of their own.
     """
     callers = entries_by_overload()
     rules = {id(rule): rule for op in registry if (rule := registry.get(op)) is not None}
-    jobs, out_of_reach = [], []
+    jobs, uncalled = [], []
     for rule in rules.values():
         if rule.category is COMPOSITE:
             continue
         called = [(op, entry) for op in rule.ops for entry in callers.get(op, ())]
         if not called:
-            out_of_reach.append(rule)
+            uncalled.append(rule)
             continue
         called.sort(key=lambda pair: len(overloads_called(pair[1])))
         entries = tuple(dict.fromkeys(entry for _, entry in called))[:MOST_ENTRIES]
         jobs.append(Job(str(called[0][0]), rule.category.name, entries))
-    return jobs, out_of_reach
+    return jobs, uncalled
 
 
 def run(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int | None) -> list[tuple[Job, list[Fate]]]:
-    """Every job's fates, in order. A job that takes its process down is tried again alone, then told of."""
+    """Every job's fates, in order. A job whose process dies is run again alone, and then reported as a survivor."""
     if workers == 0:
         return [(job, job.fates(ways)) for job in jobs]
-    done = dict(_in_pool(jobs, ways, workers or os.cpu_count() or 1))
+    fates = dict(_in_pool(jobs, ways, workers or os.cpu_count() or 1))
     for job in jobs:
-        if job not in done:
-            done |= dict(_in_pool([job], ways, 1))
-    lost = "its process died"
-    return [(job, done.get(job) or [Fate(Mutant(job.rule, "any"), "survived", message=lost)]) for job in jobs]
+        if job not in fates:
+            fates |= dict(_in_pool([job], ways, 1))
+    message = "its process died"
+    return [(job, fates.get(job) or [Fate(Mutant(job.rule, "any"), "survived", message=message)]) for job in jobs]
 
 
 def _in_pool(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int) -> Iterator[tuple[Job, list[Fate]]]:
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
         futures: dict[Future[list[Fate]], Job] = {pool.submit(job.fates, ways): job for job in jobs}
-        for future in _shown(as_completed(futures), len(jobs)):
+        for future in _with_progress(as_completed(futures), len(jobs)):
             try:
                 yield futures[future], future.result()
             except BrokenProcessPool:  # noqa: PERF203
                 continue
 
 
-def _shown(futures: Iterable[Any], total: int) -> Iterable[Any]:
-    """With a progress bar where tqdm is installed."""
+def _with_progress(futures: Iterable[Any], total: int) -> Iterable[Any]:
+    """The same iterable, with a progress bar if tqdm is installed."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError:
@@ -104,7 +104,7 @@ def _shown(futures: Iterable[Any], total: int) -> Iterable[Any]:
 
 
 def grid(results: Sequence[tuple[Job, list[Fate]]], sparse: bool) -> str:
-    """A line for each way and a column for each operator: the law that kills the mutant, or a mark (MARKS)."""
+    """A row for each way and a column for each operator: the law that kills the mutant, or a mark (MARKS)."""
     columns = [(job, {f.mutant.way: f for f in fates if f.mutant.sparse is sparse}) for job, fates in results]
     columns = [(job, fates) for job, fates in columns if fates]
     if not columns:
@@ -130,14 +130,14 @@ def _cell(fate: Fate | None) -> str:
 
 
 def counts(results: Sequence[tuple[Job, list[Fate]]]) -> str:
-    """A line for each category of rules: how many mutants were killed, changed nothing, are equivalent, survived."""
-    found: dict[str, Counter[str]] = {}
+    """A row for each category of rules: how many mutants were killed, changed nothing, are equivalent, survived."""
+    by_category: dict[str, Counter[str]] = {}
     for job, fates in results:
-        found.setdefault(job.category, Counter()).update(Counter(fate.state for fate in fates))
+        by_category.setdefault(job.category, Counter()).update(Counter(fate.state for fate in fates))
     states = ("killed", "same", "equivalent", "survived")
     head = f"{'category':22s}" + "".join(f"{state:>12s}" for state in states)
-    total = sum(found.values(), Counter())
-    rows = [*sorted(found.items()), ("all", total)]
+    total = sum(by_category.values(), Counter())
+    rows = [*sorted(by_category.items()), ("all", total)]
     return "\n".join([head, *(f"{name:22s}" + "".join(f"{c[s]:12d}" for s in states) for name, c in rows)])
 
 
@@ -148,7 +148,7 @@ def killers(results: Sequence[tuple[Job, list[Fate]]]) -> str:
 
 
 def alarms(results: Sequence[tuple[Job, list[Fate]]]) -> list[str]:
-    """Mutants that no law saw, and equivalent ones that a law did see."""
+    """Mutants that survived, and mutants named as equivalent that were killed."""
     return [
         f"{f.mutant} {f.state}{f' by {f.law}' if f.law else ''}{f': {f.message}' if f.message else ''}"
         for _, fates in results
@@ -158,16 +158,16 @@ def alarms(results: Sequence[tuple[Job, list[Fate]]]) -> list[str]:
 
 
 def report(kinds: bool, rules: bool, ways: Sequence[str] | None, workers: int | None) -> tuple[str, bool]:
-    """The whole of `python -m op_registry mutants`, and whether every mutant is accounted for."""
+    """The output of `python -m op_registry mutants`, and whether every mutant is accounted for."""
     parts: list[str] = []
     alarming: list[str] = []
 
-    def told(results: list[tuple[Job, list[Fate]]], *text: Callable[[Any], str]) -> None:
+    def add(results: list[tuple[Job, list[Fate]]], *text: Callable[[Any], str]) -> None:
         parts.extend(filter(None, (f(results) for f in text)))
         alarming.extend(alarms(results))
 
     if kinds:
-        told(
+        add(
             run(strangers(), ways, workers),
             lambda r: grid(r, sparse=False),
             lambda r: grid(r, sparse=True),
@@ -175,12 +175,12 @@ def report(kinds: bool, rules: bool, ways: Sequence[str] | None, workers: int | 
             killers,
         )
     if rules:
-        jobs, out_of_reach = built_in()
-        parts.append(f"{len(jobs)} built-in rules, each under an entry of torch's database that calls it")
-        told(run(jobs, ways, workers), counts, killers)
-        names = ", ".join(sorted(rule.name for rule in out_of_reach))
-        parts.append(f"{len(out_of_reach)} rules that no entry calls, whose mutants nobody tried here: {names}")
-    parts.append("law: the first that sees the mutant; ·: it changes nothing that can be seen; ≡: no law may see it:")
+        jobs, uncalled = built_in()
+        parts.append(f"{len(jobs)} built-in rules, each tested with an entry of torch's database that calls it")
+        add(run(jobs, ways, workers), counts, killers)
+        names = ", ".join(sorted(rule.name for rule in uncalled))
+        parts.append(f"{len(uncalled)} rules that no entry calls, whose mutants were not tested: {names}")
+    parts.append("law: the first to notice the mutant; ·: it changes nothing observable; ≡: no law may notice it:")
     parts += [f"    {way}: {why}" for way, why in EQUIVALENT.items()]
     parts.append("\n".join(["no survivors"] if not alarming else ["!! not accounted for:", *alarming]))
     return "\n\n".join(parts), not alarming

@@ -1,4 +1,4 @@
-"""Ways to be wrong, each a change to what a rule does: the mutations by which the laws themselves are tested."""
+"""Ways of being wrong: the mutations of rules that test the laws themselves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mask_too_small(result: Dense, call: Call) -> Dense | None:
 
 
 def _flipped(result: Dense, to: bool) -> Dense:
-    """The first element that is not as `to` says becomes so."""
+    """The result with the mask's first element that differs from `to` set to it."""
     valid = torch.ones(result.shape, dtype=torch.bool) if result.valid is None else result.valid.expand(result.shape)
     flat = valid.clone().reshape(-1)
     flat[int((flat != to).nonzero()[0, 0])] = to
@@ -65,7 +65,7 @@ def _flipped(result: Dense, to: bool) -> Dense:
 
 @way("a plain result")
 def plain_result(call: Call) -> Any:
-    """Raw tensors in the place of records."""
+    """Plain tensors are returned instead of records."""
     result = call.result()
     call.changed = any(isinstance(leaf, Dense) and some_invalid(leaf) for leaf in tree_leaves(result))
     return tree_map(lambda leaf: leaf.data if isinstance(leaf, Dense) else leaf, result) if call.changed else result
@@ -73,12 +73,12 @@ def plain_result(call: Call) -> Any:
 
 @way("NaN, valid, for nothing valid")
 def nan_for_nothing(call: Call) -> Any:
-    """Where no operand has anything valid, results are NaN and valid."""
+    """If no operand has a valid element, results are NaN and valid."""
     result, records = call.result(), call.records()
-    nothing = bool(call.partial()) and not any(some_valid(r) for r in records if r.validity is not None)
+    nothing_valid = bool(call.partial()) and not any(some_valid(r) for r in records if r.validity is not None)
 
-    def on_one(leaf: Any) -> Any:
-        if not nothing or not isinstance(leaf, Dense) or leaf.dtype not in NUMBERS or not some_invalid(leaf):
+    def on_one(leaf: object) -> Any:
+        if not nothing_valid or not isinstance(leaf, Dense) or leaf.dtype not in NUMBERS or not some_invalid(leaf):
             return leaf
         call.changed = True
         return Dense(torch.full_like(leaf.data, float("nan")))
@@ -88,27 +88,27 @@ def nan_for_nothing(call: Call) -> Any:
 
 @way("forgets the other operands' masks")
 def other_masks_forgotten(call: Call) -> Any:
-    """Every operand but the first is taken to be all valid."""
+    """Every operand but the first counts as all valid."""
     result = call.with_records(lambda r, n: Dense(r.data) if n else r)
-    call.changed = any(some_invalid(r) for r in call.records()[1:]) and _unlike(result, call.result())
+    call.changed = any(some_invalid(r) for r in call.records()[1:]) and _results_differ(result, call.result())
     return result
 
 
 @way("forgets the first operand's mask")
 def first_mask_forgotten(call: Call) -> Any:
-    """The first operand is taken to be all valid."""
+    """The first operand counts as all valid."""
     result = call.with_records(lambda r, n: r if n else Dense(r.data))
-    call.changed = any(some_invalid(r) for r in call.records()[:1]) and _unlike(result, call.result())
+    call.changed = any(some_invalid(r) for r in call.records()[:1]) and _results_differ(result, call.result())
     return result
 
 
-def _unlike(mine: Any, theirs: Any) -> bool:
-    """Whether two results differ in a mask, or in a valid value, however they are stored."""
-    pairs = itertools.zip_longest(*([_densely(leaf) for leaf in tree_leaves(result)] for result in (mine, theirs)))
+def _results_differ(mine: object, theirs: object) -> bool:
+    """Whether two results differ in a mask or in a valid value, in any storage."""
+    pairs = itertools.zip_longest(*([_as_dense(leaf) for leaf in tree_leaves(result)] for result in (mine, theirs)))
     return any(_records_differ(a, b) if isinstance(a, Dense) and isinstance(b, Dense) else a is not b for a, b in pairs)
 
 
-def _densely(leaf: Any) -> Any:
+def _as_dense(leaf: object) -> object:
     return to_dense(leaf) if isinstance(leaf, (Sparse, Permuted)) else leaf
 
 
@@ -125,19 +125,19 @@ def _records_differ(a: Dense, b: Dense) -> bool:
 
 @on_results("values off by one")
 def off_by_one(result: Dense, call: Call) -> Dense | None:
-    """Every value is another one."""
+    """Every value is changed."""
     return result.like(_other(result.data)) if some_valid(result) else None
 
 
 @on_results("values of scalars off by one")
 def scalars_off(result: Dense, call: Call) -> Dense | None:
-    """Of results without dimensions."""
+    """Every value of 0-d results is changed."""
     return result.like(_other(result.data)) if result.ndim == 0 and some_valid(result) else None
 
 
 @on_results("values off by one in part of the calls")
 def partial_calls_off(result: Dense, call: Call) -> Dense | None:
-    """Only where something is invalid."""
+    """Every value is changed if an operand has an invalid element."""
     return result.like(_other(result.data)) if call.partial() and some_valid(result) else None
 
 
@@ -146,7 +146,7 @@ def _other(data: Tensor) -> Tensor:
         return ~data
     if data.dtype not in NUMBERS:
         return data + 1
-    # One more, of whatever magnitude; what is not finite becomes a number.
+    # Off by more than rounding at any magnitude; NaN and ±inf become 0.
     return torch.where(data.isfinite(), data + data.abs() + 1, torch.zeros((), dtype=data.dtype))
 
 
@@ -159,19 +159,19 @@ def another_dtype(result: Dense, call: Call) -> Dense | None:
 
 @on_results("another shape")
 def another_shape(result: Dense, call: Call) -> Dense | None:
-    """A dimension of size 1 too many."""
+    """The result has an additional dimension of size 1."""
     return result.map(lambda t: t.unsqueeze(0))
 
 
 @way("sevens for holes")
 def sevens_for_holes(call: Call) -> Any:
-    """What is invalid counts as a valid 7: a wrong identity. The mask is the right one."""
+    """Invalid elements count as a valid 7: a wrong identity. The mask is right."""
     return _holes_filled(call, 7)
 
 
 @way("zeros for holes")
 def zeros_for_holes(call: Call) -> Any:
-    """What is invalid counts as a valid 0: a mean divides by all elements. The mask is the right one."""
+    """Invalid elements count as a valid 0: a mean divides by the number of all elements. The mask is right."""
     return _holes_filled(call, 0)
 
 
@@ -181,14 +181,16 @@ def _holes_filled(call: Call, number: int) -> Any:
         return result
     wrong = call.with_records(lambda r, n: Dense(r.filled(bool(number) if r.dtype is torch.bool else number)))
 
-    def on_one(mine: Any, theirs: Any) -> Any:
-        if not isinstance(mine, Dense) or not isinstance(theirs, Dense) or mine.shape != theirs.shape:
-            return mine
-        call.changed |= _differ_where_valid(mine, theirs)
-        return mine.like(theirs.data)
+    def on_one(right_leaf: object, wrong_leaf: object) -> Any:
+        if not isinstance(right_leaf, Dense) or not isinstance(wrong_leaf, Dense):
+            return right_leaf
+        if right_leaf.shape != wrong_leaf.shape:
+            return right_leaf
+        call.changed |= _differ_where_valid(right_leaf, wrong_leaf)
+        return right_leaf.like(wrong_leaf.data)
 
-    rest = iter(tree_leaves(wrong))
-    return tree_map(lambda leaf: on_one(leaf, next(rest, None)), result)
+    wrong_leaves = iter(tree_leaves(wrong))
+    return tree_map(lambda leaf: on_one(leaf, next(wrong_leaves, None)), result)
 
 
 def _differ_where_valid(a: Dense, b: Dense) -> bool:
@@ -199,7 +201,7 @@ def _differ_where_valid(a: Dense, b: Dense) -> bool:
 
 @way("remembers the first call")
 def remembers(call: Call) -> Any:
-    """The first result for these shapes is given for ever."""
+    """The first result for these shapes is returned in every later call."""
     key = str([(tuple(r.shape), r.dtype) for r in call.records()])
     if any(being_traced(r.data) for r in call.records()):
         return call.result()
@@ -209,10 +211,10 @@ def remembers(call: Call) -> Any:
 
 @way("another value when compiled", "P7")
 def wrong_when_traced(call: Call) -> Any:
-    """Values are off by one in a graph."""
+    """Values are off by one in a compiled graph."""
     result = call.result()
 
-    def on_one(leaf: Any) -> Any:
+    def on_one(leaf: object) -> Any:
         if not isinstance(leaf, Dense) or not being_traced(leaf.data):
             return leaf
         call.changed = True
@@ -223,7 +225,7 @@ def wrong_when_traced(call: Call) -> Any:
 
 @way("reads the mask in Python", "P7")
 def reads_the_mask(call: Call) -> Any:
-    """A question about the mask decides how it computes: a graph for each mask, or none."""
+    """The mask's values decide which operators run: a graph break, or a graph that is wrong for another mask."""
     for r in call.records():
         if r.validity is not None and being_traced(r.validity):
             call.changed = True
@@ -232,18 +234,18 @@ def reads_the_mask(call: Call) -> Any:
     return call.result()
 
 
-# ----------------------------------------------------------------------------------------------- what is under the mask
+# ------------------------------------------------------------------------------------------------ data under the mask
 
 
 @leaking("garbage leaks into values")
 def leak(result: Dense, call: Call) -> Dense | None:
-    """What is hidden is added."""
+    """Data under the mask is added to the result."""
     return result.like(result.data + hidden(leaky(call)).to(result.dtype))
 
 
 @leaking("hidden NaN leaks")
 def nan_leak(result: Dense, call: Call) -> Dense | None:
-    """What is hidden is added after multiplication with 0."""
+    """Data under the mask is multiplied by 0 and added to the result."""
     return result.like(result.data + (0 * hidden(leaky(call))).to(result.dtype))
 
 
@@ -256,7 +258,7 @@ def mask_leak(result: Dense, call: Call) -> Dense | None:
 
 @leaking("garbage leaks into gradients", "P3", "P5")
 def gradient_leak(result: Dense, call: Call) -> Dense | None:
-    """The right values; the slope depends on how large the hidden numbers are."""
+    """The values are right; the gradient depends on data under the mask."""
     if not result.data.requires_grad or not torch.is_grad_enabled():
         return None
     number = torch.nan_to_num(hidden(leaky(call)).detach(), 3.0, 2.0, 1.0).clamp(-4, 4).to(result.dtype)
@@ -265,17 +267,17 @@ def gradient_leak(result: Dense, call: Call) -> Dense | None:
 
 @way("raises on hidden NaN")
 def raises_on_nan(call: Call) -> Any:
-    """Whether it raises depends on what is hidden."""
-    leaking = leaky(call)
-    call.changed = bool(leaking)
-    if leaking and bool(hidden(leaking).isnan()):
-        raise ValueError("there is a NaN")
+    """Whether it raises depends on data under the mask."""
+    records = leaky(call)
+    call.changed = bool(records)
+    if records and bool(hidden(records).isnan()):
+        raise ValueError("an operand has a NaN under its mask")
     return call.result()
 
 
 @on_results("NaN under the result's mask")
 def nan_under_the_mask(result: Dense, call: Call) -> Dense | None:
-    """Where the result is invalid its data is NaN, which nobody may see."""
+    """The result's data is NaN where it is invalid, which must not be observable."""
     if not some_invalid(result) or result.dtype not in NUMBERS:
         return None
     assert result.valid is not None
@@ -287,7 +289,7 @@ def nan_under_the_mask(result: Dense, call: Call) -> Dense | None:
 
 @way("writes to its operand")
 def writes_operand(call: Call) -> Any:
-    """The first operand is another one afterwards."""
+    """The first operand's data is modified."""
     result = call.result()
     for record in call.records()[:1]:
         if not being_traced(record.data) and record.data.numel():
@@ -298,7 +300,7 @@ def writes_operand(call: Call) -> Any:
 
 @way("writes under its operand's mask")
 def writes_hidden(call: Call) -> Any:
-    """Fills in place: a caller's memory is another one afterwards."""
+    """Invalid elements are filled in place, in what may be the caller's memory."""
     result = call.result()
     for record in call.partial():
         assert record.valid is not None
@@ -309,7 +311,7 @@ def writes_hidden(call: Call) -> Any:
 
 @way("revives its operand")
 def writes_mask(call: Call) -> Any:
-    """The operand's mask is all True afterwards."""
+    """The operand's mask is set to all True in place."""
     result = call.result()
     for record in call.partial():
         assert record.validity is not None
@@ -323,21 +325,21 @@ def writes_mask(call: Call) -> Any:
 
 @way("refuses what is partly valid")
 def refuses_partial(call: Call) -> Any:
-    """A refusal, by the book, of a call that has an answer."""
+    """It refuses calls that have a result, with the right exception."""
     result = call.result()
     if call.partial() and any(isinstance(leaf, (Dense, Sparse, Tensor)) for leaf in tree_leaves(result)):
         call.changed = True
-        raise MaskedSemanticsError(f"{getattr(call.run, '__name__', '')} of something invalid: refused, not today")
+        raise MaskedSemanticsError(f"{getattr(call.run, '__name__', '')} refuses partly valid operands")
     return result
 
 
 @way("raises on what is partly valid")
 def raises_partial(call: Call) -> Any:
-    """An error that plain torch does not have."""
+    """It raises an error that plain torch does not raise."""
     result = call.result()
     call.changed = bool(call.partial())
     if call.changed:
-        raise ZeroDivisionError("nothing is known of holes")
+        raise ZeroDivisionError("an operand is partly valid")
     return result
 
 
@@ -352,35 +354,35 @@ def gradient_cut(result: Dense, call: Call) -> Dense | None:
 
 @on_gradients("gradient doubled")
 def gradient_doubled(result: Dense, call: Call) -> Dense | None:
-    """The right values, twice the slope."""
+    """The values are right, the gradient is doubled."""
     return result.like(result.data + (result.data - result.data.detach()))
 
 
 @on_gradients("gradient wrong where something is invalid")
 def gradient_of_partial(result: Dense, call: Call) -> Dense | None:
-    """The right values, twice the slope, as for a mean by the wrong number."""
+    """The values are right, the gradient is doubled if an operand is partly valid (a mean divided by the wrong n)."""
     return gradient_doubled(result, call) if call.partial() else None
 
 
-class _Once(torch.autograd.Function):
+class _DifferentiableOnce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: object, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: object, grad: Tensor) -> Tensor:
         return grad.detach() * 1
 
 
 @way("second derivative cut", "P5")
 def second_cut(call: Call) -> Any:
-    """The gradient is right, and a constant. (Of a linear operator it is one.)"""
+    """The gradient is right, but detached. (That changes nothing for a linear operator.)"""
 
     def once(record: Dense, number: int) -> Dense:
         if not record.data.requires_grad or being_traced(record.data):
             return record
         call.changed = True
-        return record.like(_Once.apply(record.data))
+        return record.like(_DifferentiableOnce.apply(record.data))
 
     result = call.with_records(once)
     call.changed = call.changed and torch.is_grad_enabled() and _curved(call)
@@ -388,7 +390,7 @@ def second_cut(call: Call) -> Any:
 
 
 def _curved(call: Call) -> bool:
-    """Whether the second derivative of the right rule is other than zero in this call: tried on copies."""
+    """Whether the second derivative of the right rule is nonzero in this call, computed on copies."""
     inputs: list[Tensor] = []
 
     def copied(record: Dense, number: int) -> Dense:
@@ -398,21 +400,21 @@ def _curved(call: Call) -> bool:
         return Dense(data, None if record.validity is None else record.validity.clone())
 
     with torch.random.fork_rng(devices=[]):
-        records = [_densely(leaf) for leaf in tree_leaves(call.with_records(copied))]
+        records = [_as_dense(leaf) for leaf in tree_leaves(call.with_records(copied))]
     scalar = weighted_sum([(r.data, r.valid) for r in records if isinstance(r, Dense)])
     if scalar is None:
         return False
     first = torch.autograd.grad(scalar, inputs, create_graph=True, allow_unused=True)
-    again = weighted_sum([(g, None) for g in first if g is not None])
-    if again is None:
+    first_scalar = weighted_sum([(g, None) for g in first if g is not None])
+    if first_scalar is None:
         return False
-    second = torch.autograd.grad(again, inputs, allow_unused=True)
+    second = torch.autograd.grad(first_scalar, inputs, allow_unused=True)
     return any(g is not None and bool(g.any()) for g in second)
 
 
 @way("no gradient for the first operand", "P5", "P3")
 def first_gradient_cut(call: Call) -> Any:
-    """One operand counts as a constant."""
+    """The first operand that requires grad is detached."""
     first = next((n for n, r in enumerate(call.records()) if r.data.requires_grad), -1)
     if first < 0 or not torch.is_grad_enabled() or being_traced(call.records()[first].data):
         return call.result()

@@ -1,11 +1,11 @@
-"""Mutants: right rules made wrong on purpose, one way at a time, and which law sees each.
+"""Mutants: right rules made wrong on purpose, in one way at a time, and which law notices each.
 
-    killed      a law is broken, or undecided where the right rule's is not
-    same        the way never changed anything that can be seen, in any call of any trial: it does not fit the rule
-    equivalent  it changes something that no law may see, for a reason that is named (EQUIVALENT)
+    killed      a law is broken, or is undecided although the right rule's is not
+    same        the way never changed anything observable, in any call of any trial: it does not fit the rule
+    equivalent  it changes something that no law may notice, for a stated reason (EQUIVALENT)
     survived    none of these: a law is missing
 
-EQUIVALENT perishes: a mutant in it that is killed after all, and one of it that never ran, is a failure.
+A mutant that is listed in EQUIVALENT and killed all the same is a failure, and so is one that never ran.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ from op_registry.sparse.lowering import lowering_of, run_sparsely
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse
 
-# Cheap laws first: a mutant is done with when one of them sees it.
+# Cheap laws first: the first law to notice a mutant ends its test.
 LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P4", "P7")
-# The laws that look at storage other than dense.
+# The laws that test storages other than dense.
 STORED_LAWS = ("P4", "P3", "P5")
-# The law that compiles.
-DEAR = ("P7",)
+# The laws that compile.
+EXPENSIVE = ("P7",)
+# How many samples are inspected to find out whether a way of being wrong fits.
 TRIED = 12
-# Samples for a mutant that has survived those that others were killed by.
+# The most samples for mutants that survive the first run.
 THOROUGH = 16
 KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others")
 
-# A way of being wrong that no law may see, with the proof.
+# Ways of being wrong that no law may notice, each with the proof.
 EQUIVALENT: dict[str, str] = {
     "NaN under the result's mask": (
-        "what lies under a result's mask has no meaning and no observer: P2 compares valid elements, and P3 requires "
-        "of every operator that hidden data changes nothing, so none that is applied to the result tells the two apart"
+        "the data under a result's mask has no meaning and is never observed: P2 compares valid elements, and P3 "
+        "requires that no operator applied to the result depends on it"
     ),
 }
 
 
-# Ways that change values alone, or the mask that a plain result does not have.
+# Ways that change nothing but values, or forget masks.
 OF_VALUES = (
     "forgets the first operand's mask",
     "forgets the other operands' masks",
@@ -73,7 +74,7 @@ OF_VALUES = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """A rule of an operator, or its run on sparse records, that is wrong in one way."""
+    """A rule, or its run on sparse records, that is wrong in one way."""
 
     # A kind of mutant_operators.RULES, or an overload of a built-in rule.
     rule: str
@@ -86,83 +87,85 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant: "killed" (by which law), "same", "equivalent" or "survived"."""
+    """The result of testing a mutant: "killed" (by which law), "same", "equivalent" or "survived"."""
 
     mutant: Mutant
     state: str
     law: str = ""
     message: str = ""
     calls: int = 0
-    # Whether the mutant is named as one that no law may see.
+    # Whether the mutant is listed in EQUIVALENT.
     named: bool = False
 
     @property
     def alarming(self) -> bool:
-        """Whether it says that a law is missing, or that an equivalence is none."""
+        """Whether a law is missing, or EQUIVALENT is wrong."""
         return self.state == "survived" or (self.named and self.state == "killed")
 
 
 @contextlib.contextmanager
 def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
-    """`rule` made wrong, for the caller and as long as the block lasts. How often it ran, and changed something."""
-    seen = Changes()
+    """Within the block, `rule` is wrong in this way, for the caller only. Yields counts of its calls and changes."""
+    changes = Changes()
 
-    def right(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def right(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return rule.bind(op)(*args, **kwargs)
 
-    memory: dict[Any, Callable[..., Any]] = {}
+    memory: dict[OpOverload, Callable[..., Any]] = {}
 
-    def wrong(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrong(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         if op not in memory:
-            memory[op] = way.mutated(rule.bind(op), seen)
+            memory[op] = way.mutated(rule.bind(op), changes)
         return memory[op](*args, **kwargs)
 
-    def lowered(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def lowered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         if op not in memory:
-            memory[op] = way.mutated(lambda *a, **k: run_sparsely(op, rule, a, k), seen)
-        changed = seen.changed
+            memory[op] = way.mutated(lambda *a, **k: run_sparsely(op, rule, a, k), changes)
+        changed = changes.changed
         try:
             return memory[op](*args, **kwargs)
         except NotLowered:
-            seen.changed = changed  # a call that it does not take is made on dense storage, by the right rule
+            changes.changed = changed  # the right rule makes this call, on dense storage
             raise
 
-    # A run of its own keeps the short ways out, which masked tensors have for calls of a category's run.
+    # A run of its own, because masked tensors bypass the dispatch of a category's run in fast paths.
     lowerings: dict[type, Any] = dict(rule.lowerings)
     if sparse:
         lowerings = {record: lowered for record in (Sparse, Permuted) if lowering_of(rule, record) is not None}
     mutant = dataclasses.replace(rule, run=right if sparse else wrong, takes_op=True, lowerings=lowerings, listeners=[])
     with registry.overlay() as overlay:
         overlay.replace(mutant)
-        yield seen
+        yield changes
 
 
 def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline: Baseline, settings: Settings) -> Fate:
     """Run the laws on operators that call a mutated rule, until one of them is broken."""
     way = WAYS[mutant.way]
-    # Data that is made anew is no view of its operand's any more, whatever is in it.
+    # The mutated result of a view operator is new data, which no longer aliases its operand: P6 notices that.
     named = mutant.way in EQUIVALENT and not any(is_view(op) for op in rule.ops)
-    # Of an entry of the database, what the overload itself does counts: others that it calls have other derivatives.
-    alone = [o for o in operators if isinstance(o, DirectOperator)] or operators
-    if "P5" in way.laws and not any(baseline.derivative(o, "second" in way.name) for o in alone):
-        return Fate(mutant, "same", message="the derivative is zero, and so is twice as much, or none")
-    with installed(rule, way, mutant.sparse) as seen:
+    # Only the overload itself counts: others that an entry of the database calls may have nonzero derivatives.
+    direct = [o for o in operators if isinstance(o, DirectOperator)] or operators
+    if "P5" in way.laws and not any(baseline.derivative(o, "second" in way.name) for o in direct):
+        return Fate(mutant, "same", message="the derivative is zero, so that doubling or cutting it changes nothing")
+    with installed(rule, way, mutant.sparse) as changes:
         for thorough in (False, True):
-            fate = _tried(mutant, operators, _thorough(settings) if thorough else settings, baseline, seen)
+            fate = _tried(mutant, operators, _thorough(settings) if thorough else settings, baseline, changes)
             if fate is not None:
-                return dataclasses.replace(fate, calls=seen.calls, named=named)
+                return dataclasses.replace(fate, calls=changes.calls, named=named)
             if mutant.way in EQUIVALENT:
                 break
         if way.laws and not any(baseline.decision(o, law, settings) == "holds" for o in operators for law in way.laws):
-            return Fate(mutant, "same", message="plain torch cannot be asked either", calls=seen.calls)
+            return Fate(mutant, "same", message="the law cannot test the right rule either", calls=changes.calls)
     if mutant.way in EQUIVALENT or _about_unspecified_values(way, rule, operators):
-        return Fate(mutant, "equivalent", calls=seen.calls, named=named)
-    return Fate(mutant, "survived", calls=seen.calls, named=named)
+        return Fate(mutant, "equivalent", calls=changes.calls, named=named)
+    return Fate(mutant, "survived", calls=changes.calls, named=named)
 
 
 def _about_unspecified_values(way: Way, rule: Rule, operators: Sequence[Operator]) -> bool:
-    """Whether a way changes nothing but values of which torch promises none, and P1 with it: what lies in
-    uninitialised memory, and the numbers that a graph draws, which are others than in eager."""
+    """Whether a way changes only values that torch leaves unspecified, which P1 doesn't compare either.
+
+    These are uninitialised memory, and the random numbers drawn in a compiled graph.
+    """
     if way.name == "another value when compiled" and any(_draws(op) for op in rule.ops):
         return True
     samples = [s for o in operators for s in o.samples(o.preferred_dtype)[:TRIED] if s.tensors]
@@ -174,21 +177,21 @@ def _draws(op: OpOverload) -> bool:
 
 
 def _thorough(settings: Settings) -> Settings:
-    """For what has survived: more samples, every mask."""
+    """For mutants that survive the first run: more samples, every mask."""
     return dataclasses.replace(settings, most=THOROUGH, most_stored=THOROUGH, masks=masks.KINDS)
 
 
 def _tried(
-    mutant: Mutant, operators: Sequence[Operator], settings: Settings, baseline: Baseline, seen: Changes
+    mutant: Mutant, operators: Sequence[Operator], settings: Settings, baseline: Baseline, changes: Changes
 ) -> Fate | None:
-    """What the laws say of a mutant that is installed; None where all of them hold."""
+    """Run the laws on an installed mutant; None if no law notices it."""
     for laws in _stages(WAYS[mutant.way], settings):
         for operator in operators:
             killed = _killed(mutant, operator, dataclasses.replace(settings, laws=laws), baseline)
             if killed is not None:
                 return killed
-        if not seen.changed:
-            return Fate(mutant, "same")  # the first laws ask in every way there is
+        if not changes.changed:
+            return Fate(mutant, "same")  # the first laws make every kind of call
     return None
 
 
@@ -200,27 +203,27 @@ def _killed(mutant: Mutant, operator: Operator, settings: Settings, baseline: Ba
             first = answer.failures[0].message if answer.failures else answer.reason
             return Fate(mutant, "killed", law, first)
         if answer.decision == "broken":
-            return None  # by the right rule too: the later laws were not asked
+            return None  # the right rule breaks it too, and the later laws did not run (until_broken)
     return None
 
 
 def _stages(way: Way, settings: Settings) -> Iterator[tuple[str, ...]]:
-    """The laws in the order in which they are tried: those that the way names, or the first ones; then the rest."""
+    """The laws in the order in which they run: the way's own (or the first two), the other cheap ones, the rest."""
     first = [law for law in way.laws or settings.laws[:2] if law in settings.laws]
-    rest = [law for law in settings.laws if law not in first]
-    cheap, dear = ([law for law in rest if (law in DEAR) == wanted] for wanted in (False, True))
-    yield from (tuple(laws) for laws in (first, cheap, dear) if laws)
+    others = [law for law in settings.laws if law not in first]
+    cheap, expensive = ([law for law in others if (law in EXPENSIVE) == costly] for costly in (False, True))
+    yield from (tuple(laws) for laws in (first, cheap, expensive) if laws)
 
 
 class Baseline:
-    """The right rules' answers: what they break or leave undecided themselves kills no mutant."""
+    """The right rules' answers: a law that is broken or undecided for them kills no mutant."""
 
     def __init__(self) -> None:
         self._scope = registry.scope
         self._reports: dict[tuple[str, str, int | None], Report] = {}
 
     def decision(self, operator: Operator, law: str, settings: Settings) -> str:
-        """The right rule's answer. Asked while a mutant is installed, of the rules from before."""
+        """The right rule's answer, also while a mutant is installed: it runs in the registry scope from before."""
         key = operator.name, law, settings.most
         if key not in self._reports:
             with registry.within(self._scope):
@@ -228,22 +231,22 @@ class Baseline:
         return answer_of(self._reports[key], law).decision
 
     def derivative(self, operator: Operator, second: bool) -> bool:
-        """Whether the first (or second) derivative of some sample is other than zero, in plain torch."""
+        """Whether the first (or second) derivative of some sample is nonzero in plain torch."""
         dtype = operator.gradient_dtype
         samples = [s for s in operator.samples(dtype) if s.tensors][:TRIED] if dtype is not None else []
-        found = [plain_torch.derivative(sample) for sample in samples]
-        return any(derivative.curved if second else derivative.sloped for derivative in found)
+        derivatives = [plain_torch.derivative(sample) for sample in samples]
+        return any(derivative.curved if second else derivative.sloped for derivative in derivatives)
 
 
 DENSE = Settings(laws=LAWS, most=3, most_stored=1, masks=KINDS, until_broken=True)
 SPARSE = dataclasses.replace(DENSE, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr", "hybrid"))
-# For built-in rules, of which there are hundreds.
+# For the hundreds of built-in rules.
 BUILT_IN = dataclasses.replace(DENSE, most=4, masks=("unstored", "half", "slices", "empty", "half_first"))
 BUILT_IN_SPARSE = dataclasses.replace(BUILT_IN, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
 
 
 def strangers_fates(kind: str, ways: Sequence[str] | None = None, sparse: bool | None = None) -> list[Fate]:
-    """What becomes of the mutants of an operator of a stranger's library: of its dense run, its sparse one, or both."""
+    """The fates of the mutants of an operator of the invented library: of its dense run, its sparse run, or both."""
     with registry.overlay():
         rule = mutant_operators.register(kind)
         operators = [RegisteredOperator(rule.ops[0])]
@@ -252,7 +255,7 @@ def strangers_fates(kind: str, ways: Sequence[str] | None = None, sparse: bool |
 
 
 def built_in_fates(overload: str, entries: Sequence[str], ways: Sequence[str] | None = None) -> list[Fate]:
-    """What becomes of every mutant of the built-in rule that an overload has, under entries that call it."""
+    """The fates of every mutant of the built-in rule of an overload, tested with entries that call it."""
     rule = registry.get(overload_named(overload))
     assert rule is not None
     callers = [database()[entry] for entry in entries]

@@ -1,4 +1,4 @@
-"""The same call with other Python numbers: for what a rule keeps of one call, and must not answer another one with."""
+"""The same call with other Python numbers, to catch rules that cache a result of one call and reuse it for another."""
 
 from __future__ import annotations
 
@@ -16,54 +16,56 @@ from op_registry.conformance.watching import Recorder
 
 
 def with_other_numbers(sample: Sample, seed: int = 0) -> Sample:
-    """The sample with other numbers to compute with, as far as plain torch then gives results of the same shapes and
-    dtypes; the sample itself where it does so for none."""
-    places = _places_of_numbers(sample, seed)
-    kinds = _kinds_of_results(sample, seed) if places else None
-    for place in places if kinds is not None else ():
-        changed = _with_other_number(sample, place)
+    """The sample with every number changed for which plain torch's results keep their shapes and dtypes.
+
+    The sample itself if there is no such number.
+    """
+    positions = _positions_of_numbers(sample, seed)
+    kinds = _kinds_of_results(sample, seed) if positions else None
+    for position in positions if kinds is not None else ():
+        changed = _with_other_number(sample, position)
         if _kinds_of_results(changed, seed) == kinds:
             sample = changed
     return sample
 
 
-def _places_of_numbers(sample: Sample, seed: int) -> list[int]:
-    """Which leaves of the arguments are numbers to compute with: fractions, and what an operator's schema calls one.
+def _positions_of_numbers(sample: Sample, seed: int) -> list[int]:
+    """Which leaves of the arguments are operands: floats, and values of arguments whose schema type is a number.
 
-    Other integers and truth values are sizes and options, which torch does not check everywhere: batch norm without
-    running statistics crashes where it is told not to be training.
+    Other ints and bools are sizes and options, and torch doesn't validate all of these: batch norm without running
+    statistics crashes with training=False.
     """
     leaves = tree_leaves((sample.args, sample.kwargs))
     numbers = _numbers_of_schemas(sample, seed) if any(isinstance(leaf, int) for leaf in leaves) else []
     return [
-        place
-        for place, leaf in enumerate(leaves)
+        position
+        for position, leaf in enumerate(leaves)
         if isinstance(leaf, (float, complex))
         or any(type(leaf) is type(number) and leaf == number for number in numbers if isinstance(leaf, int))
     ]
 
 
 def _numbers_of_schemas(sample: Sample, seed: int) -> list[Any]:
-    """What the call gives to operators in the place of numbers."""
+    """The values that the call passes to operators for arguments whose schema type is a number."""
     recorder = Recorder()
     args, kwargs = _copied(sample)
     start_random_numbers(seed)
-    with contextlib.suppress(Exception):  # where plain torch raises, no number is changed
+    with contextlib.suppress(Exception):  # no number is changed if plain torch raises
         recorder.run(sample.fn, *args, **kwargs)
-    found: list[Any] = []
-    for op, given, named in recorder.calls:
+    numbers: list[Any] = []
+    for op, op_args, op_kwargs in recorder.calls:
         numeric = {a.name for a in op._schema.arguments if "number" in str(a.type)}
-        values = {**dict(zip((a.name for a in op._schema.arguments), given, strict=False)), **named}
-        found += tree_leaves([value for name, value in values.items() if name in numeric])
-    return found
+        values = {**dict(zip((a.name for a in op._schema.arguments), op_args, strict=False)), **op_kwargs}
+        numbers += tree_leaves([value for name, value in values.items() if name in numeric])
+    return numbers
 
 
-def _with_other_number(sample: Sample, place: int) -> Sample:
-    """Half of a fraction, which may be a probability; the other truth value; one more than an integer."""
-    position = itertools.count()
+def _with_other_number(sample: Sample, position: int) -> Sample:
+    """The sample with one leaf changed: a float is halved (it may be a probability), a bool negated, an int plus 1."""
+    leaf_positions = itertools.count()
 
-    def other(leaf: Any) -> Any:
-        if next(position) != place:
+    def other(leaf: object) -> Any:
+        if next(leaf_positions) != position or not isinstance(leaf, (int, float, complex)):
             return leaf
         if isinstance(leaf, bool):
             return not leaf
@@ -74,7 +76,7 @@ def _with_other_number(sample: Sample, place: int) -> Sample:
 
 
 def _kinds_of_results(sample: Sample, seed: int) -> list[Any] | None:
-    """Shapes and dtypes of what plain torch gives; None where it raises."""
+    """The shapes and dtypes of plain torch's results; None if it raises."""
     args, kwargs = _copied(sample)
     start_random_numbers(seed)
     try:

@@ -1,8 +1,7 @@
-"""Operators of other libraries: samples that their rule brings, or calls made from the schema and tried on plain torch.
+"""Operators of other libraries: samples come from their rule, or are generated from the schema.
 
-A schema says how many tensors an operator takes, not of which shapes. So several are tried, and a call that plain
-torch runs is a sample. Where none runs, the operator has no samples, and every law is undecided until the rule brings
-some (``rule.samples``).
+A schema doesn't specify the shapes of tensors. So several are tried, and each call that plain torch runs is a sample.
+If none runs, the operator has no samples, and every law is undecided until the rule provides some (``rule.samples``).
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from op_registry.schema import is_inplace, mutable_forms, written_arguments
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-# dtypes in which an operator is tried; the integers and bool only where it takes no floating point.
+# The dtypes to try; OTHERS only if the operator takes no floating point.
 FLOATING = (torch.float32, torch.float64)
 OTHERS = (torch.complex64, torch.int64, torch.bool)
 
 # Arguments of these names are dimensions.
 DIMENSIONS = ("dim", "dims", "axis", "axes")
 
-# Shapes for operators of one tensor, and of several of one shape.
+# Shapes for operators of one tensor, or of several tensors of the same shape.
 ONE_SHAPE: tuple[tuple[int, ...], ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
 # Shapes for operators of two tensors: broadcasting, then products.
 TWO_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
@@ -47,7 +46,7 @@ TWO_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 
 
 def samples_of_rule(rule: Rule, dtype: torch.dtype) -> Iterator[Arguments]:
-    """The calls that a rule brings along."""
+    """The sample calls that a rule provides."""
     make = functools.partial(torch.testing.make_tensor, dtype=dtype, device="cpu")
     for maker in rule.sample_makers:
         for call in maker(make):
@@ -58,8 +57,8 @@ def samples_of_rule(rule: Rule, dtype: torch.dtype) -> Iterator[Arguments]:
 class RegisteredOperator(Operator):
     """An overload that has a rule and is not in torch's database.
 
-    Its samples are those of its rule (``rule.samples``), or made from its schema: tensors of floating point, numbers,
-    and the dimensions 0 and -1 for arguments called ``dim``, as far as plain torch runs the call.
+    Its samples are those of its rule (``rule.samples``), or generated from its schema: floating-point tensors, numbers,
+    and 0 and -1 for arguments called ``dim``, in every combination that plain torch runs.
     """
 
     def __init__(self, op: OpOverload) -> None:
@@ -73,14 +72,14 @@ class RegisteredOperator(Operator):
 
     @property
     def brings_samples(self) -> bool:
-        """Whether the rule has samples of its own."""
+        """Whether the rule provides samples."""
         return self.rule is not None and bool(self.rule.sample_makers)
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         start_all_random_numbers()
         rule = self.rule if self.brings_samples else None
-        made = _calls_that_run(self.op, dtype) if rule is None else samples_of_rule(rule, dtype)
-        return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(made)]
+        calls = _calls_that_run(self.op, dtype) if rule is None else samples_of_rule(rule, dtype)
+        return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(calls)]
 
     def _dtypes_that_run(self) -> frozenset[torch.dtype]:
         def runs(dtype: torch.dtype) -> bool:
@@ -91,17 +90,17 @@ class RegisteredOperator(Operator):
 
     @property
     def module(self) -> str | None:
-        """The module in which the rule is registered, for ``--import``; None where none can be imported."""
+        """The module in which the rule is registered, for ``--import``; None if it can't be imported."""
         return module_written_in(self.rule.where) if self.rule is not None else None
 
 
 class OwnForm(RegisteredOperator):
-    """The in-place or out= form of such an operator, on a copy of its first tensor or into new tensors."""
+    """The in-place form of such an operator, on a copy of its first tensor, or the out= form, into new tensors."""
 
     def __init__(self, base: OpOverload, mutable: OpOverload) -> None:
         self.form = "inplace" if is_inplace(mutable) else "out"
         self.mutable = mutable
-        # Asked of the schema here: a compiler that traces the samples' function cannot.
+        # Read from the schema here, because it cannot be read while the samples' function is traced.
         self._targets = written_arguments(mutable)
         super().__init__(base)
         self.name = f"{base}+{self.form}"
@@ -115,10 +114,10 @@ class OwnForm(RegisteredOperator):
         ]
 
     def _differentiable(self, sample: Sample) -> bool:
-        """Of an in-place form without a formula autograd notices nothing: only the functional form tells."""
+        """Whether the functional form has a derivative. Autograd doesn't notice an in-place form without a formula."""
         return self.form == "inplace" and derivative(sample).order > 0
 
-    def _with_out(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def _with_out(self, *args: Any, out: Tensor | Sequence[Tensor] | None = None, **kwargs: Any) -> Any:
         """The functional form, or the out= overload with its targets under their schema names."""
         if out is None:
             return self.op(*args, **kwargs)
@@ -138,14 +137,14 @@ def module_written_in(where: str) -> str | None:
         file = getattr(module, "__file__", None)
         if file and path_in_package(file, name) == path:
             spec = getattr(module, "__spec__", None)
-            # Run by `python -m`, a module is called __main__, and its spec tells how to import it.
-            found = spec.name if name == "__main__" and spec is not None else name
-            return None if found == "__main__" else found.removesuffix(".__main__")
+            # A module run by `python -m` is called __main__; its spec has the name by which to import it.
+            importable = spec.name if name == "__main__" and spec is not None else name
+            return None if importable == "__main__" else importable.removesuffix(".__main__")
     return None
 
 
 def _runs(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether plain torch takes the call."""
+    """Whether plain torch runs the call."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -160,35 +159,35 @@ def _calls_that_run(op: OpOverload, dtype: torch.dtype) -> list[Arguments]:
 
 
 def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments]:
-    """Calls with every required argument, for each assignment of shapes to tensors and of dimensions to `dim`."""
+    """Calls with every required argument, for several shapes of tensors and values of `dim`."""
     required = [a for a in op._schema.arguments if not a.has_default_value()]
     number = sum(str(a.type) in ("Tensor", "List[Tensor]") for a in required)
     for shapes in _shapes(number):
         for dim in (0, -1) if any(a.name in DIMENSIONS for a in op._schema.arguments) else (0,):
-            rest = iter(shapes)
-            values = {a.name: _value(a, rest, dim, dtype) for a in _given(op, required)}
+            remaining = iter(shapes)
+            values = {a.name: _value(a, remaining, dim, dtype) for a in _with_dimensions(op, required)}
             if any(value is NotImplemented for value in values.values()):
                 return
             keywords = {a.name for a in op._schema.arguments if a.kwarg_only}
             names = [a.name for a in op._schema.arguments if not a.kwarg_only]
-            given = list(itertools.takewhile(values.__contains__, names))
-            args = tuple(values[name] for name in given)
-            yield args, {k: v for k, v in values.items() if k in keywords or k not in given}
+            positional = list(itertools.takewhile(values.__contains__, names))
+            args = tuple(values[name] for name in positional)
+            yield args, {k: v for k, v in values.items() if k in keywords or k not in positional}
 
 
-def _given(op: OpOverload, required: Sequence[Any]) -> list[Any]:
-    """The arguments that a made call gives: what is required, and a dimension that could be left out."""
+def _with_dimensions(op: OpOverload, required: Sequence[torch.Argument]) -> list[torch.Argument]:
+    """The arguments of a generated call: the required ones, and dimensions even if they have a default."""
     names = {a.name for a in required}
     return [a for a in op._schema.arguments if a.name in names or a.name in DIMENSIONS]
 
 
 def _shapes(number: int) -> Iterable[tuple[tuple[int, ...], ...]]:
-    same = [(shape,) * number for shape in ONE_SHAPE]
-    return [*same, *TWO_SHAPES] if number == 2 else same
+    equal_shapes = [(shape,) * number for shape in ONE_SHAPE]
+    return [*equal_shapes, *TWO_SHAPES] if number == 2 else equal_shapes
 
 
-def _value(argument: Any, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype) -> Any:
-    """A value of the argument's type; NotImplemented where nothing sensible can be made up."""
+def _value(argument: torch.Argument, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype) -> Any:
+    """A value of the argument's type; NotImplemented for a type without an obvious value."""
     kind, dimension = str(argument.type), argument.name in DIMENSIONS
     if kind == "Tensor":
         return torch.testing.make_tensor(next(shapes), dtype=dtype, device="cpu")

@@ -1,8 +1,8 @@
-"""What plain torch does with a sample, found out by running it: whether it runs, what it writes to, how often it can be
-differentiated.
+"""What plain torch does with a sample, determined by running it: whether it raises, which tensors it writes to, and how
+often it can be differentiated.
 
-A trial is excused where plain torch's forward raises, by nothing else. Derivatives are decided here, before a subject
-is asked for any, so that an error in a subject's gradient can never pass for a call without one.
+Only an error in plain torch's forward excuses a trial. Whether there is a derivative is determined here, before the
+subject computes any, so that an error in a subject's backward is never mistaken for a call without a derivative.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from op_registry.conformance.trees import tree_leaves
 
 @dataclass(frozen=True)
 class Forward:
-    """A plain call: what it raised (None: it ran), the tensors it wrote to, and which of these it did not return."""
+    """A plain call: its error (None if it ran), the tensors it wrote to, and which of these it did not return."""
 
     error: str | None
     touched: tuple[int, ...] = ()
@@ -32,7 +32,13 @@ class Forward:
 
 @dataclass(frozen=True)
 class Derivative:
-    """How often a call can be differentiated, 0 to 2, what keeps it from more, and whether they are other than zero."""
+    """How often a call can be differentiated.
+
+    order   0 to 2
+    why     why not more often
+    sloped  whether the first derivative is nonzero
+    curved  whether the second derivative is nonzero
+    """
 
     order: int
     why: str = ""
@@ -47,17 +53,17 @@ def forward(sample: Sample, seed: int = 0) -> Forward:
     versions = [t._version for t in copies]
     start_random_numbers(seed)
     try:
-        given = {id(leaf) for leaf in tree_leaves(sample.fn(*args, **kwargs))}
+        returned = {id(leaf) for leaf in tree_leaves(sample.fn(*args, **kwargs))}
     except Exception as error:
-        return Forward(said(error))
-    marked = [n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v]
-    # Some kernels (batch norm's running statistics) write without saying so.
+        return Forward(one_line(error))
+    bumped = [n for n, (t, v) in enumerate(zip(copies, versions, strict=True)) if t._version != v]
+    # Some kernels (batch norm's running statistics) write without bumping the version counter.
     changed = [n for n, (t, before) in enumerate(zip(copies, sample.tensors, strict=True)) if _differ(t, before)]
-    return Forward(None, tuple({*marked, *changed}), tuple(n for n in marked if id(copies[n]) not in given))
+    return Forward(None, tuple({*bumped, *changed}), tuple(n for n in bumped if id(copies[n]) not in returned))
 
 
 def variables(sample: Sample, seed: int = 0) -> frozenset[int]:
-    """The tensors to differentiate by: real or complex, not overwritten by the call, not ruled out by the sample."""
+    """The tensors to differentiate with respect to: real or complex, not overwritten, not ruled out by the sample."""
     written = forward(sample, seed).written
     return frozenset(
         n
@@ -70,12 +76,12 @@ def variables(sample: Sample, seed: int = 0) -> frozenset[int]:
 
 @functools.lru_cache(maxsize=256)
 def derivative(sample: Sample, seed: int = 0) -> Derivative:
-    """Differentiate the sample on plain tensors, once and twice, as far as its source says that this can be done."""
+    """Differentiate the sample on plain tensors, once, and twice if the sample is marked as twice differentiable."""
     if not sample.differentiable:
         return Derivative(0, "the sample is marked as not differentiable")
-    failed = forward(sample, seed).error
-    if failed is not None:
-        return Derivative(0, f"plain torch raises {failed}")
+    forward_error = forward(sample, seed).error
+    if forward_error is not None:
+        return Derivative(0, f"plain torch raises {forward_error}")
     args, kwargs, copies = _copies(sample, variables(sample, seed))
     inputs = [t for t in copies if t.requires_grad]
     start_random_numbers(seed)
@@ -87,23 +93,23 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
         twice = sample.twice_differentiable
         first = torch.autograd.grad(scalar, inputs, allow_unused=True, create_graph=twice)
     except Exception as error:
-        return Derivative(0, f"plain torch raises {said(error)}")
-    sloped = _any_but_zero(first)
+        return Derivative(0, f"plain torch raises {one_line(error)}")
+    sloped = _any_nonzero(first)
     try:
-        again = weighted_sum([(g, None) for g in first if g is not None]) if twice else None
-        if again is None:
+        first_scalar = weighted_sum([(g, None) for g in first if g is not None]) if twice else None
+        if first_scalar is None:
             return Derivative(1, "plain torch has no second derivative", sloped)
-        second = torch.autograd.grad(again, inputs, allow_unused=True)
+        second = torch.autograd.grad(first_scalar, inputs, allow_unused=True)
     except Exception as error:
-        return Derivative(1, f"plain torch raises {said(error)}", sloped)
-    return Derivative(2, sloped=sloped, curved=_any_but_zero(second))
+        return Derivative(1, f"plain torch raises {one_line(error)}", sloped)
+    return Derivative(2, sloped=sloped, curved=_any_nonzero(second))
 
 
-def _any_but_zero(gradients: Sequence[Tensor | None]) -> bool:
+def _any_nonzero(gradients: Sequence[Tensor | None]) -> bool:
     return any(g is not None and bool(g.any()) for g in gradients)
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
 
@@ -113,18 +119,18 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def _copies(sample: Sample, wanted: frozenset[int]) -> tuple[Any, Any, list[Tensor]]:
-    made: list[Tensor] = []
+    copies: list[Tensor] = []
 
     def copy(tensor: Tensor) -> Tensor:
-        made.append(tensor.detach().clone().requires_grad_(len(made) in wanted))
-        return made[-1]
+        copies.append(tensor.detach().clone().requires_grad_(len(copies) in wanted))
+        return copies[-1]
 
     args, kwargs = sample.with_tensors(copy)
-    return args, kwargs, made
+    return args, kwargs, copies
 
 
 def weighting(data: Tensor, seed: int = 0) -> Tensor:
-    """A fixed weight for each element."""
+    """A fixed random weight for each element."""
     return _weights(data.shape, data.dtype, seed)
 
 
@@ -136,7 +142,7 @@ def _weights(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
-    """A scalar that every valid element of every differentiable result enters with a weight of its own."""
+    """A weighted sum over the valid elements of every differentiable result, each with a weight of its own."""
     parts = []
     for position, result in enumerate(outcome):
         if not isinstance(result, tuple):
@@ -144,24 +150,24 @@ def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
         data, mask = result
         if not data.requires_grad:
             continue
-        kept = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
-        part = (kept * weighting(data, position)).sum()
+        filled = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
+        part = (filled * weighting(data, position)).sum()
         parts.append(part.real if part.is_complex() else part)
     return sum(parts[1:], parts[0]) if parts else None
 
 
-# An integer type of each size, in which torch turns elements round whose own type it does not.
+# A dtype for each element size that torch can flip; it cannot flip some dtypes themselves.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def levelled(tensor: Tensor) -> Tensor:
-    """The last element of a tensor everywhere; integers, which may be places and lengths, in reverse order."""
+    """A tensor filled with its last element; integers, which may be indices or lengths, are reversed instead."""
     if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
         return in_reverse(tensor)
     return tensor.detach().reshape(-1)[-1:].clone().expand(tensor.shape).contiguous()
 
 
 def in_reverse(tensor: Tensor) -> Tensor:
-    """The elements of a tensor in reverse order: other values, of the same kind."""
+    """The elements of a tensor in reverse order: other values from the same domain."""
     bits = tensor.detach().resolve_conj().resolve_neg().clone().view(_BITS[tensor.element_size()])
     return bits.flip(tuple(range(bits.ndim))).view(tensor.dtype)

@@ -1,4 +1,4 @@
-"""Random numbers that are the same in every run of a trial."""
+"""Seeding, so that every run of a trial draws the same random numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def start_random_numbers(seed: int) -> None:
-    """What `torch.manual_seed` does, without the notes that it takes for CUDA to be initialised later.
+    """`torch.manual_seed` without queueing a call for a later CUDA initialisation.
 
-    They hold a formatted stack trace each time, which was a quarter of all that a run of the laws took.
+    Each queued call holds a formatted stack trace, which took a quarter of the time of a conformance run.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

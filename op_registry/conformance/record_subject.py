@@ -1,4 +1,4 @@
-"""Two subjects without a tensor subclass: the rules on bare records, and plain torch with zeros filled in."""
+"""Two subjects that are no tensor subclass: the rules on bare records, and plain torch with zeros filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import COMPOSITE
-from op_registry.conformance.subject import Subject
+from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.errors import MaskedSemanticsError
@@ -21,18 +21,19 @@ from op_registry.schema import is_inplace
 
 
 class RuleInterpreter(Interpreter):
-    """Every call answered by its rule; a note is the record that a tensor stands for."""
+    """Computes every call by its rule; the note of a tensor is the record that it represents."""
 
-    def _record(self, leaf: Any) -> Any:
+    def _record(self, leaf: object) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         note = self.noted(leaf)
         return note if note is not None else Dense(leaf, None)
 
-    def _stands_for(self, value: Any, op: OpOverload) -> Any:
+    def _noted_data(self, value: object, op: OpOverload) -> Any:
+        """A record's data with the record as its note; other values unchanged."""
         if not isinstance(value, Dense):
             return value
-        # A rule may give back its argument's own data; an alias keeps the two apart.
+        # A rule may return its argument's own data, which already has a note: note an alias instead.
         data = value.data if self.noted(value.data) is None else value.data.view_as(value.data)
         return self.note(data, Dense(data, value.validity), op)
 
@@ -46,17 +47,17 @@ class RuleInterpreter(Interpreter):
             raise MaskedSemanticsError(f"{op} has no rule ({meaning.kind})")
         if meaning.rule.category is COMPOSITE:
             return self.run(meaning.rule.bind(meaning.base), *args, **kwargs)
-        # A record is no pytree node, so that rules get lists of records where they had lists of tensors.
+        # Records are not pytree nodes, so lists of tensors become lists of records.
         result = meaning.rule.bind(meaning.base)(*tree_map(self._record, args), **tree_map(self._record, kwargs))
         if is_inplace(op):
             target = args[0]
             target.copy_(result.data)
             return self.note(target, Dense(target, result.validity))
-        return tree_map(lambda value: self._stands_for(value, op), result)
+        return tree_map(lambda value: self._noted_data(value, op), result)
 
 
 class Records(Subject):
-    """The rules on bare records: no subclass, no dispatch, gradients by plain autograd through what a rule does."""
+    """The rules on bare records: no subclass, no dispatch, gradients by plain autograd through the rules."""
 
     name = "records"
     laws = ("P1", "P2", "P3", "P5", "P8")
@@ -66,7 +67,7 @@ class Records(Subject):
         leaf = data.detach().requires_grad_(requires_grad)
         return Dense(leaf, None if mask is None else as_int8(mask.clone(memory_format=torch.contiguous_format)))
 
-    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+    def observe(self, value: Any) -> Observed:
         if not isinstance(value, Dense):
             return value, None
         valid = value.valid
@@ -74,7 +75,7 @@ class Records(Subject):
             return value.data, torch.ones(value.shape, dtype=torch.bool)
         return value.data, valid.expand(value.shape)
 
-    def is_value(self, value: Any) -> bool:
+    def is_value(self, value: object) -> bool:
         return isinstance(value, (Dense, Tensor))
 
     def requires_grad(self, value: Any) -> bool:
@@ -83,13 +84,13 @@ class Records(Subject):
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         interpreter = RuleInterpreter()
 
-        def enter(leaf: Any) -> Any:
+        def enter(leaf: object) -> Any:
             return interpreter.note(leaf.data, leaf) if isinstance(leaf, Dense) else leaf
 
         entered_args, entered_kwargs = tree_map(enter, (args, kwargs))
         result = interpreter.run(fn, *entered_args, **entered_kwargs)
 
-        def leave(leaf: Any) -> Any:
+        def leave(leaf: object) -> Any:
             note = interpreter.noted(leaf) if isinstance(leaf, Tensor) else None
             return leaf if note is None else note
 
@@ -97,15 +98,15 @@ class Records(Subject):
 
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
         leaves = [i.data if isinstance(i, Dense) else i for i in inputs]
-        found = torch.autograd.grad(scalar, leaves, create_graph=create_graph, allow_unused=True)
+        gradients = torch.autograd.grad(scalar, leaves, create_graph=create_graph, allow_unused=True)
         return [
             Dense(g, i.validity) if g is not None and isinstance(i, Dense) else g
-            for g, i in zip(found, inputs, strict=True)
+            for g, i in zip(gradients, inputs, strict=True)
         ]
 
 
 class Zeros(Subject):
-    """Plain torch on data with zeros filled in, results given the first mask that fits: no masked tensor at all."""
+    """Plain torch on data with zeros filled in: not a masked tensor at all, and the laws must notice."""
 
     name = "zeros"
     laws = ("P1", "P2", "P3", "P5")
@@ -114,7 +115,7 @@ class Zeros(Subject):
         filled = data.detach().clone() if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
         return filled.requires_grad_(requires_grad)
 
-    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+    def observe(self, value: Any) -> Observed:
         return value, None
 
 

@@ -1,4 +1,4 @@
-"""What came of an operator's trials: counts for each law, each trial that did not pass, and why laws were not asked."""
+"""The results of an operator's trials: counts by law, the trials that did not pass, and why laws were not tested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one trial that did not pass."""
+    """One trial that did not pass. `status` is one of :data:`op_registry.conformance.trials.Status`."""
 
     law: str
     description: str
@@ -20,50 +20,50 @@ class Outcome:
 
 @dataclass
 class Report:
-    """Everything about one operator: how many trials of each law came out how, and those that did not pass."""
+    """The results for one operator: the number of trials by law and status, and those that did not pass."""
 
     operator: str
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
-    # Of each law, why trials had nothing to say about it, and how many.
+    # For each law, why trials did not test it, with the number of trials.
     silences: dict[str, dict[str, int]] = field(default_factory=dict)
-    # Laws that do not apply to the operator, and why not.
+    # Laws that don't apply to the operator, and why not.
     exemptions: dict[str, str] = field(default_factory=dict)
-    # How many trials in each dtype came out how.
+    # The number of trials by dtype and status.
     dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
-    # How many trials of P4 in each storage came out how.
+    # The number of trials of P4 by storage and status.
     storages: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def failures(self) -> list[Outcome]:
-        """Broken laws and unexpected errors, outside of named gaps."""
+        """Broken laws and unexpected errors, except in named gaps."""
         return [o for o in self.outcomes if o.status in ("broken", "error")]
 
     def count(self, status: str) -> int:
-        """How many trials of all laws came out so."""
+        """The number of trials with this status, for all laws."""
         return sum(c.get(status, 0) for c in self.counts.values())
 
     def add(self, other: Report) -> None:
-        """Take in what came of other trials of the same operator."""
-        both = (
+        """Add the results of other trials of the same operator."""
+        tables = (
             (self.counts, other.counts),
             (self.dtypes, other.dtypes),
             (self.storages, other.storages),
             (self.silences, other.silences),
         )
-        for mine, theirs in both:
+        for mine, theirs in tables:
             for key, counts in theirs.items():
                 mine[key] = dict(Counter(mine.get(key, {})) + Counter(counts))
         self.outcomes += other.outcomes
         self.reasons = dict(Counter(self.reasons) + Counter(other.reasons))
         self.seconds += other.seconds
-        exempt = self.exemptions | other.exemptions
-        self.exemptions = {law: why for law, why in exempt.items() if not self.asked(law)}
+        exemptions = self.exemptions | other.exemptions
+        self.exemptions = {law: why for law, why in exemptions.items() if not self.asked(law)}
 
     def asked(self, law: str) -> int:
-        """How many trials had something to ask."""
+        """The number of trials that tested the law."""
         return sum(n for status, n in self.counts.get(law, {}).items() if status != "not asked")
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Report:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> Report:
+    def from_dict(cls, fields: dict[str, Any]) -> Report:
         """From the results file."""
-        outcomes = [Outcome(**o) for o in kept.pop("outcomes")]
-        return cls(**kept, outcomes=outcomes)
+        outcomes = [Outcome(**o) for o in fields.pop("outcomes")]
+        return cls(**fields, outcomes=outcomes)

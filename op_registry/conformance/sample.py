@@ -1,4 +1,4 @@
-"""A sample call and an operator that has some: what torch's database and a library's own operators have in common."""
+"""Sample calls, and operators that have them: the interface of torch's database and of other libraries' operators."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from op_registry.conformance.trees import tree_leaves, tree_map
 
 
 def _is_strided(leaf: object) -> TypeGuard[Tensor]:
-    """Whether a leaf of the arguments is a tensor with values that a mask can hide."""
+    """Whether a leaf of the arguments is a tensor that can be masked."""
     return isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta"
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One call: `fn(*args, **kwargs)`, and what may be asked of it beyond its values. Compared by identity."""
+    """One call: `fn(*args, **kwargs)`, and what is known about its derivatives. Compared by identity."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     number: int
     dtype: torch.dtype
-    # What to differentiate of the result (some results are only defined up to a gauge).
+    # Selects the part of the result to differentiate (some results are only defined up to a gauge).
     differentiable_part: Callable[[Any], Any] = lambda result: result
     differentiable: bool = True
     twice_differentiable: bool = True
-    # Calls that promise nothing about their values (empty_like, …): shape, dtype and mask are compared.
+    # Whether the values are unspecified (empty_like, …): only shape, dtype and mask are compared.
     valueless: bool = False
-    # Which tensors to differentiate by, in the order of `tensors`; None is all that hold real or complex numbers.
+    # Which of `tensors` to differentiate with respect to; None means all real and complex ones.
     variables: frozenset[int] | None = None
 
     @functools.cached_property
     def tensors(self) -> list[Tensor]:
         """The distinct strided tensors among the arguments, in order."""
-        found: dict[int, Tensor] = {}
+        by_id: dict[int, Tensor] = {}
         for leaf in tree_leaves((self.args, self.kwargs)):
             if _is_strided(leaf):
-                found.setdefault(id(leaf), leaf)
-        return list(found.values())
+                by_id.setdefault(id(leaf), leaf)
+        return list(by_id.values())
 
     def with_tensors(self, replacement: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with each distinct tensor replaced, one tensor passed twice staying one."""
-        made: dict[int, Any] = {}
+        """The arguments with each distinct tensor replaced; a tensor passed twice has one replacement."""
+        replacements: dict[int, Any] = {}
 
         def replace(leaf: object) -> Any:
             if not _is_strided(leaf):
                 return leaf
-            if id(leaf) not in made:
-                made[id(leaf)] = replacement(leaf)
-            return made[id(leaf)]
+            if id(leaf) not in replacements:
+                replacements[id(leaf)] = replacement(leaf)
+            return replacements[id(leaf)]
 
         args, kwargs = tree_map(replace, (self.args, self.kwargs))
         return args, kwargs
 
     def shape_of_call(self) -> tuple[Any, ...]:
-        """What two calls share when one of them is enough: dimensions, dtypes, and which options are set how."""
+        """A key that is equal for calls of the same kind: numbers of dimensions, dtypes, emptiness and options."""
 
         def describe(leaf: object) -> Any:
             if isinstance(leaf, Tensor):
@@ -75,11 +75,11 @@ class Sample:
 
 
 class Operator:
-    """An entry of the database, or an operator of the user's: a name, and samples by dtype."""
+    """An entry of the database, or an operator of another library: a name, and samples for each dtype."""
 
     name: str
     dtypes: frozenset[torch.dtype]
-    # False where this is the operator in one dtype only, and what is asked once of an operator is asked in another.
+    # Whether to run the trials that are run once per operator; False for `in_dtype` of all but the preferred dtype.
     leading = True
 
     def in_dtype(self, dtype: torch.dtype) -> Operator:
@@ -90,16 +90,16 @@ class Operator:
         return part
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
-        """Every sample, in an order that does not change."""
+        """Every sample, always in the same order."""
         raise NotImplementedError
 
     def error_samples(self) -> list[Sample]:
-        """Calls that plain torch refuses."""
+        """Calls on which plain torch raises."""
         return []
 
     @property
     def preferred_dtype(self) -> torch.dtype:
-        """float32 where the operator takes it."""
+        """float32 if the operator takes it; else int64, complex64, bool, or any other."""
         for dtype in (torch.float32, torch.int64, torch.complex64, torch.bool):
             if dtype in self.dtypes:
                 return dtype
@@ -107,7 +107,7 @@ class Operator:
 
     @property
     def gradient_dtype(self) -> torch.dtype | None:
-        """float64 where the operator takes it and has a derivative."""
+        """float64 if the operator takes it and has a derivative."""
         return torch.float64 if torch.float64 in self.dtypes else None
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Operator:
 
 
 def chosen(samples: list[Sample], most: int | None) -> list[Sample]:
-    """At most `most` samples, of as many different shapes of call as there are."""
+    """At most `most` samples, of as many kinds of call (`shape_of_call`) as possible."""
     if most is None or len(samples) <= most:
         return samples
     groups: dict[Any, list[Sample]] = {}
@@ -123,15 +123,14 @@ def chosen(samples: list[Sample], most: int | None) -> list[Sample]:
         groups.setdefault(sample.shape_of_call(), []).append(sample)
     rounds = itertools.zip_longest(*groups.values())
     picked = [s for r in rounds for s in r if s is not None]
-    # Spread over the groups rather than their first ones: early samples are the plainest.
-    firsts = len(groups)
-    if firsts > most:
-        picked = [picked[i * firsts // most] for i in range(most)]
+    # With too many groups, take groups evenly from the whole list: the first ones have the simplest samples.
+    if len(groups) > most:
+        picked = [picked[i * len(groups) // most] for i in range(most)]
     return sorted(picked[:most], key=lambda s: s.number)
 
 
 def start_all_random_numbers(seed: int = 0) -> None:
-    """Seed every generator that sample makers draw from: torch's, Python's, and NumPy's where it is installed."""
+    """Seed every generator that sample makers draw from: torch's, Python's, and NumPy's if it is installed."""
     start_random_numbers(seed)
     random.seed(seed)
     try:

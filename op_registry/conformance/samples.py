@@ -1,7 +1,7 @@
-"""Sample calls made from torch's own operator database. The only module that touches torch.testing._internal.
+"""Sample calls from torch's own operator database. The only module that imports torch.testing._internal.
 
-A :class:`Sample` is a function and plain arguments; masks are laid over it elsewhere (masks.py). Samples are found
-again by number: the database is asked with the same seed, and gives the same list.
+A :class:`Sample` is a function and plain arguments; masks.py makes masks for it. Samples are identified by number: the
+database's generators are seeded, so they give the same list every time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -30,21 +30,27 @@ from op_registry.conformance.watching import Recorder, calls_of
 from op_registry.registry import registry
 from op_registry.rule import packet_name
 
-# What the machine that runs conformance cannot do, or a subject has no business with.
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+# Why an entry is not tested.
 NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
 NO_TENSOR = "takes no strided tensor"
-# Samples of an entry whose calls are recorded, to be made directly.
+# How many samples of an entry are recorded to find calls of an overload.
 MOST_RECORDED = 60
-# Where fewer calls of an overload are recorded, they are made on larger tensors too.
+# With fewer recorded calls of an overload, each is also made on larger tensors.
 FEW = 3
-# Of what is given as out=, torch 2.13 itself leaves a part as it was.
+# Entries for which torch 2.13 itself leaves part of out= unwritten.
 LEFT_UNWRITTEN = ("fft_ihfft2", "fft_ihfftn")
 
 
 @contextlib.contextmanager
-def _database_asked() -> Iterator[None]:
-    """Around the database's generators: no warnings, their seeding before every sample in its cheap form, and no search
-    of the stack for the unittest that asks, which reads the source of each frame (under pytest, 0.1 s an entry).
+def _generating_samples() -> Iterator[None]:
+    """A context for the database's sample generators: without warnings, and faster.
+
+    They seed all generators before every sample; that is replaced with the cheap `start_all_random_numbers`. They also
+    search the stack for the running unittest, reading the source of each frame (under pytest, 0.1 s for each entry);
+    that is disabled.
     """
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
@@ -60,13 +66,13 @@ def _database_asked() -> Iterator[None]:
 
 
 def _no_test() -> None:
-    """The unittest that asks the database for samples: there is none."""
+    """Replaces the search for the running unittest: there is none."""
 
 
 class DatabaseOperator(Operator):
-    """One of the OpInfos."""
+    """An OpInfo of torch's operator database."""
 
-    def __init__(self, info: Any) -> None:
+    def __init__(self, info: OpInfo) -> None:
         self.info = info
         self.name = info.formatted_name
         self.dtypes = frozenset(info.dtypes)
@@ -78,16 +84,16 @@ class DatabaseOperator(Operator):
         return super().gradient_dtype
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
-        wanted = bool(self.info.supports_autograd) and dtype in self.info.backward_dtypes
+        differentiable = bool(self.info.supports_autograd) and dtype in self.info.backward_dtypes
         try:
-            found = self._generated(dtype, wanted)
+            generated = self._generated(dtype, differentiable)
         except ValueError:
-            # Some generators ask for a derivative by integers; then all that hold numbers have one.
-            found = self._generated(dtype, False)
-        return [*found, *self._of_the_rule(dtype, len(found))]
+            # Some generators set requires_grad on integers. Without it, all real and complex tensors are variables.
+            generated = self._generated(dtype, False)
+        return [*generated, *self._of_the_rule(dtype, len(generated))]
 
     def _of_the_rule(self, dtype: torch.dtype, first: int) -> list[Sample]:
-        """What the rule of the operator of this name brings along, where the database's own samples tell too little."""
+        """Additional samples from the rule of the operator of this name, numbered from `first`."""
         packet = getattr(torch.ops.aten, self.info.aten_name or "", None)
         rule = registry.written(packet.default) if packet is not None and "default" in packet.overloads() else None
         if rule is None or type(self) is not DatabaseOperator:
@@ -97,19 +103,19 @@ class DatabaseOperator(Operator):
         return [Sample(self._function, args, kwargs, number, dtype) for number, (args, kwargs) in calls]
 
     def _generated(self, dtype: torch.dtype, requires_grad: bool) -> list[Sample]:
-        found = []
-        with _database_asked():
+        generated = []
+        with _generating_samples():
             try:
-                for number, given in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=requires_grad)):
-                    found.append(self._sample(given, number, dtype, requires_grad))
+                for number, inputs in enumerate(self.info.sample_inputs("cpu", dtype, requires_grad=requires_grad)):
+                    generated.append(self._sample(inputs, number, dtype, requires_grad))
             except (StopIteration, RuntimeError, AssertionError):
-                # Some generators stop in the middle where a device is missing: what they gave is what there is.
+                # Some generators fail midway if a device is missing: use the samples up to there.
                 pass
-        return found
+        return generated
 
     @property
     def _function(self) -> Callable[..., Any]:
-        """The entry's function; of torch.masked whatever has its name when it is called, for a subject to replace."""
+        """The entry's function; a torch.masked function is looked up at each call, so that a subject can replace it."""
         module, _, name = self.info.name.partition(".")
         if module != "masked":
             function: Callable[..., Any] = self.info.op
@@ -121,7 +127,7 @@ class DatabaseOperator(Operator):
 
         return named
 
-    def _sample(self, given: Any, number: int, dtype: torch.dtype, marked: bool = False) -> Sample:
+    def _sample(self, inputs: SampleInput, number: int, dtype: torch.dtype, requires_grad: bool = False) -> Sample:
         info, function = self.info, self._function
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +139,7 @@ class DatabaseOperator(Operator):
         wrapped = getattr(info.gradcheck_wrapper, "__name__", "") != "<lambda>"
         call.__name__ = self.name
         fn = functools.wraps(call)(call_checked) if wrapped else function
-        args, kwargs = (given.input, *given.args), dict(given.kwargs)
+        args, kwargs = (inputs.input, *inputs.args), dict(inputs.kwargs)
         tensors = Sample(fn, args, kwargs, number, dtype).tensors
         differentiable = frozenset(n for n, t in enumerate(tensors) if t.requires_grad)
         args, kwargs = Sample(fn, args, kwargs, number, dtype).with_tensors(
@@ -145,17 +151,17 @@ class DatabaseOperator(Operator):
             kwargs,
             number,
             dtype,
-            given.output_process_fn_grad,
+            inputs.output_process_fn_grad,
             bool(info.supports_autograd),
             bool(info.supports_gradgrad),
             "empty" in self.name or bool(getattr(info, "has_nondeterministic_output", False)),
-            differentiable if marked else None,
+            differentiable if requires_grad else None,
         )
 
     def error_samples(self) -> list[Sample]:
         if self.info.error_inputs_func is None:
             return []
-        with _database_asked():
+        with _generating_samples():
             return [
                 self._sample(e.sample_input, n, self.preferred_dtype)
                 for n, e in enumerate(self.info.error_inputs("cpu"))
@@ -163,9 +169,9 @@ class DatabaseOperator(Operator):
 
 
 class VariantOperator(DatabaseOperator):
-    """The in-place or out= form of an entry, on a copy of its first tensor or into new ones: ``add+inplace``."""
+    """``add+inplace`` or ``add+out``: an entry's in-place form on a copy of its first tensor, or its out= form."""
 
-    def __init__(self, info: Any, variant: str) -> None:
+    def __init__(self, info: OpInfo, variant: str) -> None:
         super().__init__(info)
         self.variant = variant
         self.name = f"{self.name}+{variant}"
@@ -184,7 +190,7 @@ class VariantOperator(DatabaseOperator):
 
 
 class DirectOperator(Operator):
-    """One overload, called directly with what the samples of an entry give it."""
+    """One overload, called directly with the arguments that it receives in an entry's samples."""
 
     def __init__(self, op: OpOverload, entry: DatabaseOperator) -> None:
         self.op, self.entry = op, entry
@@ -192,33 +198,33 @@ class DirectOperator(Operator):
         self.dtypes = entry.dtypes
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
-        found: list[Sample] = []
+        direct: list[Sample] = []
         for sample in self.entry.samples(dtype)[:MOST_RECORDED]:
             recorder = Recorder()
             try:
                 recorder.run(sample.fn, *sample.args, **sample.kwargs)
             except Exception:
-                # What plain torch cannot run on this machine is no sample.
+                # Plain torch cannot run this sample on this machine.
                 continue
             for op, args, kwargs in recorder.calls:
                 if op is self.op:
                     own_args, own_kwargs = tree_map(_copied, (args, kwargs))
-                    found.append(Sample(op, own_args, own_kwargs, len(found), dtype, valueless=sample.valueless))
-        return [*found, *_grown(found)] if len(found) < FEW else found
+                    direct.append(Sample(op, own_args, own_kwargs, len(direct), dtype, valueless=sample.valueless))
+        return [*direct, *_enlarged(direct)] if len(direct) < FEW else direct
 
 
-def _grown(samples: Sequence[Sample]) -> list[Sample]:
-    """The same calls on more: every tensor twice in a row, the second time in reverse, where plain torch takes that."""
-    grown = []
+def _enlarged(samples: Sequence[Sample]) -> list[Sample]:
+    """The same calls with every tensor concatenated with its reverse, if plain torch runs them."""
+    enlarged = []
     for number, sample in enumerate(samples, len(samples)):
-        args, kwargs = sample.with_tensors(_twice)
-        more = dataclasses.replace(sample, args=args, kwargs=kwargs, number=number)
-        if plain_torch.forward(more).error is None:
-            grown.append(more)
-    return grown
+        args, kwargs = sample.with_tensors(_with_reverse)
+        larger = dataclasses.replace(sample, args=args, kwargs=kwargs, number=number)
+        if plain_torch.forward(larger).error is None:
+            enlarged.append(larger)
+    return enlarged
 
 
-def _twice(tensor: Tensor) -> Tensor:
+def _with_reverse(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, plain_torch.in_reverse(tensor)], -1) if tensor.ndim else tensor
 
 
@@ -233,20 +239,20 @@ def database() -> dict[str, DatabaseOperator]:
 @functools.cache
 def variants() -> dict[str, VariantOperator]:
     """The in-place form of every entry that has one, and the out= form of every entry that takes out=."""
-    found = []
+    operators = []
     for operator in database().values():
         info = operator.info
         if info.inplace_variant is not None:
-            found.append(VariantOperator(info, "inplace"))
+            operators.append(VariantOperator(info, "inplace"))
         if info.supports_out and operator.name not in LEFT_UNWRITTEN:
-            found.append(VariantOperator(info, "out"))
-    return {operator.name: operator for operator in found}
+            operators.append(VariantOperator(info, "out"))
+    return {operator.name: operator for operator in operators}
 
 
 def operator_named(name: str) -> Operator:
-    """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by torch.ops' name.
+    """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by its name in torch.ops.
 
-    ``add@int64`` is the entry in that dtype alone.
+    ``add@int64`` is the entry in that dtype only.
     """
     name, _, dtype = name.partition("@")
     if dtype:
@@ -264,13 +270,13 @@ def operator_named(name: str) -> Operator:
 
 
 def overload_named(name: str) -> OpOverload:
-    """An overload by torch.ops' name: ``aten.add.Tensor``, ``mylib::gelu_fast``."""
+    """An overload by its name in torch.ops: ``aten.add.Tensor``, ``mylib::gelu_fast``."""
     namespace, _, rest = name.replace("::", ".").partition(".")
-    packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace, None), packet, None)
-    if found is None:
+    packet_part, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), packet_part, None)
+    if packet is None:
         raise LookupError(f"no operator is called {name}: neither in torch's operator database nor under torch.ops")
-    return getattr(found, overload or "default")
+    return getattr(packet, overload or "default")
 
 
 def _form_named(name: str, form: str) -> OwnForm:
@@ -281,16 +287,16 @@ def _form_named(name: str, form: str) -> OwnForm:
 
 
 def in_each_dtype(name: str) -> list[str]:
-    """The names of an operator in each of its dtypes alone: short pieces of work, of which a crash costs less."""
+    """An operator's name in each of its dtypes (``add@int64``): smaller units of work, so that a crash loses less."""
     return [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator_named(name).dtypes, key=str)] or [name]
 
 
 def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
-    """What to run in order to check `op`: the entries that call it, or the operator by itself."""
+    """What to run in order to check `op`: the database entries that call it, or the operator itself."""
     if isinstance(op, str):
         return [operator_named(op)]
     overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
-    # The database is of torch's operators; to walk through it takes a while.
+    # The database has only torch's operators, and searching it takes a while.
     callers = entries_by_overload() if overloads[0].namespace == "aten" else {}
     entries = {name: None for overload in overloads for name in callers.get(overload, ())}
     if entries:
@@ -303,20 +309,19 @@ def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
 
 @functools.cache
 def overloads_called(entry: str, most: int = 40) -> tuple[OpOverload, ...]:
-    """The overloads that an entry's first samples call, composite operators whole."""
+    """The overloads that an entry's first samples call, without decomposing composite operators."""
     operator = database()[entry]
-    seen: dict[OpOverload, None] = {}
+    overloads: dict[OpOverload, None] = {}
     if operator.dtypes:
         for sample in itertools.islice(operator.samples(operator.preferred_dtype), most):
-            seen |= dict.fromkeys(calls_made(sample))
-    return tuple(seen)
+            overloads |= dict.fromkeys(calls_made(sample))
+    return tuple(overloads)
 
 
 def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpOverload], bool]) -> Iterator[Sample]:
-    """A sample for each overload that an operator's samples call: the overload itself, with what it was given there, in
-    the call that tells most.
+    """For each overload that an operator's samples call: a direct call of it, with the most informative arguments.
 
-    What compilers are asked to compile: the functions of the database are written in ways that no compiler reads.
+    These are what P7 compiles: many of the database's own functions are written in ways that can't be compiled.
     """
     best: dict[OpOverload, tuple[tuple[bool, ...], Sample]] = {}
     for sample in sorted(chosen(operator.samples(dtype), 40), key=lambda sample: _small(sample.tensors)):
@@ -324,37 +329,40 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
         try:
             recorder.run(sample.fn, *sample.args, **sample.kwargs)
         except Exception:
-            # What plain torch cannot run on this machine is no sample.
+            # Plain torch cannot run this sample on this machine.
             continue
-        for (op, given, named), elements in zip(recorder.calls, recorder.elements, strict=True):
+        for (op, args, kwargs), elements in zip(recorder.calls, recorder.elements, strict=True):
             if skip(op):
                 continue
-            rank = (elements == 0, *_small(Sample(op, given, named, 0, dtype).tensors))
+            rank = (elements == 0, *_small(Sample(op, args, kwargs, 0, dtype).tensors))
             if op not in best or rank < best[op][0]:
-                best[op] = rank, _call_of_sample(sample, op, given, named)
-    for _, found in best.values():
-        yield found
+                best[op] = rank, _direct_call(sample, op, args, kwargs)
+    for _, direct in best.values():
+        yield direct
 
 
-def _call_of_sample(sample: Sample, op: OpOverload, given: Any, named: Any) -> Sample:
-    """A recorded call of an overload, as a sample: on copies, for it may be of views, or have been written to since."""
-    args, kwargs = tree_map(_copied, (given, named))
+def _direct_call(sample: Sample, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
+    """A recorded call as a sample, on copies: the recorded tensors may be views, or have been modified since."""
+    copied_args, copied_kwargs = tree_map(_copied, (args, kwargs))
     return Sample(
         op,
-        args,
-        kwargs,
+        copied_args,
+        copied_kwargs,
         sample.number,
         sample.dtype,
-        # Compiled, detach_ leaves requires_grad as it was, for plain tensors too.
+        # A compiled detach_ does not change requires_grad, of plain tensors either.
         differentiable=sample.differentiable and op is not torch.ops.aten.detach_.default,
         valueless=sample.valueless or torch.Tag.nondeterministic_seeded in op.tags,
-        variables=_variables(sample, given, named) if sample.variables is not None else None,
+        variables=_variables(sample, args, kwargs) if sample.variables is not None else None,
     )
 
 
 def _small(tensors: Sequence[Tensor]) -> tuple[bool, bool, bool]:
-    """What tells less comes later: a single number under a mask is invalid, or has nothing to hide; of one row there
-    are no pairs; of two or three elements those that make one result are rarely all valid."""
+    """A sort key that puts small tensors, which test little, last.
+
+    A masked tensor of one element is all valid or all invalid; a single row has no pairs; of two or three elements,
+    those that one result depends on are rarely all valid.
+    """
     return (
         any(t.numel() < 2 for t in tensors),
         any(1 in t.shape for t in tensors),
@@ -367,7 +375,7 @@ def _copied(leaf: object) -> Any:
 
 
 def _variables(sample: Sample, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-    """Which tensors of a recorded call are not among those of its sample that have no derivative."""
+    """The tensors of a recorded call to differentiate with respect to: all but those that the sample rules out."""
     constant = {
         id(t) for n, t in enumerate(sample.tensors) if sample.variables is not None and n not in sample.variables
     }
@@ -382,15 +390,15 @@ def calls_made(sample: Sample) -> list[OpOverload]:
             warnings.simplefilter("ignore")
             return calls_of(sample.fn, *sample.args, **sample.kwargs)
     except Exception:
-        # A sample that plain torch cannot run on this machine calls nothing here.
+        # Plain torch cannot run this sample on this machine.
         return []
 
 
 @functools.cache
 def entries_by_overload() -> dict[OpOverload, tuple[str, ...]]:
-    """The entries that call an overload."""
-    found: dict[OpOverload, list[str]] = {}
+    """The names of the entries that call each overload."""
+    entries: dict[OpOverload, list[str]] = {}
     for name in database():
         for overload in overloads_called(name):
-            found.setdefault(overload, []).append(name)
-    return {overload: tuple(names) for overload, names in found.items()}
+            entries.setdefault(overload, []).append(name)
+    return {overload: tuple(names) for overload, names in entries.items()}

@@ -1,8 +1,8 @@
-"""The samples on which storages are compared: those that hold something to store sparsely.
+"""The samples on which storages are compared: those with a tensor that can be stored sparsely.
 
-Torch's samples of unary operators are of one dimension, empty, or a single number. A few of them are folded to two and
-to three dimensions, so that every layout has its turn at every operator; so they are where those of two dimensions have
-no derivative but zero (hardtanh between two numbers that are close together).
+Torch's samples of unary operators are 1-d, empty, or a single number. A few of them are folded to two and three
+dimensions, so that every layout is tested with every operator. So are the samples of operators whose 2-d samples all
+have a zero derivative (hardtanh between two close numbers).
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from torch import Tensor
 from op_registry.conformance import plain_torch
 from op_registry.conformance.sample import Sample, chosen
 
-# Numbers of folded samples, beyond those of the database.
+# Folded samples are numbered from here, above the numbers of the database's samples.
 FOLDED = 10_000
-# How many samples of one dimension are folded.
+# How many 1-d samples are folded.
 MOST = 3
-# How many samples are differentiated to find one whose derivative is not zero.
+# How many samples are differentiated to find one with a nonzero derivative.
 SLOPES = 8
 
 
 def storable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with a tensor of two dimensions or more, and folded ones where there are none or these say nothing of
-    gradients; else all there are."""
-    first = [s for s in samples if any(t.ndim >= 2 and t.numel() > 1 for t in s.tensors)]
-    if not first:
+    """Samples with a tensor of two or more dimensions; with folded ones too if none of these has a nonzero derivative.
+
+    Without any such samples: the folded ones, or if nothing can be folded, all samples.
+    """
+    multidimensional = [s for s in samples if any(t.ndim >= 2 and t.numel() > 1 for t in s.tensors)]
+    if not multidimensional:
         return list(_folded(samples)) or list(samples)
-    if any(map(_sloped, chosen(first, SLOPES))):
-        return first
-    return [*first, *filter(_sloped, _folded(samples))]
+    if any(map(_sloped, chosen(multidimensional, SLOPES))):
+        return multidimensional
+    return [*multidimensional, *filter(_sloped, _folded(samples))]
 
 
 def _sloped(sample: Sample) -> bool:
-    """Whether plain torch's derivative is other than zero."""
+    """Whether plain torch's derivative is nonzero."""
     return plain_torch.derivative(sample).sloped
 
 
@@ -57,9 +59,9 @@ def _folded(samples: Sequence[Sample]) -> Iterator[Sample]:
             if not sizes:
                 continue
             args, kwargs = sample.with_tensors(lambda t, sizes=sizes: _reshaped(t, sizes))  # type: ignore[misc]
-            made = dataclasses.replace(sample, args=args, kwargs=kwargs, number=number)
-            if _runs(made):
-                yield made
+            folded = dataclasses.replace(sample, args=args, kwargs=kwargs, number=number)
+            if _runs(folded):
+                yield folded
 
 
 def _reshaped(t: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -79,7 +81,7 @@ def _factors(size: int, dims: int) -> tuple[int, ...] | None:
 
 
 def _runs(sample: Sample) -> bool:
-    """Whether plain torch takes the call, on copies of its arguments."""
+    """Whether plain torch runs the call, on copies of its arguments."""
     args, kwargs = sample.with_tensors(lambda t: t.clone())
     try:
         sample.fn(*args, **kwargs)

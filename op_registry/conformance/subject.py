@@ -1,8 +1,8 @@
-"""What conformance is asked about: a subject wraps plain tensors, calls functions, and lets results be looked at.
+"""A subject is a masked tensor to be tested: it wraps plain tensors, calls functions, and exposes data and masks.
 
-Conformance knows no tensor subclass. A subject is found by entry point (group ``op_registry.subjects``), by the name
-``module:attribute``, or is one of the two that ship here: ``records`` (the rules themselves on bare records) and
-``zeros`` (plain torch with zeros filled in: what the laws have to catch).
+Conformance doesn't depend on any tensor subclass. A subject is found by entry point (group ``op_registry.subjects``) or
+by the name ``module:attribute``. Two ship here: ``records`` (the rules themselves on bare records) and ``zeros`` (plain
+torch with zeros filled in, which the laws must catch).
 """
 
 from __future__ import annotations
@@ -13,30 +13,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# The data of a tensor and its bool mask of full shape; the mask is None for a plain tensor.
+Observed = tuple[Tensor, Tensor | None]
+
 
 class Subject:
     """A masked tensor implementation, seen from outside."""
 
     name = "a subject"
-    # The laws that make sense of it.
+    # The laws that can be tested on it.
     laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
-    # Whether P1 asks for torch's own errors too (not of bare rules, which out= does not reach, for one).
+    # Whether P1 also requires torch's own errors. (Bare rules can't raise all of them: they never see out=, for one.)
     own_errors = True
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""
         raise NotImplementedError
 
-    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+    def observe(self, value: Any) -> Observed:
         """The data of a value, differentiable, and its bool mask of full shape; None for a plain tensor."""
         raise NotImplementedError
 
-    def is_value(self, value: Any) -> bool:
-        """Whether `observe` can look at it."""
+    def is_value(self, value: object) -> bool:
+        """Whether `observe` accepts it."""
         return isinstance(value, Tensor)
 
     def requires_grad(self, value: Any) -> bool:
-        """Whether a value, wrapped or plain, is one to differentiate by."""
+        """Whether a value, wrapped or plain, requires grad."""
         return bool(value.requires_grad)
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +49,9 @@ class Subject:
     def call_twice(
         self, fn: Callable[..., Any], first: tuple[Any, Any], second: tuple[Any, Any], before: Callable[[], None]
     ) -> Any:
-        """`fn` on one (args, kwargs), then on the second, whose result counts; `before` is called before each.
+        """The result of `fn` on the second (args, kwargs), after a call on the first; `before` runs before each call.
 
-        A mode that compiles uses what the first call compiled, and raises where that does not serve the second.
+        A mode that compiles reuses the graph of the first call, and raises if the second call would recompile.
         """
         before()
         self.call(fn, *first[0], **first[1])
@@ -56,27 +59,27 @@ class Subject:
         return self.call(fn, *second[0], **second[1])
 
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
-        """The gradient of a plain scalar with respect to each input, wrapped or plain; None where it takes no part."""
+        """The gradient of a plain scalar with respect to each input, wrapped or plain; None for an unused input."""
         return list(torch.autograd.grad(scalar, list(inputs), create_graph=create_graph, allow_unused=True))
 
-    # How else it can store a tensor, by name (P4).
+    # The names of the storages other than dense in which it can store a tensor (P4).
     storages: tuple[str, ...] = ()
 
     def can_store(self, storage: str) -> bool:
-        """Whether it knows a storage: one of those, or one that somebody else has registered."""
+        """Whether it supports a storage: one of `storages`, or one registered by another library."""
         return storage in self.storages
 
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
-        """A new leaf like `value`, stored otherwise; `value` itself where that storage does not fit its shape.
+        """A new leaf like `value` in another storage; `value` itself if its shape doesn't fit that storage.
 
-        With `explicit_invalid`, some of its invalid elements are stored too, with the data that they have.
+        With `explicit_invalid`, some of its invalid elements are stored too, with their data.
         """
         return value
 
     def densified(self) -> list[str]:
-        """The operators for which something was stored densely since this was last asked."""
+        """The operators for which a tensor was converted to dense storage since the last call of this method."""
         return []
 
     def modes(self) -> dict[str, Subject]:
-        """The same implementation run otherwise (compiled, vmapped): by name, to be compared with this one."""
+        """The same implementation in other modes (compiled, vmapped), by name, to be compared with this one."""
         return {}

@@ -1,4 +1,4 @@
-"""Which masked tensor conformance is asked about: found by name, so that op_registry imports no tensor subclass."""
+"""Finds the masked tensor to test by name, so that op_registry imports no tensor subclass."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ SHIPPED = {
 def find_subject(name: str | None = None) -> Subject:
     """The subject called `name`: an entry point, ``module:attribute``, ``records`` or ``zeros``.
 
-    Without a name: the environment's OP_REGISTRY_SUBJECT, else the entry point ``default``. Where nobody has declared
-    one, LookupError: rules on bare records obey laws that a masked tensor made of them breaks, so they have to be
-    asked for by name.
+    Without a name: the environment variable OP_REGISTRY_SUBJECT, else the entry point ``default``. LookupError if there
+    is none. Bare records are not the default, because rules may obey laws on them that a masked tensor breaks.
     """
     name = name or os.environ.get("OP_REGISTRY_SUBJECT")
     declared = declared_subjects()
     if name is None and "default" not in declared:
         raise LookupError(
             f"no masked tensor to test: nothing declares the entry point 'default' in the group {GROUP!r}. Install the "
-            "library that does (pip install -e . in a checkout), or choose: subject='module:attribute' (--subject on "
-            "the command line, OP_REGISTRY_SUBJECT in the environment), or subject='records' for the rules on bare "
+            "library that does (pip install -e . in a checkout), or choose one: subject='module:attribute' (--subject "
+            "on the command line, OP_REGISTRY_SUBJECT in the environment), or subject='records' for the rules on bare "
             "records, which have dense storage and no compiled mode."
         )
     name = name or "default"
     if name not in declared and ":" not in name:
         raise LookupError(
-            f"no subject is called {name!r}; there are {', '.join(sorted(declared))}, and module:attribute"
+            f"no subject is called {name!r}; use one of {', '.join(sorted(declared))}, or module:attribute"
         )
     module, _, attribute = declared.get(name, name).partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    subject = found() if isinstance(found, type) else found
+    declared_object = getattr(importlib.import_module(module), attribute)
+    subject = declared_object() if isinstance(declared_object, type) else declared_object
     if not isinstance(subject, Subject):
         raise TypeError(f"{name} is {subject!r}, not an op_registry.conformance.Subject")
     return subject
 
 
 def declared_subjects() -> dict[str, str]:
-    """``module:attribute`` by name: the entry points of what is installed, and of the checkout that this file is in.
+    """``module:attribute`` by name: the installed entry points, and those of the checkout that this file is in.
 
-    A checkout on PYTHONPATH has no entry points, but its pyproject.toml says which it would have.
+    A checkout on PYTHONPATH has no entry points, but its pyproject.toml declares them.
     """
     installed = {p.name: p.value for p in importlib.metadata.entry_points(group=GROUP)}
     return SHIPPED | _declared_in_checkout() | installed
@@ -58,7 +57,7 @@ def declared_subjects() -> dict[str, str]:
 def _declared_in_checkout() -> dict[str, str]:
     project = Path(__file__).parents[2] / "pyproject.toml"
     if sys.version_info < (3, 11) or not project.is_file():
-        return {}  # no TOML reader before Python 3.11: an installation, or a name, is needed there
+        return {}  # Python 3.10 has no tomllib: install the checkout there, or pass a name
     import tomllib
 
     declared = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})

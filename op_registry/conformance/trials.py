@@ -1,4 +1,4 @@
-"""The trials of an operator and their outcomes: the part of the runner that runs in a worker."""
+"""The trials of one operator and their outcomes: what a worker process of the runner executes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch._ops import OpOverload
@@ -54,7 +55,7 @@ LAWS: dict[str, Law] = {
     "P6": modes.views_alias,
     "P8": closed.closed_or_refused,
 }
-# The laws that are tried on storages other than dense.
+# The laws that are tested on storages other than dense.
 STORED: dict[str, Callable[..., None]] = {
     "P3": storages.non_interference,
     "P4": storages.layouts_agree,
@@ -62,48 +63,49 @@ STORED: dict[str, Callable[..., None]] = {
 }
 MODES = ("aot_eager", "inductor")
 ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
-# What P4 compares with dense storage: every masked tensor stored so, and only the first of several.
+# The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
 
-# Samples of another library's operator that are compiled.
+# How many samples of another library's operator are compiled.
 MOST_COMPILED = 2
 
-# The outcomes of a trial, best first. A refusal is no broken law, but no answer either, and right where there is none.
-STATUSES = ("pass", "densified", "refused rightly", "not asked", "refused", "gap", "broken", "error")
+# The outcomes of a trial, best first. "refused" breaks no law, but tests none either; "refused rightly" is a refusal
+# that the semantics require.
+Status = Literal["pass", "densified", "refused rightly", "not asked", "refused", "gap", "broken", "error"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run for each operator. Everything that a result depends on, so that a run can be taken up again."""
+    """What is run for each operator: everything that results depend on, so that an interrupted run can be resumed."""
 
     subject: str | None = None
     laws: tuple[str, ...] = ALL_LAWS
-    # Samples for each operator and dtype, of as many shapes of call as there are; None is all of them.
+    # The most samples for each operator and dtype, chosen for as many kinds of call as possible; None is all of them.
     most: int | None = 4
-    # The same on storages other than dense, none more than that.
+    # The most of these that run on storages other than dense.
     most_stored: int | None = 4
     masks: tuple[str, ...] = KINDS
-    # Names of dtypes, "preferred" for float32 where there is one, "all" for whatever the operator takes (P7, which is
-    # about graphs, stays with the preferred one).
+    # Names of dtypes by comma, "preferred" (float32 where the operator takes it), or "all" that the operator takes.
+    # (P7 runs in the preferred dtype only: it is about graphs.)
     dtypes: str = "preferred"
     modes: tuple[str, ...] = ("aot_eager",)
     storages: tuple[str, ...] = STORAGES
-    # Those in which P3 and P5 are tried too, beside dense storage (unless that is left out).
+    # The storages on which P3 and P5 run in addition to dense (or instead of it, where `dense` is False).
     also_stored: tuple[str, ...] = ()
     dense: bool = True
     seed: int = 0
-    # One sample only, by its number in the database.
+    # Run one sample only, by its number in the database.
     sample: int | None = None
-    # P7 for an overload in the first entry that calls it, and in no other.
+    # Run P7 for an overload only in the first entry that calls it.
     each_overload_once: bool = False
     # Modules that register the rules of other libraries' operators: worker processes import them first.
     modules: tuple[str, ...] = ()
-    # Stop at the first broken trial: for mutants, of which one is enough.
+    # Stop at the first broken trial, which is enough to kill a mutant.
     until_broken: bool = False
 
 
 def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
-    """The dtypes in which a law is tried."""
+    """The dtypes in which a law is tested."""
     if law == "P5":
         return [operator.gradient_dtype] if operator.gradient_dtype is not None else []
     if law == "P7" and not operator.leading:
@@ -117,13 +119,17 @@ def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dt
 
 
 def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = False) -> list[str]:
-    """The masks under which a law is tried, on dense storage or `stored` otherwise; `whole`: where all is valid."""
+    """The masks under which a law is tested.
+
+    stored  whether on storages other than dense
+    whole   whether to use the masks of WANTED_WHOLE
+    """
     key = "P4" if stored else law
     wanted = WANTED_WHOLE.get(key, KINDS) if whole else WANTED.get(key, KINDS)
     return [kind for kind in settings.masks if kind in wanted]
 
 
-# The masks that have something to say about a law; every kind where it is not named.
+# The kinds of masks that test a law; all kinds for laws not listed.
 WANTED: dict[str, tuple[str, ...]] = {
     "P1": WHOLE,
     "P3": PARTIAL,
@@ -132,15 +138,14 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
 }
-# What is tried of an operator that has nothing to say about partly valid input: it refuses that.
+# The same for an operator that refuses partly valid input.
 WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
 
 
 def trials_of(
     operator: Operator, law: str, subject: Subject, settings: Settings, stored: bool = False, whole: bool = False
 ) -> Iterator[tuple[str, Trial]]:
-    """Every trial of a law, with its description; `stored` on other storage than dense, under fewer masks; `whole`
-    where everything is valid."""
+    """Every trial of a law, with its description; see :func:`kinds_of` for `stored` and `whole`."""
     for dtype in dtypes_of(operator, law, settings):
         if law == "P7":
             samples = _compiled_samples(operator, dtype, settings)
@@ -153,18 +158,18 @@ def trials_of(
         for sample in samples:
             kinds = kinds_of(law, settings, stored, whole)
             if law == "P7":
-                kinds = _first_that_tells(subject, sample, kinds, settings.seed)
+                kinds = _first_with_valid_results(subject, sample, kinds, settings.seed)
             for kind in kinds:
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
 
 
-def _first_that_tells(subject: Subject, sample: Sample, kinds: list[str], seed: int) -> list[str]:
-    """The first kind of mask under which a call is answered and something in its results is valid.
+def _first_with_valid_results(subject: Subject, sample: Sample, kinds: list[str], seed: int) -> list[str]:
+    """The first kind of mask under which a call succeeds with a valid element in its results; else the first kind.
 
-    Compiling is slow, so one mask has to do. Under some masks there is nothing to compare: lengths may
-    have to be valid, and windows that need every element have none left.
+    Compiling is slow, so only one mask is used. Under some masks there is nothing to compare: a call may require valid
+    lengths, and windows that need every element may all be invalid.
     """
     for kind in kinds:
         masks = masking(kind, sample.tensors, seed)
@@ -173,36 +178,36 @@ def _first_that_tells(subject: Subject, sample: Sample, kinds: list[str], seed: 
         trial = Trial(subject, sample, masks, seed)
         try:
             args, kwargs, _ = trial.wrapped()
-            found = observed(subject, trial.run(args, kwargs))
+            results = observed(subject, trial.run(args, kwargs))
         except Exception:
             continue
-        if any(not isinstance(value, tuple) or value[1] is None or bool(value[1].any()) for value in found):
+        if any(not isinstance(value, tuple) or value[1] is None or bool(value[1].any()) for value in results):
             return [kind]
     return kinds[:1]
 
 
 def _compiled_samples(operator: Operator, dtype: torch.dtype, settings: Settings) -> list[Sample]:
-    """Each overload that an entry calls, once; of another library's operator a few calls, on more than one element."""
+    """One call of each overload that an entry calls; for another library's operator, a few of its larger samples."""
     if isinstance(operator, RegisteredOperator):
         large = [s for s in _samples(operator, dtype) if all(t.numel() > 1 for t in s.tensors)]
         return chosen(large or _samples(operator, dtype), None if settings.sample is not None else MOST_COMPILED)
-    return [s for s in overload_samples(operator, dtype, _another_entry_asks(operator, settings)) if s.tensors]
+    return [s for s in overload_samples(operator, dtype, _left_to_another_entry(operator, settings)) if s.tensors]
 
 
-@functools.lru_cache(maxsize=16)  # the laws ask one after another, each in every dtype
+@functools.lru_cache(maxsize=16)  # every law iterates over the same samples, in every dtype
 def _samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
-    """The samples that have something to mask. Trials work on copies of their tensors."""
+    """The samples with tensors to mask. Trials work on copies of these tensors."""
     return [s for s in operator.samples(dtype) if s.tensors]
 
 
 @functools.lru_cache(maxsize=4)
 def _stored_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
-    """Those of them that tell storages apart."""
+    """The samples for storages other than dense."""
     return storable(_samples(operator, dtype))
 
 
-def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:
-    """Whether an overload is left to the first entry that calls it, in a run over all of them."""
+def _left_to_another_entry(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:
+    """A predicate: whether P7 of an overload is left to another entry, which calls it first (`each_overload_once`)."""
     if not settings.each_overload_once:
         return lambda op: False
     owners = entries_by_overload()
@@ -210,7 +215,7 @@ def _another_entry_asks(operator: Operator, settings: Settings) -> Callable[[OpO
 
 
 def describe(sample: Sample, kind: str) -> str:
-    """A short description of a trial, which gaps may quote."""
+    """A short description of a trial; gaps select trials by its words."""
     overload = f" {sample.fn}" if isinstance(sample.fn, OpOverload) else ""
     return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}{overload}"
 
@@ -220,18 +225,19 @@ def repro(operator: Operator, law: str, description: str, settings: Settings, op
     dtype, _, number, kind = description.split()[:4]
     name = settings.subject or os.environ.get("OP_REGISTRY_SUBJECT")
     subject = f" --subject {name}" if name else ""
-    chosen = f" {option[0]} {option[1]}" if option else ""
+    chosen_check = f" {option[0]} {option[1]}" if option else ""
     return (
         f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law {law} "
-        f"--sample {number} --mask {kind} --dtype {dtype} --seed {settings.seed}{chosen}{subject}{_remark(operator)}"
+        f"--sample {number} --mask {kind} --dtype {dtype} --seed {settings.seed}{chosen_check}{subject}"
+        f"{_remark(operator)}"
     )
 
 
 def _imports(operator: Operator, settings: Settings) -> str:
     """The --import options that register the operator's rule."""
-    own = operator.module if isinstance(operator, RegisteredOperator) else None
-    modules = dict.fromkeys([*settings.modules, *([own] if own is not None and not _built_in(own) else [])])
-    return "".join(f" --import {module}" for module in modules)
+    rule_module = operator.module if isinstance(operator, RegisteredOperator) else None
+    needed = [rule_module] if rule_module is not None and not _built_in(rule_module) else []
+    return "".join(f" --import {module}" for module in dict.fromkeys([*settings.modules, *needed]))
 
 
 def _built_in(module: str) -> bool:
@@ -239,7 +245,7 @@ def _built_in(module: str) -> bool:
 
 
 def _remark(operator: Operator) -> str:
-    """Why the line does not run as it is, as a shell comment."""
+    """A shell comment that says why the command line does not work as it is; "" if it does."""
     if not isinstance(operator, RegisteredOperator) or operator.module is not None:
         return ""
     where = operator.rule.where if operator.rule is not None else "an overlay"
@@ -247,34 +253,34 @@ def _remark(operator: Operator) -> str:
 
 
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
-    """Every trial of an operator. Before each, `say` gets the line that repeats it, so that a crash can be traced."""
+    """Run every trial of an operator. Before each, `say` gets its repro line, so that a crash can be traced."""
     operator = operator_named(name) if isinstance(name, str) else name
     subject = find_subject(settings.subject)
     report = Report(name if isinstance(name, str) else operator.name)
     started = time.monotonic()
-    named = _NamedGaps(gaps_of(operator))
+    gaps = _GapTracker(gaps_of(operator))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for law in settings.laws:
             report.counts.setdefault(law, Counter())
             if law in subject.laws:
-                _try_law(law, operator, subject, settings, named, report, say)
+                _try_law(law, operator, subject, settings, gaps, report, say)
                 if law in WANTED_WHOLE and not report.asked(law):
-                    _try_law(law, operator, subject, settings, named, report, say, whole=True)
+                    _try_law(law, operator, subject, settings, gaps, report, say, whole=True)
             else:
-                report.silences[law] = {f"the subject {subject.name!r} cannot be asked": 1}
+                report.silences[law] = {f"the subject {subject.name!r} does not support it": 1}
             if settings.until_broken and report.failures:
                 break
-        enough = settings.until_broken and report.failures
-        if "P1" in settings.laws and settings.sample is None and subject.own_errors and not enough:
-            _errors(operator, subject, named, report, say)
+        stopped = settings.until_broken and report.failures
+        if "P1" in settings.laws and settings.sample is None and subject.own_errors and not stopped:
+            _errors(operator, subject, gaps, report, say)
         for law in settings.laws:
             why = None if report.asked(law) else exemption(operator, law, settings.seed)
             if why is not None:
                 report.exemptions[law] = why
-    for gap in named.closed():
+    for gap in gaps.closed():
         report.outcomes.append(
-            Outcome(gap.law, gap.where, "broken", f"a named gap no longer fails: {gap}; take it out", "")
+            Outcome(gap.law, gap.where, "broken", f"a named gap no longer fails: {gap}; remove it", "")
         )
         report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
@@ -288,70 +294,70 @@ def _try_law(
     operator: Operator,
     subject: Subject,
     settings: Settings,
-    named: _NamedGaps,
+    gaps: _GapTracker,
     report: Report,
     say: Callable[[str], None],
     whole: bool = False,
 ) -> None:
-    """Every trial of one law."""
+    """Run every trial of one law."""
     for option, check in _checks(law, subject, settings):
         stored = option is not None and law in STORED
         for description, trial in trials_of(operator, law, subject, settings, stored, whole):
             line = repro(operator, law, description, settings, option)
             say(line)
-            described = f"{description} {option[1]}" if option and stored else description
-            status, message = named.judged(law, described, *outcome_of(check, trial))
-            _record(report, law, described, status, message, line)
+            full_description = f"{description} {option[1]}" if option and stored else description
+            status, message = gaps.judged(law, full_description, *outcome_of(check, trial))
+            _record(report, law, full_description, status, message, line)
             if option and law == "P4":
                 report.storages.setdefault(option[1], Counter())[status] += 1
             if settings.until_broken and status in ("broken", "error"):
                 return
 
 
-class _NamedGaps:
-    """The gaps of an operator, and which of them trials have shown to be open."""
+class _GapTracker:
+    """The gaps of an operator, with a record of which ones were tested and which still fail."""
 
     def __init__(self, gaps: Sequence[Gap]) -> None:
         self.gaps = gaps
-        self.asked: set[int] = set()
+        self.tested: set[int] = set()
         self.failed: set[int] = set()
 
-    def judged(self, law: str, description: str, status: str, message: str) -> tuple[str, str]:
-        """A trial's outcome, or "gap" where a named gap covers its failure."""
-        spoken = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
+    def judged(self, law: str, description: str, status: Status, message: str) -> tuple[Status, str]:
+        """A trial's outcome, with the status "gap" if a gap covers its failure."""
+        covering = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
         if status != "not asked":
-            self.asked.update(spoken)
-        if spoken and status in ("broken", "error", "refused"):
-            self.failed.update(spoken)
-            return "gap", f"{self.gaps[spoken[0]].why} ({message})"
+            self.tested.update(covering)
+        if covering and status in ("broken", "error", "refused"):
+            self.failed.update(covering)
+            return "gap", f"{self.gaps[covering[0]].why} ({message})"
         return status, message
 
     def closed(self) -> list[Gap]:
-        """Gaps that no longer fail."""
-        return [self.gaps[n] for n in sorted(self.asked - self.failed)]
+        """Gaps that were tested and no longer fail."""
+        return [self.gaps[n] for n in sorted(self.tested - self.failed)]
 
 
-# A law's option on the command line, by name and value.
+# A command-line option that selects one check of a law: its name and value.
 Option = tuple[str, str]
 
 
 def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, Law]]:
-    """A law as checks: P4 for each storage, P3 and P5 for dense storage and some others, P7 for each mode."""
+    """The checks of a law: P4 one for each storage, P3 and P5 for dense and some other storages, P7 for each mode."""
     if law == "P7":
         return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
     on_dense = law in LAWS and (settings.dense or law not in STORED)
     checks: list[tuple[Option | None, Law]] = [(None, LAWS[law])] if on_dense else []
     if law in STORED:
         wanted = settings.storages if law == "P4" else settings.also_stored
-        known = [s for s in wanted if subject.can_store(storage_of(s)[0])]
-        checks += [(("--storage", s), functools.partial(STORED[law], storage=s)) for s in known]
+        supported = [s for s in wanted if subject.can_store(storage_of(s)[0])]
+        checks += [(("--storage", s), functools.partial(STORED[law], storage=s)) for s in supported]
     return checks
 
 
 def _errors(
-    operator: Operator, subject: Subject, named: _NamedGaps, report: Report, say: Callable[[str], None]
+    operator: Operator, subject: Subject, gaps: _GapTracker, report: Report, say: Callable[[str], None]
 ) -> None:
-    """P1 for the calls that torch refuses."""
+    """Run P1 for the calls on which torch raises."""
     if not isinstance(operator, DatabaseOperator) or not operator.leading:
         return
     for sample in operator.error_samples():
@@ -361,7 +367,7 @@ def _errors(
         line = f"python -m op_registry check --op {operator.name} --law P1"
         say(line)
         outcome = outcome_of(laws.same_errors, Trial(subject, sample, _without_masks(sample)))
-        status, message = named.judged("P1", description, *outcome)
+        status, message = gaps.judged("P1", description, *outcome)
         _record(report, "P1", description, status, message, line)
 
 
@@ -371,7 +377,7 @@ def _without_masks(sample: Sample) -> Masking:
     return masks
 
 
-def _record(report: Report, law: str, description: str, status: str, message: str, line: str) -> None:
+def _record(report: Report, law: str, description: str, status: Status, message: str, line: str) -> None:
     report.counts.setdefault(law, Counter())[status] += 1
     report.dtypes.setdefault(description.partition(" ")[0], Counter())[status] += 1
     if status == "densified" or (status == "not asked" and message.startswith("no oracle")):
@@ -382,8 +388,8 @@ def _record(report: Report, law: str, description: str, status: str, message: st
         report.silences.setdefault(law, Counter())[message] += 1
 
 
-def outcome_of(check: Law, trial: Trial) -> tuple[str, str]:
-    """The status of one trial, and the message to it."""
+def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
+    """The status of one trial, and its message."""
     if trial.plain_error is not None and check is not laws.same_errors:
         return "not asked", f"plain torch raises {trial.plain_error}"
     try:
@@ -398,7 +404,7 @@ def outcome_of(check: Law, trial: Trial) -> tuple[str, str]:
         return "broken", str(reason)
     except (Refusal, MaskedSemanticsError) as reason:
         if refused_by_the_semantics(trial):
-            return "not asked", f"refused, as it has to be: {_first_line(reason)}"
+            return "not asked", f"refused, as the semantics require: {_first_line(reason)}"
         return "refused", _first_line(reason)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)

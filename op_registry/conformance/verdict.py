@@ -1,15 +1,15 @@
-"""A verdict: each law's answer about each operator, and whether the caller can build on it.
+"""A verdict: for each operator and law, whether the law holds; and whether that is good enough for the caller.
 
-    holds           some trial had something to ask, and none that had was broken; right refusals count where no other
-                    call was refused
-    broken          a trial was broken, or raised what plain torch does not
-    undecided       the law applies, and no trial had anything to ask or to say, or every call that has an answer was
-                    refused; the reason says why
-    gap             every trial that had something to ask fell into a gap that the rule names (rule.gap)
+    holds           some trial tested the law, and none broke it; a refusal that the semantics require counts as a test,
+                    unless another call was refused that has a result
+    broken          a trial broke the law, or raised an error that plain torch does not raise
+    undecided       the law applies, but no trial could test it, or every call that has a result was refused; the reason
+                    says which
+    gap             every trial that tested the law fell into a named gap (rule.gap)
     does not apply  by the operator's schema, category or derivative (applicability.py)
 
-A verdict is true where every answer is "holds", "gap" or "does not apply", or is allowed by the caller, law by law.
-An allowance that nothing needs makes it false as well: what was mended is no longer excused.
+A verdict is true if every answer is "holds", "gap" or "does not apply", or is allowed by the caller, law by law. An
+allowance that is not needed makes it false too, so that no allowance outlives its reason.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ Decision = Literal["holds", "broken", "undecided", "gap", "does not apply"]
 
 NAMES = {
     "P1": "all valid: as plain torch",
-    "P2": "on valid elements, what the oracle says",
-    "P3": "nothing under the mask is seen",
+    "P2": "valid elements: as the oracle",
+    "P3": "the data under the mask has no effect",
     "P4": "the same in every storage",
     "P5": "gradients",
     "P6": "views alias",
     "P7": "the same compiled",
     "P8": "masked results, or a refusal that names the operator",
 }
-# Failures of one law that a verdict prints.
+# How many failures of one law a verdict prints.
 SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one law for one operator."""
+    """The result of testing one law on one operator."""
 
     operator: str
     law: str
     decision: Decision
-    # Trials that had something to ask.
+    # How many trials tested the law.
     trials: int
-    # Why it is undecided or does not apply; what was refused or is a gap, beside what holds.
+    # Why the law is undecided or does not apply; how many trials were refused or are gaps, although it holds.
     reason: str = ""
-    # The trials that did not pass: broken ones, refused ones, gaps.
+    # The trials that did not pass: broken, refused, gaps.
     outcomes: tuple[Outcome, ...] = ()
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
-        """The trials in which the law was broken."""
+        """The trials that broke the law."""
         return tuple(o for o in self.outcomes if o.status in ("broken", "error"))
 
     def __str__(self) -> str:
@@ -79,35 +79,35 @@ def answer_of(report: Report, law: str) -> Answer:
     def answer(decision: Decision, reason: str = "") -> Answer:
         return Answer(report.operator, law, decision, report.asked(law), reason, outcomes)
 
-    beside = [f"{counts[s]} {s}" for s in ("refused", "gap") if counts.get(s)]
+    exceptions = ", ".join(f"{counts[s]} {s}" for s in ("refused", "gap") if counts.get(s))
     if counts.get("broken") or counts.get("error"):
         return answer("broken")
-    # Refusals of what has no answer are right, and say nothing where calls that have one were refused too.
+    # Right refusals alone don't show that a law holds if calls that have a result were refused too.
     if counts.get("pass") or counts.get("densified") or (counts.get("refused rightly") and not counts.get("refused")):
-        return answer("holds", ", ".join(beside))
+        return answer("holds", exceptions)
     if counts.get("gap"):
-        return answer("gap", ", ".join(beside))
+        return answer("gap", exceptions)
     if law in report.exemptions:
         return answer("does not apply", report.exemptions[law])
     if counts.get("refused"):
-        return answer("undecided", "every call that has an answer was refused")
-    return answer("undecided", _silence(report.silences.get(law, {})))
+        return answer("undecided", "every call that has a result was refused")
+    return answer("undecided", _why_untested(report.silences.get(law, {})))
 
 
-def _silence(silences: Mapping[str, int]) -> str:
-    """Why no trial had anything to ask: the commonest reasons."""
-    if not silences:
+def _why_untested(reasons: Mapping[str, int]) -> str:
+    """Why no trial could test a law: the most common reasons."""
+    if not reasons:
         return "there was nothing to try: no sample, or no mask that fits one"
-    common = [f"{reason} ({n})" for reason, n in Counter(silences).most_common(2)]
-    return "no trial had anything to ask: " + "; ".join(common)
+    common = [f"{reason} ({n})" for reason, n in Counter(reasons).most_common(2)]
+    return "no trial could test it: " + "; ".join(common)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answers of all laws that were asked, for all operators that were; true where nothing stands against them."""
+    """The answers for all tested operators and laws; true if there are no objections."""
 
     reports: tuple[Report, ...]
-    # Why the caller takes a law that is undecided, and one that is broken, for good.
+    # Laws that may be undecided, and laws that may be broken, each with the caller's reason.
     allow: Mapping[str, str] = field(default_factory=dict)
     allow_broken: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,15 +126,15 @@ class Verdict:
 
     @functools.cached_property
     def objections(self) -> tuple[str, ...]:
-        """What makes the verdict false, a line each."""
-        found = [f"{a.operator} {a.law} is {a.decision}" for a in self.answers if self._objectionable(a)]
+        """What makes the verdict false, one line each."""
+        objections = [f"{a.operator} {a.law} is {a.decision}" for a in self.answers if self._objectionable(a)]
         if not self.reports:
-            found.append("nothing was checked")
+            objections.append("nothing was checked")
         for decision, allowances in (("undecided", self.allow), ("broken", self.allow_broken)):
             for law, why in allowances.items():
                 if not any(a.law == law and a.decision == decision for a in self.answers):
-                    found.append(f"{law} may be {decision} ({why}), and is not: take the allowance out")
-        return tuple(found)
+                    objections.append(f"{law} is allowed to be {decision} ({why}), but is not: remove the allowance")
+        return tuple(objections)
 
     def _objectionable(self, answer: Answer) -> bool:
         if answer.decision == "undecided":
@@ -142,13 +142,13 @@ class Verdict:
         return answer.decision == "broken" and answer.law not in self.allow_broken
 
     def of(self, law: str) -> Decision:
-        """The law's answer for all operators together: the worst one; "does not apply" where it applies to none."""
-        found = {a.decision for a in self.answers if a.law == law}
-        order: tuple[Decision, ...] = ("broken", "undecided", "gap", "holds", "does not apply")
-        for decision in order:
-            if decision in found:
+        """The law's decision for all operators together: the worst one; "does not apply" if it applies to none."""
+        decisions = {a.decision for a in self.answers if a.law == law}
+        worst_first: tuple[Decision, ...] = ("broken", "undecided", "gap", "holds", "does not apply")
+        for decision in worst_first:
+            if decision in decisions:
                 return decision
-        raise KeyError(f"{law} was not among the laws that were asked")
+        raise KeyError(f"{law} is not among the laws that were tested")
 
     def __str__(self) -> str:
         lines: list[str] = []

@@ -1,12 +1,12 @@
-"""Seeing every operator call that a piece of Python code makes, as the dispatcher sees it: whole, above autograd.
+"""Intercepts every operator call that Python code makes, above autograd and before composite operators decompose.
 
-``torch.var(x, 1)`` is seen as ``aten.var.dim`` and ``F.linear`` as ``aten.linear.default``, before torch takes
-composite operators apart. An :class:`Interpreter` computes the result of each call. It keeps its notes about
-tensors in a side table, so that plain tensors pass through the code under test, without a tensor subclass.
+``torch.var(x, 1)`` is intercepted as ``aten.var.dim`` and ``F.linear`` as ``aten.linear.default``. An
+:class:`Interpreter` computes the result of each call. It keeps notes about tensors in a side table, so that the code
+under test runs on plain tensors, without a tensor subclass.
 
-Torch admits only three kinds of mode at this place in the dispatcher; an interpreter is made one of them by name
-(:class:`SchemaCheckMode`) and shares nothing else with it. Checked with torch 2.11 to 2.13;
-tests/conformance/test_conformance.py has the test of the assumption.
+Torch admits only three classes of mode at the PreDispatch key; an interpreter derives from one of them
+(:class:`SchemaCheckMode`) for that reason only, and uses nothing of it. Checked with torch 2.11 to 2.13;
+tests/conformance/test_conformance.py tests this assumption.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from op_registry.conformance.trees import tree_leaves
 from op_registry.ops.reductions.torch_masked import OPERATORS
 
-# Factories that take tensors: what they give reaches Python as a copy.
+# Factories that take tensors: their results reach Python as copies.
 FACTORIES = ("_like", "::linspace", "::logspace")
 
 
 @contextlib.contextmanager
 def torch_masked_as_operators() -> Iterator[None]:
-    """Let each reduction of torch.masked be called as the operator that stands for it."""
+    """Route each reduction of torch.masked to the custom operator that represents it."""
     with contextlib.ExitStack() as stack:
         for name, operator in OPERATORS.items():
             stack.enter_context(mock.patch.object(torch.masked, name, _named(operator, name)))
@@ -48,17 +48,17 @@ def _named(operator: OpOverload, name: str) -> Callable[..., Any]:
 
 
 class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
-    """Runs code with `evaluate` in place of every operator call, and keeps notes on tensors."""
+    """Runs code with every operator call computed by `evaluate`, and keeps notes about tensors."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
-        # The tensor is kept with its note: an id alone may be used again.
+        # By id. The tensor is kept alive with its note, because ids are reused.
         self._notes: dict[int, tuple[Tensor, Any]] = {}
-        # What a factory (FACTORIES) gives is copied on its way to Python, and known again by its memory.
+        # Results of FACTORIES, by address: they are copied on the way to Python, with the same memory.
         self._factory_notes: dict[int, tuple[Tensor, Any]] = {}
 
-    def note(self, tensor: Tensor, note: Any, op: OpOverload | None = None) -> Tensor:
-        """Keep `note` about `tensor`, which `op` made; returns the tensor."""
+    def note(self, tensor: Tensor, note: object, op: OpOverload | None = None) -> Tensor:
+        """Store `note` about `tensor`, a result of `op`; returns the tensor."""
         self._notes[id(tensor)] = (tensor, note)
         if op is not None and op._schema.name.endswith(FACTORIES) and tensor.numel():
             self._factory_notes[tensor.data_ptr()] = (tensor, note)
@@ -78,22 +78,22 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
         return any(self.noted(leaf) is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `fn` with every operator call in it evaluated by this interpreter."""
+        """Call `fn`, with every operator call that it makes computed by this interpreter."""
         with torch_masked_as_operators(), enable_python_dispatcher(), self:
             return fn(*args, **kwargs)
 
     def decompose(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run torch's own definition of a composite operator, its pieces evaluated in turn."""
+        """Run torch's own decomposition of a composite operator; each call that it makes is computed in turn."""
         return self.run(op.decompose, *args, **kwargs)
 
     def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of one call, in which plain tensors stand for whatever the notes say of them."""
+        """The result of one call on plain tensors, whose notes say what they represent."""
         raise NotImplementedError
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Python stand-ins for C++ kernels, which the dispatcher's Python side brings with it, would change rounding.
+        # With the Python dispatcher, Python implementations would replace some C++ kernels, and change rounding.
         with no_python_dispatcher():
             result = self.evaluate(func, args, kwargs or {})
         # In-place operators of torch.library.custom_op return nothing.
@@ -101,20 +101,20 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
 
 
 class Recorder(Interpreter):
-    """Writes down every call as torch would make it, composite operators whole."""
+    """Records every call and runs it in plain torch, without decomposing composite operators."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
-        # How many elements the results of each of them have.
+        # For each call, the number of elements in its results.
         self.elements: list[int] = []
 
     def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = len(self.calls)
+        number = len(self.calls)
         self.calls.append((op, args, kwargs))
         self.elements.append(0)
         result = op(*args, **kwargs)
-        self.elements[place] = sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        self.elements[number] = sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result
 
 

@@ -167,7 +167,7 @@ def test_storage_may_hold_explicit_invalid_elements() -> None:
 
 
 @pytest.mark.parametrize(
-    "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "no end after 5 s")]
+    "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "not finished after 5 s")]
 )
 def test_an_operator_that_takes_its_worker_down(subject: str, says: str) -> None:
     settings = Settings(subject=f"misbehaving_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
@@ -201,7 +201,7 @@ def test_the_summary_counts_what_no_oracle_speaks_for() -> None:
 def test_subjects_are_found_by_name() -> None:
     assert find_subject("records").name == "records"
     assert find_subject(EAGER).name == "eager"
-    with pytest.raises(LookupError, match="no subject is called 'nobody'; there are "):
+    with pytest.raises(LookupError, match="no subject is called 'nobody'; use one of "):
         find_subject("nobody")
 
 

@@ -180,10 +180,15 @@ def exp_to_first_order(op: Any, x: Sparse) -> Sparse:
         ("P4", "bsr", exp_less_a_mean_of_what_is_stored, "stored as bsr: result 0: "),
         ("P3", "csr", exp_less_a_mean_of_what_is_stored, "stored as csr with "),
         ("P4", "bsr", exp_of_all_that_is_stored, "stored as bsr: result 0: mask "),
-        ("P3", "coo", exp_of_all_that_is_stored, "stored as coo with nan beside what is valid: result 0: mask "),
+        ("P3", "coo", exp_of_all_that_is_stored, "stored as coo with nan in stored invalid elements: result 0: mask "),
         ("P4", "csr", exp_of_twice_the_slope, "stored as csr: gradient 0: "),
         ("P5", "csr", exp_of_twice_the_slope, "stored as csr: gradient 0: "),
-        ("P5", "hybrid", exp_to_first_order, "stored as hybrid: only one of the two has a second-order gradient"),
+        (
+            "P5",
+            "hybrid",
+            exp_to_first_order,
+            "stored as hybrid: only one of this storage and dense storage has a second-order gradient",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -1,8 +1,8 @@
 """The expected result of each operator, computed independently of the rules: `expected` runs a call on oracles alone.
 
-Each operator call goes to the oracle of its name; a composite operator without one is decomposed by torch, and its
-pieces go to theirs; an in-place form is its functional form written back. An operator that none of this serves raises
-:class:`NoOracle`, which conformance counts.
+Each operator call is computed by the oracle of its name. A composite operator without an oracle is decomposed by torch,
+and an in-place form is computed as its functional form and written back. Any other operator raises :class:`NoOracle`,
+which conformance counts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def oracle_for(op: OpOverload) -> Oracle | None:
-    """The oracle of an overload: by name, by torch's pointwise tag, of its rule, or of its rule's category."""
+    """The oracle of an overload: by its name, by torch's pointwise tag, from its rule, or by its rule's category."""
     name = op._schema.name.removeprefix("aten::")
     by_name = TABLE.get(f"{name}.{op._overloadname}") or TABLE.get(name)
     if by_name is not None:
@@ -75,16 +75,16 @@ def oracle_for(op: OpOverload) -> Oracle | None:
     if rule is None:
         return None
     if rule.oracles:
-        own = rule.oracles[0]
-        return lambda c: own(*[c[a.name] for a in c.op._schema.arguments])
+        rule_oracle = rule.oracles[0]
+        return lambda c: rule_oracle(*[c[a.name] for a in c.op._schema.arguments])
     return by_category.BY_CATEGORY.get(rule.category.name) if not op._can_decompose() else None
 
 
 class OracleInterpreter(Interpreter):
-    """Evaluates every call by its oracle; the note of a tensor is its expected value."""
+    """Computes every call by its oracle; the note of a tensor is its expected value."""
 
-    def with_masks(self, value: Any) -> Any:
-        """Each tensor as Expected: by its note, or as a plain tensor whose every element is valid."""
+    def with_masks(self, value: object) -> Any:
+        """Replace each tensor with its note, or without one with a plain Expected whose every element is valid."""
 
         def with_mask(leaf: object) -> Any:
             if not isinstance(leaf, Tensor):
@@ -109,7 +109,7 @@ class OracleInterpreter(Interpreter):
             raise NoOracle(str(op))
         call = Call.of(op, self.with_masks(args), self.with_masks(kwargs))
         if served is not op:
-            # By name: polygamma_ takes its arguments in another order than polygamma.
+            # By name, because polygamma_ takes its arguments in another order than polygamma.
             names = {argument.name for argument in served._schema.arguments}
             call = Call.of(served, (), {name: value for name, value in call.bound.items() if name in names})
         result = oracle(call)
@@ -117,7 +117,7 @@ class OracleInterpreter(Interpreter):
         for name, updated in call.updates.items():
             self.note(tensors[name], updated)
         if is_inplace(op):
-            # The target's new value is in its note: to write the tensor would invalidate what autograd saved of it.
+            # The target's new value is only in its note: writing to the tensor would invalidate what autograd saved.
             return self.note(args[0], _written(self.with_masks(args[0]), result))
         return tree_map(lambda out: self.note(out.data, out, op) if isinstance(out, Expected) else out, result)
 
@@ -137,7 +137,7 @@ def _written(target: Expected, result: Expected) -> Expected:
     """The value of `target` after an in-place form whose functional form gives `result`."""
     new = Expected(result.data.to(target.data.dtype), result.mask, result.masked)
     if not target.masked:
-        # On a plain tensor it is an update: where the result is invalid, the old value stays.
+        # On a plain tensor it is an update: the old value remains where the result is invalid.
         new = Expected(torch.where(new.mask, new.data, target.data), target.mask, masked=False)
     if target.data.requires_grad and not torch.is_grad_enabled():
         # Written under no_grad: another value, with the derivative of the old one.
@@ -156,8 +156,8 @@ def expected(
 ) -> Any:
     """The expected result of `fn`: Expected for masked results, plain tensors and Python values.
 
-    `masks` has the bool mask of each masked tensor, by its id. With `also`: the result, and the values of these
-    arguments after the call.
+    masks  the bool mask of each masked tensor, by the tensor's id
+    also   arguments whose values after the call are returned too: (result, values)
     """
     interpreter = OracleInterpreter()
 

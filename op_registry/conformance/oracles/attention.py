@@ -13,10 +13,10 @@ from op_registry.conformance.oracles.call import Call, Expected, NoOracle, oracl
 
 @oracle("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
 def attention(c: Call) -> Expected:
-    """Softmax over the keys that share a valid feature with the query; each output feature over valid values.
+    """Softmax over the keys that share a valid feature with the query; each output feature sums over valid values.
 
     Valid where the query has a valid feature and may attend to a key that shares one with it and whose value is valid
-    in the output's feature. A query that attn_mask alone leaves without keys has torch's own result.
+    in the output's feature. A query that has no keys because of attn_mask alone has torch's own result.
     """
     if c["dropout_p"]:
         raise NoOracle("attention with dropout")

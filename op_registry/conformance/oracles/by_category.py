@@ -27,7 +27,7 @@ MOST_BASIS_CALLS = 3_000
 
 
 def elementwise(c: Call) -> Any:
-    """The operator on the valid elements alone, as vectors: no other can have an effect."""
+    """The operator on the valid elements alone, as 1-d tensors, so that invalid ones can have no effect."""
     operands = c.operands()
     plain = c.plain()
 
@@ -35,8 +35,8 @@ def elementwise(c: Call) -> Any:
         shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
         if out.shape != shape:
             raise ValueError(
-                f"{c.name} is no elementwise operator: its result has the shape {tuple(out.shape)}, its operands "
-                f"broadcast to {tuple(shape)}"
+                f"{c.name} is not elementwise: its result has shape {tuple(out.shape)}, but its operands broadcast to "
+                f"{tuple(shape)}"
             )
         mask = broadcast_valid(out.shape, operands)
         if not bool(mask.any()) or bool(mask.all()):
@@ -44,7 +44,7 @@ def elementwise(c: Call) -> Any:
         try:
             values = tree_leaves(pointwise.valid_elements(c, mask))[n]
         except Exception:
-            # The operator takes no vectors; its result on the whole operands is all there is to compare with.
+            # The operator doesn't take 1-d tensors: compare with its result on the whole operands.
             return Expected(out, mask)
         return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
 
@@ -76,7 +76,8 @@ def scan(c: Call) -> Any:
 def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Callable[[Tensor], Any]:
     """The operator on one slice's valid elements; NoOracle for a result that may be an index.
 
-    An index among the valid elements is none into the whole slice, and the schema does not tell indices from numbers.
+    An index among the valid elements would have to be mapped to the whole slice, and the schema doesn't say whether an
+    integer result is an index.
     """
 
     def one(values: Tensor) -> Any:
@@ -90,9 +91,10 @@ def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Calla
 
 
 def contraction(c: Call) -> Expected:
-    """A sum over tuples of elements, one of each operand. Valid where a tuple of valid elements contributes, or none.
+    """A sum over tuples of elements, one from each operand.
 
-    The operator itself computes what each tuple contributes, from tensors that are 1 at one index and 0 elsewhere.
+    Valid where a tuple of valid elements contributes, or where no tuple does. The operator itself computes the
+    coefficient of each tuple, from tensors that are 1 at one index and 0 elsewhere.
     """
     names = [name for name, value in c.bound.items() if isinstance(value, Expected)]
     if len(names) != len(c.operands()):
@@ -112,8 +114,7 @@ def contraction(c: Call) -> Expected:
             reached |= share != 0
             product = math.prod((x.data.reshape(-1)[k] for x, k in zip(operands, flat, strict=True)), start=share)
             total = total + torch.where(share != 0, product, 0)
-    nothing = ~contributed
-    return Expected(torch.where(nothing, plain, total), reached | nothing)
+    return Expected(torch.where(contributed, total, plain), reached | ~contributed)
 
 
 def _unit(data: Tensor, index: int) -> Tensor:
@@ -124,7 +125,7 @@ def _unit(data: Tensor, index: int) -> Tensor:
 
 
 def only_operand(c: Call) -> str:
-    """The name of the one tensor argument; NoOracle if there are more: the schema does not say how they correspond."""
+    """The name of the only tensor argument; NoOracle if there are more: the schema doesn't say how they correspond."""
     names = [a.name for a in c.op._schema.arguments if a.name in c and isinstance(c[a.name], Expected)]
     if len(names) != 1 or len(c.operands()) != 1:
         raise NoOracle(f"{c.name} of {len(c.operands())} tensors: its schema does not say how they correspond")
@@ -136,12 +137,12 @@ def _argument(c: Call, names: Sequence[str]) -> str | None:
 
 
 def _first_dimension(c: Call, name: str) -> int | list[int]:
-    """Dimension 0, as the type of the argument wants it."""
+    """Dimension 0, in the argument's type."""
     (kind,) = (str(a.type) for a in c.op._schema.arguments if a.name == name)
     return [0] if "List" in kind else 0
 
 
-# An operator is tested against the law of the category that its rule claims.
+# The oracle of an operator follows from the category that its rule claims.
 BY_CATEGORY: dict[str, Oracle] = {
     "elementwise": elementwise,
     "movement": positions.movement,

@@ -1,7 +1,7 @@
-"""What an oracle sees of a call: each tensor with a bool mask of its full shape, each argument under its schema name.
+"""A call as oracles see it: each tensor with a bool mask of its full shape, each argument by its schema name.
 
-Oracles compute the expected result of an operator in the slowest and plainest way there is: loops over slices without
-their invalid elements, explicit products, lookups by index. They share no code with the rules. They are written in
+Oracles compute the expected result of an operator in the simplest way, however slow: loops over slices without their
+invalid elements, explicit products, lookups by index. They share no code with the rules. They are written in
 differentiable torch, so the gradient of an oracle is the expected gradient.
 """
 
@@ -23,7 +23,7 @@ class NoOracle(Exception):
 
 
 class Refused(Exception):
-    """The semantics page refuses the operator on this input: the library has to raise MaskedSemanticsError."""
+    """The semantics refuse the operator on this input: the library must raise MaskedSemanticsError."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Expected:
         return torch.where(self.mask, self.data, torch.as_tensor(value).to(self.data))
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Expected:
-        """Data and mask moved alike."""
+        """`move` applied to data and mask."""
         return Expected(move(self.data), move(self.mask))
 
     @property
@@ -74,11 +74,11 @@ def data_of(operand: Expected) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call: ``c["dim"]`` is an argument by its schema name, the schema's default where it was left out."""
+    """One operator call: ``c["dim"]`` is an argument by its schema name, with the schema's default."""
 
     op: OpOverload
     bound: dict[str, Any]
-    # What arguments hold after the call, by name, where the operator writes to them beside its result.
+    # The values after the call of arguments that the operator writes to and does not return, by name.
     updates: dict[str, Expected] = field(default_factory=dict)
 
     @classmethod
@@ -107,22 +107,22 @@ class Call:
         return self.bound.get(name, default)
 
     def dims(self, ndim: int, name: str = "dim") -> tuple[int, ...]:
-        """The dimensions that a `dim` argument names, non-negative; all of them for None, () or a missing argument."""
+        """The dimensions in a `dim` argument, non-negative; all dimensions for None, () or a missing argument."""
         dim = self.bound.get(name)
         if dim is None or (not isinstance(dim, int) and len(dim) == 0):
             return tuple(range(ndim))
         return tuple(d % max(ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)) if ndim else ()
 
     def operands(self) -> list[Expected]:
-        """Every tensor argument, through lists."""
+        """Every tensor argument, including those in lists."""
         return [leaf for leaf in tree_leaves(list(self.bound.values())) if isinstance(leaf, Expected)]
 
     def plain(self, /, **changes: object) -> Any:
-        """What plain torch returns for the call on the operands' data, with some arguments changed."""
+        """Plain torch's result for the operands' data, with some arguments changed."""
         return self.run(changes, data_of)
 
     def run(self, changes: Mapping[str, object], view: Callable[[Expected], Tensor]) -> Any:
-        """What plain torch returns for the call, some arguments changed, and operands passed as `view` gives them."""
+        """Plain torch's result for `view` of each operand, with some arguments changed."""
         bound = {**self.bound, **changes}
         values = tree_map(lambda leaf: view(leaf) if isinstance(leaf, Expected) else leaf, bound)
         args, kwargs = [], {}
@@ -139,8 +139,10 @@ TABLE: dict[str, Oracle] = {}
 
 
 def oracle(*names: str) -> Callable[[Oracle], Oracle]:
-    """Decorator: the function is the oracle of these operators: aten names, several in a string, all their overloads
-    unless one is named."""
+    """Decorator: the function is the oracle of these operators.
+
+    names  aten names, for all overloads or for one (``scatter.src``); a string may have several, separated by spaces
+    """
 
     def register(function: Oracle) -> Oracle:
         for name in " ".join(names).split():

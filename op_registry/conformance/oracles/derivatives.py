@@ -1,4 +1,4 @@
-"""Gradient formulas that torch's operator database calls: slice by slice, and maximum by maximum."""
+"""Backward operators that torch's operator database calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from op_registry.conformance.oracles.engine import Group, groups, map_groups, sl
 
 @oracle("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(c: Call) -> Expected:
-    """On each slice without its invalid elements; an invalid gradient counts as zero."""
+    """The formula on each slice without its invalid elements; an invalid gradient counts as zero."""
     grad, output = c["grad_output"], c["output"]
     is_log = c.name.startswith("_log")
     incoming = grad.filled(0).reshape(-1)
@@ -27,7 +27,7 @@ def softmax_backward(c: Call) -> Expected:
 
 @oracle("max_pool2d_with_indices_backward")
 def max_pool_backward(c: Call) -> Expected:
-    """Every gradient goes to the element of its plane that was the maximum."""
+    """Every gradient is added to the element of its plane that was the maximum."""
     grad, x, indices = c["grad_output"], c["self"], c["indices"]
     plane_size, windows = x.shape[-1] * x.shape[-2], grad.shape[-1] * grad.shape[-2]
     planes: list[Tensor] = []

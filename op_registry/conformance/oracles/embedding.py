@@ -1,4 +1,4 @@
-"""Lookups in a table of rows, and sums, means and maxima of the rows that bags of indices name."""
+"""Lookups of rows in an embedding table, and sums, means and maxima over bags of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from op_registry.conformance.oracles.engine import groups, reduce_groups
 def embedding(c: Call) -> Expected:
     """A row of the weight, valid where the index and the row's elements are."""
     weight, indices = c["weight"], c["indices"]
-    # Only valid indices are looked up: they alone count for scale_grad_by_freq.
+    # Look up valid indices only, because scale_grad_by_freq counts each index that is looked up.
     kept = indices.mask.reshape(-1).nonzero()[:, 0]
     looked_up = c.plain(indices=indices.data.reshape(-1)[kept])
     plain = c.plain()
@@ -27,7 +27,7 @@ def embedding(c: Call) -> Expected:
 
 @oracle("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(c: Call) -> Any:
-    """Sum, mean or maximum of each bag's valid elements; of an empty bag, or one of padding alone, torch's zeros."""
+    """Sum, mean or maximum of each bag's valid elements; torch's zeros for a bag that is empty or all padding."""
     weight, indices, offsets = c["weight"], c["indices"], c["offsets"]
     if not offsets.all_valid:
         raise Refused("embedding_bag with invalid offsets")
@@ -49,7 +49,7 @@ def embedding_bag(c: Call) -> Any:
 
 
 def _padding_index(c: Call, rows: int) -> int:
-    """The index that no bag counts; -1 if there is none."""
+    """The index that bags ignore; -1 if there is none."""
     padding = c.get("padding_idx", -1)
     if padding is None:
         return -1
@@ -58,7 +58,7 @@ def _padding_index(c: Call, rows: int) -> int:
 
 
 def _entries(c: Call, weight: Expected, indices: Expected, factors: Expected | None) -> Expected:
-    """(indices, columns): the row of the weight that each index names, times its per-sample weight."""
+    """(indices, columns): the row of the weight at each index, times its per-sample weight."""
     rows = torch.where(indices.mask, indices.data, 0).to(torch.int64)
     data, mask = weight.data[rows], weight.mask[rows] & indices.mask[:, None]
     if c["scale_grad_by_freq"]:

@@ -1,7 +1,7 @@
 """The engine of the oracles that loop: groups of elements, a plain function on the valid ones, and the expected result.
 
-A group is the set of elements that one result reads: a slice, a window, a bag, a pair of rows. An oracle says which
-groups there are, by flat indices into its operands, and what plain torch computes from a group's valid elements::
+A group is the set of elements that one result reads: a slice, a window, a bag, a pair of rows. An oracle specifies its
+groups, by flat indices into its operands, and what plain torch computes from a group's valid elements::
 
     reduce_groups(groups([x], slices(x.shape, dims)), lambda group: group.values[0].sum(), c.plain())
 
@@ -20,19 +20,19 @@ from torch import Tensor
 
 from op_registry.conformance.oracles.call import Expected, valid
 
-# Flat indices into the operands: the same ones into each, or a tensor for each.
+# Flat indices into the operands: the same for all operands, or one tensor for each.
 Indices = Tensor | Sequence[Tensor]
 Results = Tensor | Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Group:
-    """One group of elements and those of them that are valid in every operand.
+    """One group of elements, and its elements that are valid in every operand.
 
     number  the group's position among all groups
-    size    how many elements it has, valid or not
-    kept    which of them are valid in every operand, counted within the group
-    flat    the flat indices of these into the first operand
+    size    the number of its elements, valid or not
+    kept    the indices, within the group, of the elements that are valid in every operand
+    flat    the flat indices of these elements in the first operand
     values  their values in each operand
     """
 
@@ -69,9 +69,10 @@ def groups(operands: Sequence[Expected], indices: Iterable[Indices]) -> Iterator
 def reduce_groups(
     each: Iterable[Group], one: Callable[[Group], Results], plain: Results, least: int | Callable[[Group], int] = 1
 ) -> Any:
-    """`one` result from each group (several, if `plain` is a sequence), in the order of the groups.
+    """One result element (several, if `plain` is a sequence) from each group: `one` of the group's valid elements.
 
-    Valid where `least` elements are, or where the group had fewer to begin with: that is plain torch's own result.
+    Valid if at least `least` elements of the group are. A group that has fewer elements at all has plain torch's own
+    result, which is valid.
     """
 
     def result(group: Group) -> tuple[bool, Results | None]:
@@ -85,8 +86,8 @@ def reduce_groups(
 def collect(results: Iterable[tuple[bool, Results | None]], plain: Results) -> Any:
     """The expected result (several, if `plain` is a sequence), from each group's validity and results.
 
-    Without results, plain torch's own are taken. A group's result may have several elements: they go to the first
-    dimension of the whole.
+    A group without results has plain torch's own. If a group's result has several elements, they form the first
+    dimension of the expected result.
     """
     outs = [plain] if isinstance(plain, Tensor) else list(plain)
     known, per_group = [], []
@@ -107,7 +108,7 @@ def collect(results: Iterable[tuple[bool, Results | None]], plain: Results) -> A
 
 
 def map_groups(each: Iterable[Group], one: Callable[[Group], Results], plain: Results, mask: Tensor) -> Any:
-    """`one` gives a result for each valid element of a group, put back where the element was; masked by `mask`."""
+    """`one` computes a result for each valid element of a group, which replaces the element; masked by `mask`."""
     outs = [plain] if isinstance(plain, Tensor) else list(plain)
     flat: list[Tensor] = []
     pieces: list[list[Tensor]] = [[] for _ in outs]
@@ -128,7 +129,7 @@ def map_groups(each: Iterable[Group], one: Callable[[Group], Results], plain: Re
 def scatter_back(
     shape: Sequence[int], indices: Sequence[Tensor], pieces: Sequence[Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """A tensor whose elements at the flat `indices` are `pieces`; differentiable; zero elsewhere."""
+    """A tensor with `pieces` at the flat `indices` and zeros elsewhere; differentiable."""
     out = torch.zeros(math.prod(shape), dtype=dtype)
     if indices:
         out = out.index_put((torch.cat(list(indices)),), torch.cat([p.reshape(-1) for p in pieces]))

@@ -15,7 +15,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(losses: Expected, reduction: int, out: Tensor, weight: Tensor | None = None) -> Expected:
-    """The losses in the shape of `out`, or their sum or mean: a mean divides by their number, or total weight."""
+    """The losses in the shape of `out`, or their sum or mean; a mean divides by their number or total weight."""
     if reduction == NONE:
         return Expected(losses.data.reshape(out.shape).to(out.dtype), losses.mask.reshape(out.shape))
     valid_losses = losses.data[losses.mask]
@@ -46,7 +46,7 @@ def elementwise_loss(c: Call) -> Expected:
 
 @oracle("binary_cross_entropy_with_logits")
 def with_logits(c: Call) -> Expected:
-    """As elementwise_loss; weight and pos_weight broadcast."""
+    """Like elementwise_loss; weight and pos_weight broadcast."""
     return elementwise_loss(c)
 
 
@@ -85,7 +85,7 @@ def _class_losses(c: Call, logp: Expected, target: Expected, weight: Expected | 
 
 @oracle("nll_loss_nd", "nll_loss", "nll_loss2d")
 def nll_loss(c: Call) -> Expected:
-    """Row by row; ignored rows have a loss of zero, as in torch, and no weight in a mean."""
+    """Row by row; as in torch, ignored rows have a loss of zero, and no weight in a mean."""
     return _class_losses(c, _classes_last(c["self"]), c["target"], c["weight"], 0.0)
 
 
@@ -115,7 +115,7 @@ def cross_entropy(c: Call) -> Expected:
 
 @oracle("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def linear_cross_entropy(c: Call) -> Any:
-    """The oracle of cross entropy on the result of the oracle of linear; no gradients ahead of time."""
+    """The oracle of cross entropy on the result of the oracle of linear; without precomputed gradients."""
 
     def wide(x: Expected | None) -> Expected | None:
         return None if x is None else Expected(x.data.to(c["acc_dtype"]), x.mask)

@@ -1,4 +1,4 @@
-"""Normalisations by hand: mean and variance of each slice's valid elements, then the affine parameters, elementwise."""
+"""Normalisations: mean and variance of each slice's valid elements, then the affine parameters, elementwise."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from op_registry.conformance.oracles.engine import Group, groups, map_groups, re
 
 
 def _wide(x: Expected) -> Expected:
-    """Half precision as float32, in which torch computes statistics."""
+    """Convert half precision to float32, as torch does to compute statistics."""
     return Expected(x.data.to(torch.float32), x.mask) if x.data.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def standardized(x: Expected, indices: Iterable[Tensor], eps: float, centred: bool = True) -> Tensor:
-    """The elements of each slice (flat indices), less its mean and divided by its standard deviation."""
+    """The elements of each slice (flat indices), minus its mean and divided by its standard deviation."""
     wide = _wide(x)
 
     def one(group: Group) -> Tensor:
@@ -32,7 +32,7 @@ def standardized(x: Expected, indices: Iterable[Tensor], eps: float, centred: bo
 
 
 def statistics(x: Expected, indices: Iterable[Tensor], eps: float, plain: Sequence[Tensor]) -> Any:
-    """Mean and reciprocal standard deviation of each slice; in torch they have no derivatives."""
+    """Mean and reciprocal standard deviation of each slice, without derivatives, as in torch."""
 
     def one(group: Group) -> tuple[Tensor, Tensor]:
         (values,) = group.values
@@ -87,7 +87,7 @@ def group_norm(c: Call) -> Any:
 
 
 def _by_channel(c: Call, x: Expected, own: bool, indices: list[Tensor], out: Tensor) -> Expected:
-    """With each channel's `own` statistics, or with the running ones."""
+    """Normalise with each channel's own statistics, or with the running ones."""
     channels = [x.shape[1]] + [1] * (x.ndim - 2)
     if own:
         z = standardized(x, indices, c["eps"])
@@ -99,15 +99,16 @@ def _by_channel(c: Call, x: Expected, own: bool, indices: list[Tensor], out: Ten
 
 
 def _without_updates(c: Call) -> Any:
-    """Plain torch's result, computed on copies of the running statistics, so that it updates none."""
+    """Plain torch's result, computed on copies of the running statistics, so as not to update them."""
     names = ("running_mean", "running_var")
     return c.plain(**{n: s.data.clone() for n in names if isinstance(s := c.get(n), Expected)})
 
 
 def _update_running(c: Call, x: Expected, indices: list[Tensor], rows: int = 1) -> None:
-    """Each channel's running statistics after the call: unchanged without a valid element, the variance without two.
+    """Each channel's running statistics after the call.
 
-    In instance norm a channel has a slice in each of several `rows`, and their statistics are averaged.
+    The mean changes if the channel has a valid element, the variance if it has two. In instance norm a channel has a
+    slice in each of several `rows`, whose statistics are averaged.
     """
     momentum = c["momentum"]
     values = [group.values[0].detach() for group in groups([_wide(x)], indices)]
@@ -147,7 +148,7 @@ def batch_norm(c: Call) -> Any:
 
 @oracle("renorm")
 def renorm(c: Call) -> Any:
-    """Each slice scaled down to the greatest norm that is allowed, if its valid elements exceed it."""
+    """Each slice scaled down to the maximum norm, if the norm of its valid elements exceeds it."""
     x, dim, most = c["self"], c["dim"] % c["self"].ndim, c["maxnorm"]
 
     def one(group: Group) -> Tensor:

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @oracle("diff")
 def diff(c: Call) -> Expected:
-    """Valid where every element read is: a difference of order n reads n + 1 neighbours."""
+    """Valid where every element read is valid: a difference of order n reads n + 1 neighbours."""
     x, dim = c["self"], c["dim"]
     parts = [part.mask for part in (c["prepend"], x, c["append"]) if part is not None]
     mask = torch.cat(parts, dim) if len(parts) > 1 else x.mask
@@ -94,7 +94,7 @@ def cov(c: Call) -> Any:
     if not all(w.all_valid for w in weights.values()):
         raise NoOracle("cov with invalid weights")
     out = c.plain()
-    # Of two rows torch takes no wider weights.
+    # Convert the rows to the dtype of the result, to which wider weights promote it.
     rows = _reshaped(Expected(x.data.to(out.dtype), x.mask), (-1, x.shape[-1]) if x.ndim else (1, 1))
 
     def one(group: Group) -> Tensor:
@@ -117,7 +117,7 @@ def _distances(c: Call, operands: Sequence[Expected], pairs: Iterable[Sequence[T
 
 @oracle("dist")
 def dist(c: Call) -> Any:
-    """Over the coordinates that are valid in both."""
+    """Over the components that are valid in both."""
     operands = _expanded([c["self"], c["other"]])
     whole = torch.arange(operands[0].data.numel())
     return _distances(c, operands, [(whole, whole)], lambda x, y: aten.dist(x, y, c["p"]))
@@ -125,7 +125,7 @@ def dist(c: Call) -> Any:
 
 @oracle("pairwise_distance", "cosine_similarity")
 def distance_along(c: Call) -> Any:
-    """Over the coordinates that are valid in both."""
+    """Over the components that are valid in both."""
     operands = _expanded([c["x1"], c["x2"]])
     ndim = operands[0].ndim
     dims = [c.get("dim", -1) % ndim] if ndim else []

@@ -1,8 +1,7 @@
-"""Elementwise operators, choices, random draws and factories: each element is plain torch's.
+"""Elementwise operators, choices, random numbers and factories: each valid element is plain torch's.
 
-An elementwise result depends only on the operands at its own index, so plain torch on the unchanged data computes it
-wherever all of them are valid. Nothing here resembles a rule: no filling, and no mask arithmetic beyond "every operand
-is valid".
+An elementwise result depends only on the operands at its own index. So where all operands are valid, plain torch
+computes it from the unchanged data. Unlike rules, these oracles fill nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def elementwise(c: Call) -> Any:
 
 
 def _on_valid_elements(c: Call, operands: list[Expected], plain: Any) -> Any:
-    """The same on the valid elements alone, as vectors: no derivative can come from any other."""
+    """The call on the valid elements alone, as 1-d tensors, so that invalid ones have no derivative."""
     if not isinstance(plain, Tensor) or "memory_format" in c:
         return plain
     mask = broadcast_valid(plain.shape, operands)
@@ -47,10 +46,10 @@ def _on_valid_elements(c: Call, operands: list[Expected], plain: Any) -> Any:
 
 
 def valid_elements(c: Call, mask: Tensor) -> Any:
-    """The call on the elements that `mask` selects, as vectors."""
+    """The call on the elements that `mask` selects, as 1-d tensors."""
 
     def as_vector(operand: Expected) -> Tensor:
-        # A 0-d operand stays one: type promotion treats it differently.
+        # A 0-d operand remains 0-d: type promotion treats it differently.
         return operand.data.expand(mask.shape)[mask] if operand.ndim else operand.data
 
     return c.run({}, as_vector)
@@ -92,7 +91,7 @@ def masked_fill(c: Call) -> Expected:
 
 @oracle("index_fill")
 def index_fill(c: Call) -> Expected:
-    """As masked_fill: an invalid element stays invalid, an invalid index fills nothing."""
+    """Like masked_fill: an invalid element remains invalid, and an invalid index fills nothing."""
     x, index, value, dim = c["self"], c["index"], c["value"], c["dim"]
     out, mask = x.data.clone(), x.mask.clone()
     value_valid = value.mask.reshape(()) if isinstance(value, Expected) else torch.tensor(True)
@@ -144,9 +143,9 @@ def as_torch_under_the_input(c: Call) -> Any:
 
 @oracle("rrelu", "rrelu_with_noise")
 def rrelu(c: Call) -> Any:
-    """Elementwise; torch draws for negative elements only, so that the draws depend on hidden data."""
+    """Elementwise; torch draws random numbers for negative elements only, so they depend on data under the mask."""
     if c["training"] and not c["self"].all_valid:
-        raise NoOracle("rrelu's draws, which depend on hidden data")
+        raise NoOracle("rrelu's random numbers, which depend on data under the mask")
     return elementwise(c)
 
 
@@ -172,7 +171,7 @@ def new(c: Call) -> Tensor:
 
 @oracle("new_empty_strided")
 def new_empty_strided(c: Call) -> Any:
-    """Masked if it has the input's size (the autograd engine makes gradients so), plain otherwise."""
+    """Masked if it has the input's size (the autograd engine allocates gradients this way), plain otherwise."""
     out = c.plain()
     return Expected(out, c["self"].mask) if out.shape == c["self"].shape else out
 
@@ -187,7 +186,7 @@ def generated(c: Call) -> Expected:
 
 @oracle("normal")
 def normal(c: Call) -> Any:
-    """A draw for each element, valid where its mean and standard deviation are."""
+    """A random number for each element, valid where its mean and standard deviation are."""
     return elementwise(c)
 
 
@@ -204,7 +203,7 @@ def normal(c: Call) -> Any:
     ctc_loss _ctc_loss grid_sampler grid_sampler_2d grid_sampler_3d masked_scatter"""
 )
 def opaque(c: Call) -> Any:
-    """Every result mixes all elements: plain torch if all are valid, refused otherwise."""
+    """Every result depends on all elements: plain torch's if all are valid, refused otherwise."""
     if not all(operand.all_valid for operand in c.operands()):
         raise Refused(c.name)
     return all_outputs_valid(c.plain())
@@ -212,7 +211,7 @@ def opaque(c: Call) -> Any:
 
 @oracle("resize_ resize_as_")
 def resize(c: Call) -> Expected:
-    """A no-op if the size is the same already; elements of a larger one would be undefined."""
+    """A no-op if the tensor has this size already; the elements of a larger one would be undefined."""
     x: Expected = c["self"]
     size = c["the_template"].shape if "the_template" in c else c["size"]
     if tuple(size) != tuple(x.shape):
@@ -221,5 +220,5 @@ def resize(c: Call) -> Expected:
 
 
 def refused(c: Call) -> Any:
-    """Refused, whatever the mask."""
+    """Refused for every mask."""
     raise Refused(c.name)

@@ -1,7 +1,7 @@
 """Movement, indexing, assignment and accumulation: which element of the input each element of the result is.
 
-For movement the operator itself is run on a tensor of flat indices, which tell which element, with its validity, ended
-up where. A number that is no index was written by the operator itself, and is valid.
+For movement, the operator itself runs on a tensor of flat indices, and so each result element is the index of an input
+element, whose validity it has. A number that is not an index was written by the operator itself, and is valid.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Refused, broadcast_valid, oracle, valid
 
-# Added to flat indices, so that zeros and other numbers that an operator writes are none.
+# Added to flat indices, to distinguish them from zeros and other numbers that an operator writes.
 OFFSET = 1 << 20
 
 
 def movement(c: Call) -> Any:
-    """Each element keeps its validity; what the operator itself writes is valid."""
+    """Each element keeps its validity; elements that the operator itself writes are valid."""
     tables: list[Tensor] = []
     start = OFFSET
 
@@ -124,7 +124,7 @@ def gather(c: Call) -> Expected:
 
 @oracle("index_select")
 def index_select(c: Call) -> Expected:
-    """As gather, one index for each slice."""
+    """Like gather, with one index for each slice."""
     x, index, dim = c["self"], c["index"], c["dim"]
     out = c.plain()
     shape = [1] * out.ndim
@@ -156,7 +156,7 @@ def index(c: Call) -> Expected:
         return gathered(x, flat, torch.ones((), dtype=torch.bool), out)
     if any(i is not None and _is_boolean(i) for i in indices):
         raise Refused("index with boolean and invalid integer indices")
-    # Where torch puts the index dimensions: index a tensor of the numbers of the index elements by these numbers.
+    # To find out where torch puts the index dimensions, index a tensor of index numbers by these numbers.
     known = broadcast_valid(torch.broadcast_shapes(*(i.shape for i in integers)), integers)
     numbers = torch.arange(known.numel())
     by_number = [None if i is None else numbers.reshape(known.shape) for i in indices]
@@ -171,7 +171,7 @@ def _is_boolean(index: Expected) -> bool:
 
 
 def _as_selected(index: Expected | None) -> Tensor | None:
-    """An index as plain torch takes it: an invalid entry of a boolean one selects nothing."""
+    """An index for plain torch: an invalid entry of a boolean index selects nothing."""
     if index is None:
         return None
     return index.data & index.mask if _is_boolean(index) else index.data
@@ -277,12 +277,12 @@ def _combined(kind: str, contributions: list[Tensor], like: Tensor) -> Tensor:
     return values.amax(0) if kind == "amax" else values.amin(0)
 
 
-# Where a contribution goes, its value, and whether it is valid.
+# The index to which a contribution is added, its value, and whether it is valid.
 Contribution = tuple[tuple[int, ...], Tensor, bool]
 
 
 def _accumulate(x: Expected, kind: str, include_self: bool, contributions: Iterable[Contribution]) -> Expected:
-    """Reduce the valid contributions into x, which is one itself where it is valid and included."""
+    """Reduce the valid contributions into x; with `include_self`, valid elements of x are contributions too."""
     by_target: dict[tuple[int, ...], list[Tensor]] = {}
     for target, value, known in contributions:
         if known:
@@ -322,7 +322,7 @@ def scatter_reduce(c: Call) -> Expected:
 
 @oracle("index_add", "index_reduce")
 def index_add(c: Call) -> Expected:
-    """As scatter_add, one index for each slice."""
+    """Like scatter_add, with one index for each slice."""
     x, index, source, dim = c["self"], c["index"], c["source"], c["dim"]
     alpha = c.get("alpha", 1)
     contributions: list[Contribution] = []

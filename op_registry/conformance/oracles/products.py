@@ -1,7 +1,7 @@
-"""Contractions written out: the sum, over every index tuple, of the product of its factors, if all are valid.
+"""Contractions written out: a sum over all index tuples whose factors are all valid.
 
-``tuples("ik,kj->ij", a, b)`` broadcasts each factor over all letters, multiplies where all are valid, and sums. No
-faster kernel is used. A result is valid if one of its tuples is, or if it has none.
+``tuples("ik,kj->ij", a, b)`` broadcasts each factor over all letters, multiplies where all are valid, and sums, without
+any faster kernel. A result is valid if one of its tuples is valid, or if it has no tuples.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def matmul(c: Call) -> Expected:
 
 @oracle("vdot")
 def vdot(c: Call) -> Expected:
-    """dot with the first conjugated."""
+    """dot, with the first vector conjugated."""
     x = c["self"]
     return matmul_of(Expected(x.data.conj().resolve_conj(), x.mask), c["other"], x.data.dtype)
 
 
 @oracle("linalg_vecdot")
 def vecdot(c: Call) -> Expected:
-    """Sum over one dimension, the first conjugated."""
+    """Sum over one dimension, with the first operand conjugated."""
     x, y, dim = c["x"], c["y"], c["dim"]
     out = c.plain()
     data = x.data.conj() * y.data
@@ -170,7 +170,7 @@ def tensordot(c: Call) -> Expected:
 
 @oracle("einsum")
 def einsum(c: Call) -> Expected:
-    """The equation, its ellipses replaced by letters."""
+    """The equation, with its ellipses replaced by letters."""
     factors: Sequence[Expected] = c["tensors"]
     equation = c["equation"].replace(" ", "")
     left, arrow, out = equation.partition("->")
@@ -218,7 +218,7 @@ def kron(c: Call) -> Expected:
 
 
 def per_dimension(value: int | Sequence[int], n: int) -> list[int]:
-    """An argument that is one number, or one for each of n dimensions, as the latter."""
+    """An argument that is one number, or one for each of n dimensions, as a list of n numbers."""
     return (
         [int(value)] * n
         if isinstance(value, int)
@@ -341,7 +341,7 @@ def conv_transpose(c: Call) -> Expected:
     sliced = (slice(None), slice(None), *(slice(crop[d], sizes[d] - ends[d]) for d in range(n)))
     one = [1] * n
     out = _convolve(Expected(data[sliced], known[sliced]), flipped, one, pads, dilation, groups)
-    # A result that no element of the input reaches, valid or not, is torch's own, and valid.
+    # A result that no element of the input contributes to, valid or not, is torch's own, and valid.
     every_tap = valid(torch.ones(flipped.shape))
     reachable = _reached(inside[sliced], every_tap, pads, dilation, groups)
     out = Expected(out.data, torch.where(reachable, out.mask, True))
@@ -351,6 +351,6 @@ def conv_transpose(c: Call) -> Expected:
 def _reached(
     inside: Tensor, weight: Expected, pads: Sequence[tuple[int, int]], dilation: Sequence[int], groups: int
 ) -> Tensor:
-    """The results that have a tap on an element of the input."""
+    """The results to which an element of the input contributes."""
     counted = valid(inside.to(torch.float32))
     return _convolve(counted, weight, [1] * len(pads), pads, dilation, groups).data > 0.5

@@ -20,14 +20,14 @@ def nonzero(c: Call) -> Tensor:
 
 @oracle("nonzero_numpy")
 def nonzero_numpy(c: Call) -> list[Tensor]:
-    """As nonzero, one tensor for each dimension."""
+    """Like nonzero, with one tensor for each dimension."""
     x = c["self"]
     return list(torch.nonzero(x.mask & (x.data != 0), as_tuple=True))
 
 
 @oracle("nonzero_static")
 def nonzero_static(c: Call) -> Tensor:
-    """As nonzero, padded."""
+    """Like nonzero, padded."""
     x = c["self"]
     return torch.nonzero_static(x.mask & (x.data != 0), size=c["size"], fill_value=c["fill_value"])
 
@@ -112,7 +112,7 @@ def searchsorted(c: Call) -> Expected:
 
 @oracle("histogram")
 def histogram_with_edges(c: Call) -> Any:
-    """Plain counts of the valid elements, and the edges, which span the valid elements where none are given."""
+    """Plain counts of the valid elements, and the bin edges, which by default span the valid elements."""
     x, weight, bins = c["self"], c["weight"], c["bins"]
     if isinstance(bins, Expected) and not bins.all_valid:
         raise Refused("histogram with invalid edges")
@@ -124,7 +124,7 @@ def histogram_with_edges(c: Call) -> Any:
 def segment_reduce(c: Call) -> Any:
     """Each segment of rows over its valid elements, column by column; an empty segment has plain torch's own value.
 
-    An initial value is a contribution that nothing masks.
+    An initial value is a valid contribution to every segment.
     """
     x, lengths, offsets = c["data"], c["lengths"], c["offsets"]
     if c["indices"] is not None or c["axis"] not in (0, -1) or (c["axis"] == -1 and x.ndim != 1):

@@ -1,7 +1,7 @@
-"""Recurrent networks: each row alone, without its invalid steps; with invalid weights, by the textbook formulas.
+"""Recurrent networks: each row by itself, without its invalid steps; with invalid weights, by the textbook formulas.
 
 If every weight is valid, torch's own layer runs a row's valid steps, one layer and one direction at a time. Otherwise
-each gate is a sum over valid elements, and a unit keeps its state where one of its gates has none.
+each gate is a sum over valid elements, and a unit keeps its state if one of its gates has no valid elements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _new_state(name: str, x: Sequence[Tensor], h: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
-    """The textbook formulas, on each gate's sums over the input and over the state."""
+    """The textbook formulas, applied to each gate's sums over the input and over the state."""
     if name == "lstm":
         i, f, g, o = (a + b for a, b in zip(x, h, strict=True))
         c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()

@@ -20,12 +20,12 @@ from op_registry.conformance.oracles.engine import (
 )
 
 aten = torch.ops.aten
-# What plain torch gives for the valid elements of one slice.
+# Plain torch's result for the valid elements of one slice.
 OfSlice = Callable[[Tensor], Results]
 
 
 def on_values(one: OfSlice, indices: Sequence[int]) -> Callable[[Group], Results]:
-    """`one` on a group's values. The outputs in `indices` are positions, which are counted in the whole group."""
+    """`one` on a group's values. The outputs in `indices` are indices, which are mapped to the whole group."""
 
     def of_group(group: Group) -> Results:
         results = one(group.values[0])
@@ -46,9 +46,9 @@ def reduce_slices(
     indices: Sequence[int] = (),
     least: int = 1,
 ) -> Any:
-    """`one` on the valid elements of each slice: valid where `least` are, or where the slice had fewer to begin with.
+    """`one` on the valid elements of each slice; see :func:`reduce_groups` for `least`.
 
-    `indices` are the outputs that are positions in the slice.
+    `indices` are the outputs that are indices into the slice.
     """
     x = c[operand]
     over = range(x.ndim) if dims is None else dims
@@ -60,7 +60,7 @@ def reduce_slices(
     linalg_vector_norm norm frobenius_norm"""
 )
 def reduction(c: Call) -> Any:
-    """The operator itself on each slice, with every argument but `dim` and `keepdim`."""
+    """The operator itself on each slice, with all other arguments unchanged."""
     changes: dict[str, object] = {}
     if "dim" in c:
         changes = {"dim": 0 if isinstance(c["dim"], int) or c.name == "aminmax" else [0], "keepdim": False}
@@ -77,7 +77,7 @@ def with_index(c: Call) -> Any:
 
 @oracle("kthvalue")
 def kthvalue(c: Call) -> Any:
-    """Valid where k elements are. Among equal elements torch may return any index."""
+    """Valid where at least k elements are. Among equal elements, torch may return any index."""
     k = c["k"]
 
     def kth(values: Tensor) -> tuple[Tensor, ...]:
@@ -143,7 +143,7 @@ def sum_to_size(c: Call) -> Any:
 
 
 def map_slices(c: Call, one: OfSlice, dim: int, indices: Sequence[int] = (), operand: str = "self") -> Any:
-    """`one` on the valid elements along `dim`, put back where they were; valid where the input is."""
+    """`one` on the valid elements along `dim`, whose results replace them; valid where the input is."""
     x, plain = c[operand], c.plain()
     if x.ndim == 0:
         return Expected(plain, x.mask) if isinstance(plain, Tensor) else tuple(Expected(p, x.mask) for p in plain)
@@ -168,9 +168,9 @@ def softmax(c: Call) -> Any:
 
 
 def sort_slices(c: Call, one: Callable[[Tensor], tuple[Tensor, ...]], dim: int, outputs: Sequence[int]) -> Any:
-    """`one` gives the valid elements of a slice in order, and their indices; they come first, the tail is invalid.
+    """`one` sorts the valid elements of a slice: (values, indices). They come first, and the tail is invalid.
 
-    `outputs`: for each output of the operator 0 (values) or 1 (indices into the whole slice).
+    outputs  for each output of the operator, 0 (values) or 1 (indices into the whole slice)
     """
     x, plain = c["self"], c.plain()
     outs = [plain] if isinstance(plain, Tensor) else list(plain)
@@ -200,7 +200,7 @@ def sort_slices(c: Call, one: Callable[[Tensor], tuple[Tensor, ...]], dim: int, 
 
 @oracle("sort", "argsort", "msort")
 def sort(c: Call) -> Any:
-    """Stable, so that equal elements keep their order; if all is valid, in the order that torch chooses."""
+    """A stable sort, so that equal elements keep their order; if all are valid, torch's own order."""
     if c["self"].all_valid:
         return all_outputs_valid(c.plain())
     descending, dim = c.get("descending", False), c.get("dim", 0)

@@ -1,4 +1,4 @@
-"""torch.masked's reductions: torch's function, without `mask=`, on the valid elements that the mask selects."""
+"""torch.masked's reductions: torch's function without `mask=`, on the valid elements that the mask selects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = "sum prod mean amax amin logsumexp argmax argmin var std median norm"
 
 @oracle(*(f"torch_masked::{name}" for name in NAMES.split()))
 def reduction(c: Call) -> Any:
-    """Valid where a selected element is valid, or where `mask=` selects nothing: there, the value of an empty slice."""
+    """Valid where a selected element is valid, or where `mask=` selects nothing: there, an empty slice's value."""
     x, mask = c["input"], c["mask"]
     selected = all_true(x.data) if mask is None else mask.data.to(torch.bool).expand(x.shape)
     known = all_true(x.data) if mask is None else mask.mask.expand(x.shape)
@@ -41,12 +41,12 @@ def _of_slice(c: Call, group: Group) -> Tensor:
 
 
 def _of_nothing(c: Call, size: int) -> Tensor:
-    """The function of a slice of which `mask=` selects nothing."""
+    """The function of a slice in which `mask=` selects nothing."""
     zeros, nothing = torch.zeros(size, dtype=c["input"].data.dtype), torch.zeros(size, dtype=torch.bool)
     result: Tensor = c.plain(input=zeros, mask=nothing, dim=_first(c), keepdim=False)
     return result
 
 
 def _first(c: Call) -> int | list[int]:
-    """Dimension 0, as the function's `dim` argument wants it."""
+    """Dimension 0, in the type of the function's `dim` argument."""
     return 0 if c.name.endswith(("argmax", "argmin", "median")) else [0]

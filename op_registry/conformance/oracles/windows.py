@@ -18,7 +18,7 @@ from op_registry.conformance.oracles.products import per_dimension
 
 @dataclass(frozen=True)
 class Window:
-    """Indices of the input (along one dimension, or flat in a plane), and how many taps there are with padding."""
+    """Indices of the input (along one dimension, or flat in a plane), and the number of taps including padding."""
 
     indices: list[int]
     taps: int
@@ -88,7 +88,7 @@ def _adaptive_windows(c: Call, n: int, out: Tensor) -> list[list[Window]]:
 
 @oracle("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(c: Call) -> Any:
-    """The sum over valid elements, divided by their number and that of counted padding, or by a given divisor."""
+    """The sum of the valid elements, divided by their number plus counted padding, or by `divisor_override`."""
     n = int(c.name[-2])
     out = c.plain()
     override, include = c.get("divisor_override"), c["count_include_pad"]
@@ -143,7 +143,7 @@ def adaptive_max_pool(c: Call) -> Any:
 
 @oracle("fractional_max_pool2d", "fractional_max_pool3d")
 def fractional_max_pool(c: Call) -> Any:
-    """The greatest valid element of each window; where windows end is read from torch's result for ascending input."""
+    """The greatest valid element of each window. Torch's result for ascending input shows where each window ends."""
     x, samples = c["self"], c["random_samples"]
     plain = c.plain()
     if not plain[0].numel():
@@ -164,7 +164,7 @@ def fractional_max_pool(c: Call) -> Any:
             yield from (window(end) + plane * plane_size for end in ends)
 
     planes = x.mask.flatten(-n).flatten(0, -2)
-    # With an invalid sample, nobody knows where the plane's windows are.
+    # With an invalid random sample, the plane's windows are unknown.
     mask = planes & samples.mask.reshape(len(planes), -1).all(1, keepdim=True)
     each = groups([Expected(x.data, mask)], in_each_plane())
     return reduce_groups(each, lambda group: _maximum(group, plane_size), [out.detach() for out in plain])
@@ -172,7 +172,7 @@ def fractional_max_pool(c: Call) -> Any:
 
 @oracle("max_unpool2d", "max_unpool3d")
 def max_unpool(c: Call) -> Expected:
-    """Each element written at its index, into valid zeros; one with an invalid index is not written."""
+    """Each element is written at its index, into valid zeros; an element with an invalid index is not written."""
     x, indices = c["self"], c["indices"]
     n = int(c.name[-2])
     out = c.plain()
@@ -204,14 +204,14 @@ def _weights(c: Call, spatial: Sequence[int], dtype: torch.dtype) -> Iterator[Te
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa"""
 )
 def interpolate(c: Call) -> Any:
-    """The weighted mean of the valid elements; bicubic and antialias need every element that has a weight."""
+    """The weighted mean of the valid elements; bicubic and antialias need every element with a weight to be valid."""
     x = c.get("self", c.get("input"))
     needs_all = "bicubic" in c.name or c.name.endswith("_aa")
     if not x.data.is_floating_point():
         raise NoOracle("interpolation of integers")
     spatial = list(x.shape[2:])
     rows = list(_weights(c, spatial, torch.float64))
-    # Rounding leaves dust where there is no weight.
+    # Zero weights may be slightly off zero because of rounding.
     windows = [(row.abs() > 1e-9).nonzero()[:, 0] for row in rows]
     weights = [row[window].to(x.data.dtype) for row, window in zip(rows, windows, strict=True)]
     totals = [row.sum().to(x.data.dtype) for row in rows]
