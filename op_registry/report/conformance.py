@@ -1,4 +1,4 @@
-"""What a run came to, as text: counts by law, failures with the line that repeats them, and tables by family."""
+"""The results of a run as text: counts by law, failures with their repro lines, and tables by family."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from op_registry.report.coverage import DTYPES, family_of
 
 
 def by_operator(reports: Sequence[Report]) -> list[Report]:
-    """One report for each operator, from those on its dtypes."""
-    found: dict[str, Report] = {}
+    """One report for each operator, merged from those for its dtypes."""
+    merged: dict[str, Report] = {}
     for report in reports:
         name = report.operator.partition("@")[0]
-        found.setdefault(name, Report(name)).add(report)
-    return list(found.values())
+        merged.setdefault(name, Report(name)).add(report)
+    return list(merged.values())
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """Counts by law, and by operator; what no oracle speaks for; every failure with the line that repeats it."""
+    """Counts by law and by operator, calls without an oracle, and the first failure of each law with its repro line."""
     totals: dict[str, Counter[str]] = {}
     for report in reports:
         for law, counts in report.counts.items():
@@ -43,10 +43,10 @@ def summary(reports: Sequence[Report]) -> str:
     reasons: Counter[str] = Counter()
     for report in reports:
         reasons.update(report.reasons)
-    silent = Counter({reason: count for reason, count in reasons.items() if reason.startswith("no oracle")})
-    if silent:
-        lines.append(f"P2 had no oracle in {sum(silent.values())} trials, for {len(silent)} reasons:")
-        lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in silent.most_common()]
+    no_oracle = Counter({reason: count for reason, count in reasons.items() if reason.startswith("no oracle")})
+    if no_oracle:
+        lines.append(f"P2 had no oracle in {sum(no_oracle.values())} trials, for {len(no_oracle)} reasons:")
+        lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in no_oracle.most_common()]
     lines += storage_lines(reports)
     undecided = Counter(law for r in reports for law in r.counts if answer_of(r, law).decision == "undecided")
     if undecided:
@@ -63,7 +63,7 @@ def summary(reports: Sequence[Report]) -> str:
 
 
 def storage_lines(reports: Sequence[Report]) -> list[str]:
-    """For each storage of P4, how many operators never, sometimes and always had to be stored densely."""
+    """For each storage of P4, how many operators never, sometimes and always needed dense storage."""
     counted: dict[str, Counter[str]] = {}
     for report in reports:
         for storage, statuses in report.storages.items():
@@ -79,7 +79,7 @@ def storage_lines(reports: Sequence[Report]) -> list[str]:
 
 
 def storage_shares(reports: Sequence[Report]) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """For each operator and layout: trials of P4 that stayed sparse, that ran, that were refused."""
+    """For each operator and layout, how many trials of P4 stayed sparse, how many ran, and how many were refused."""
 
     def share(c: Mapping[str, int]) -> tuple[int, int, int]:
         stayed = c.get("pass", 0)
@@ -89,7 +89,7 @@ def storage_shares(reports: Sequence[Report]) -> dict[str, dict[str, tuple[int, 
 
 
 def by_family(reports: Sequence[Report]) -> str:
-    """Failures and refusals as Markdown: a section for each file of the rule book, a line for each operator and law."""
+    """Failures and refusals as Markdown: a section for each family of rules, a line for each operator and law."""
     sections: dict[str, list[str]] = {}
     for report in reports:
         shown: dict[tuple[str, str], list[Outcome]] = {}
@@ -115,7 +115,7 @@ def by_family(reports: Sequence[Report]) -> str:
 
 
 def family_of_entry(name: str) -> str:
-    """The file of the rule book that most of what an entry calls stands in."""
+    """The family of rules that an entry calls most often."""
     entry = name.partition("@")[0].partition("+")[0]
     overloads = overloads_called(entry) if entry in database() else ()
     families = Counter(f for op in overloads if (f := family_of(op)))
@@ -123,7 +123,7 @@ def family_of_entry(name: str) -> str:
 
 
 def table(reports: Sequence[Report]) -> str:
-    """Markdown: for each family and dtype, how many entries are right in every trial, of how many that were tried."""
+    """Markdown: for each family and dtype, how many of the tested entries are right in every trial."""
     right: dict[str, Counter[str]] = {}
     tried: dict[str, Counter[str]] = {}
     for report in reports:

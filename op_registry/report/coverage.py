@@ -1,17 +1,17 @@
-"""Which operators are served, and how: asked of the same `resolve` that dispatch asks.
+"""Which operators are supported, and how, according to `resolve`, which dispatch uses too.
 
 Each entry of torch's operator database, and each core aten overload, is one of
 
-    rule            a rule of its own
-    derived         the rule of its functional or single-tensor form
-    decomposes      torch's own definition, in Python or C++, every piece of which is served (found by taking it apart)
-    opaque          right where everything is valid, refused elsewhere
-    refused         refused, for a reason
-    not applicable  there is nothing to mask, or this machine cannot run it, for a reason
-    missing         nothing is known of it, or of a piece
+    rule            has its own rule
+    derived         follows the rule of its functional or single-tensor form
+    decomposes      decomposes in torch, in Python or C++, into operators that are all supported (found by running it)
+    opaque          supported if every element is valid, refused otherwise
+    refused         refused, for a stated reason
+    not applicable  has no tensor to mask, or does not run on this machine
+    missing         the operator, or one that it decomposes into, has no rule
 
-What the entries call is known from :mod:`op_registry.report.database_calls` and measured anew on request. How each
-fares on every storage is told in :mod:`op_registry.report.sparse_coverage`.
+What the entries call is stored by :mod:`op_registry.report.database_calls`, and measured again on request. Storages are
+covered by :mod:`op_registry.report.sparse_coverage`.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ SERVED = ("rule", "derived", "decomposes")
 
 @dataclass(frozen=True)
 class Entry:
-    """How one operator is served."""
+    """How one operator is supported."""
 
     name: str
+    # One of STATES.
     state: str
-    # The piece that is missing, opaque or refused, and for what reason.
+    # Which operators are missing, opaque or refused, and why.
     note: str
     family: str
-    # The dtypes that it takes, as far as torch's database says so.
+    # The dtypes that it takes, according to torch's database.
     dtypes: frozenset[torch.dtype] = frozenset()
-    # Where the sparse forms of what it calls come from, see stored_coverage.
+    # The least sparse form of what it calls, see sparse_coverage.form.
     form: str = ""
 
     def __str__(self) -> str:
@@ -68,20 +69,18 @@ class Entry:
 
 
 class Explorer(Interpreter):
-    """Follows masked tensors through a plain call, and writes down how each operator on the way is served."""
+    """Follows masked tensors through a plain call, and records how each operator that they reach is supported."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[OpOverload, str] = {}
+        self.states: dict[OpOverload, str] = {}
 
     def evaluate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.anything_noted(args, kwargs):
             return op(*args, **kwargs)
-        state = state_of(op)
+        state = self.states[op] = state_of(op)
         if state == "decomposes":
-            self.found[op] = state
             return self.decompose(op, args, kwargs)
-        self.found[op] = state
         result = op(*args, **kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -90,7 +89,7 @@ class Explorer(Interpreter):
 
 
 def state_of(op: OpOverload) -> str:
-    """How `resolve` serves an overload; "decomposes" is believed here, see :class:`Explorer`."""
+    """How an overload is supported. What it decomposes into is not checked here, but by :class:`Explorer`."""
     meaning = resolve(op)
     if meaning.rule is not None:
         if meaning.rule.category.name in ("opaque", "refused"):
@@ -104,16 +103,16 @@ def state_of(op: OpOverload) -> str:
 
 
 def reasons(ops: Iterable[OpOverload]) -> str:
-    """Overloads that are not served, and why, where a rule says so: each reason once, behind those that give it."""
-    named: dict[str, list[str]] = {}
+    """Unsupported overloads, grouped by the reason that their rule gives: ``a, b: reason; c``."""
+    by_reason: dict[str, list[str]] = {}
     for op in sorted(ops, key=str):
         rule = resolve(op).rule
-        named.setdefault(rule.traits.get("reason", "") if rule is not None else "", []).append(str(op))
-    return "; ".join(", ".join(names) + (f": {reason}" if reason else "") for reason, names in named.items())
+        by_reason.setdefault(rule.traits.get("reason", "") if rule is not None else "", []).append(str(op))
+    return "; ".join(", ".join(names) + (f": {reason}" if reason else "") for reason, names in by_reason.items())
 
 
 def family_of(op: OpOverload) -> str:
-    """The folder of the rule book that an overload's rule stands in; the file, of a family of one file."""
+    """The family of an overload's rule: its folder in op_registry/ops, or its file if the family is a single file."""
     rule = resolve(op).rule
     if rule is None:
         return ""
@@ -122,7 +121,7 @@ def family_of(op: OpOverload) -> str:
 
 
 def _pieces(sample: Sample) -> dict[OpOverload, str] | None:
-    """Every operator on the way of a sample, with how it is served; None where plain torch cannot run it."""
+    """Every operator that a sample calls on its tensors, and how it is supported; None if plain torch can't run it."""
     explorer = Explorer()
     for tensor in sample.tensors:
         explorer.note(tensor, True)
@@ -130,12 +129,12 @@ def _pieces(sample: Sample) -> dict[OpOverload, str] | None:
     try:
         explorer.run(sample.fn, *sample.args, **sample.kwargs)
     except Exception:
-        return explorer.found or None
-    return explorer.found
+        return explorer.states or None
+    return explorer.states
 
 
 def calls_of(operator: DatabaseOperator, most: int = 40) -> Calls:
-    """What an entry of the database calls, by running its samples."""
+    """What an entry of the database calls, determined by running its samples."""
     name, dtypes = operator.name, operator.dtypes
     samples = operator.samples(operator.preferred_dtype) if dtypes else []
     if not samples:
@@ -143,30 +142,30 @@ def calls_of(operator: DatabaseOperator, most: int = 40) -> Calls:
     with_tensors = [s for s in samples if s.tensors]
     if not with_tensors:
         return Calls(name, dtypes, note=NO_TENSOR)
-    runs = [found for s in chosen(with_tensors, most) if (found := _pieces(s)) is not None]
+    runs = [pieces for s in chosen(with_tensors, most) if (pieces := _pieces(s)) is not None]
     if not runs:
         return Calls(name, dtypes, note=NOT_ON_THIS_MACHINE)
-    ops = dict.fromkeys(op for found in runs for op in found)
-    return Calls(name, dtypes, any(len(found) > 1 for found in runs), tuple(ops))
+    ops = dict.fromkeys(op for pieces in runs for op in pieces)
+    return Calls(name, dtypes, any(len(pieces) > 1 for pieces in runs), tuple(ops))
 
 
 def entry_of(operator: DatabaseOperator, most: int = 40) -> Entry:
-    """How an entry of the database is served, by what its samples call."""
+    """How an entry of the database is supported, determined by running its samples."""
     return entry_from(calls_of(operator, most))
 
 
 def entry_from(calls: Calls) -> Entry:
-    """How an entry is served under the present rules, given what it calls."""
+    """How an entry is supported by the current rules, given what it calls."""
     if calls.note:
         return Entry(calls.name, "not applicable", calls.note, "", calls.dtypes)
     pieces = {op: state_of(op) for op in calls.ops}
     families = Counter(f for op in pieces if (f := family_of(op)))
     family = families.most_common(1)[0][0] if families else ""
     for state in ("missing", "refused", "opaque"):
-        having = [op for op, s in pieces.items() if s == state]
-        if having:
+        in_state = [op for op, s in pieces.items() if s == state]
+        if in_state:
             form = "densifies" if state == "missing" else "refused"
-            return Entry(calls.name, state, reasons(having), family, calls.dtypes, form)
+            return Entry(calls.name, state, reasons(in_state), family, calls.dtypes, form)
     served = [s for s in pieces.values() if s in SERVED]
     if not served:
         return Entry(calls.name, "not applicable", "calls no operator on a tensor", family, calls.dtypes)
@@ -175,25 +174,25 @@ def entry_from(calls: Calls) -> Entry:
 
 
 def measure() -> list[Calls]:
-    """What every entry of torch's operator database calls, by running its samples: half a minute."""
+    """What every entry of torch's operator database calls, determined by running its samples. Takes half a minute."""
     with warnings.catch_warnings():
-        # Samples of deprecated and experimental operators say so.
+        # Samples of deprecated and experimental operators warn.
         warnings.simplefilter("ignore")
         return [calls_of(operator) for operator in database().values()]
 
 
 def entries(calls: Iterable[Calls] | None = None) -> Iterator[Entry]:
-    """Every entry of torch's operator database; from what is known of their calls if none are given."""
-    for each in database_calls.known().values() if calls is None else calls:
-        yield entry_from(each)
+    """Every entry of torch's operator database, from `calls` or from the stored table of calls."""
+    for entry_calls in database_calls.known().values() if calls is None else calls:
+        yield entry_from(entry_calls)
 
 
 def core_overloads() -> list[OpOverload]:
     """The aten overloads that torch tags as core and that take a tensor.
 
-    Not sym_size and its like: they ask the wrapper for its geometry, and torch lists them only once they were used.
+    Not sym_size and the like: they read the wrapper's own geometry, and torch lists them only after their first use.
     """
-    found = []
+    overloads = []
     for name in sorted(n for n in dir(torch.ops.aten) if not n.startswith("sym_")):
         packet = getattr(torch.ops.aten, name, None)
         if not isinstance(packet, torch._ops.OpOverloadPacket):
@@ -201,8 +200,8 @@ def core_overloads() -> list[OpOverload]:
         for overload in packet.overloads():
             op = getattr(packet, overload)
             if torch.Tag.core in op.tags and takes_tensor(op):
-                found.append(op)
-    return found
+                overloads.append(op)
+    return overloads
 
 
 def core_entries() -> Iterator[Entry]:
@@ -212,29 +211,29 @@ def core_entries() -> Iterator[Entry]:
         yield Entry(str(op), state, "" if state in SERVED else reasons([op]), family_of(op))
 
 
-def table(found: Sequence[Entry], title: str) -> str:
+def table(entries: Sequence[Entry], title: str) -> str:
     """Counts by family and in total."""
     families: dict[str, Counter[str]] = {}
-    for entry in found:
+    for entry in entries:
         families.setdefault(entry.family or "-", Counter())[entry.state] += 1
     head = f"{title:16s}" + "".join(f"{state:>15s}" for state in STATES)
     lines = [head]
     lines += [
         f"{family:16s}" + "".join(f"{families[family][state]:15d}" for state in STATES) for family in sorted(families)
     ]
-    total = Counter(entry.state for entry in found)
-    lines.append(f"{'total ' + str(len(found)):16s}" + "".join(f"{total[state]:15d}" for state in STATES))
+    total = Counter(entry.state for entry in entries)
+    lines.append(f"{'total ' + str(len(entries)):16s}" + "".join(f"{total[state]:15d}" for state in STATES))
     return "\n".join(lines)
 
 
-# What entries are counted for, dtype by dtype.
+# The dtypes for which entries are counted.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "uint8", "bool")
 
 
-def by_dtype(found: Sequence[Entry]) -> str:
-    """For each dtype, how many entries are served of those that take it; by family and in total."""
+def by_dtype(entries: Sequence[Entry]) -> str:
+    """For each dtype, how many of the entries that take it are supported, by family and in total."""
     families: dict[str, list[Entry]] = {}
-    for entry in found:
+    for entry in entries:
         families.setdefault(entry.family or "-", []).append(entry)
 
     def row(name: str, entries: Sequence[Entry]) -> str:
@@ -247,43 +246,43 @@ def by_dtype(found: Sequence[Entry]) -> str:
 
     lines = [f"{'served, by dtype':16s}" + "".join(f"{dtype:>12s}" for dtype in DTYPES)]
     lines += [row(family, families[family]) for family in sorted(families)]
-    return "\n".join([*lines, row("total", found)])
+    return "\n".join([*lines, row("total", entries)])
 
 
-def listing(found: Sequence[Entry]) -> str:
-    """One line an entry, for the file that tests hold the table to."""
-    return "\n".join(str(entry) for entry in sorted(found, key=lambda e: e.name))
+def listing(entries: Sequence[Entry]) -> str:
+    """One line for each entry, as in the file that tests compare with (tests/coverage.expect)."""
+    return "\n".join(str(entry) for entry in sorted(entries, key=lambda e: e.name))
 
 
 def expectation(calls: Iterable[Calls] | None = None) -> str:
-    """What tests/report/coverage.expect holds: how each entry and each core overload is served."""
+    """The content of tests/report/coverage.expect: how each entry and each core overload is supported."""
     return f"{listing(list(entries(calls)))}\n\n{listing(list(core_entries()))}"
 
 
 def report(verbose: bool = False, calls: Sequence[Calls] | None = None) -> str:
-    """The whole of `python -m op_registry coverage`; without `calls`, from what is known of them."""
-    how = "measured just now" if calls is not None else f"{database_calls.measured_how()}; --measure does so again"
-    entries_found, core = list(entries(calls)), list(core_entries())
-    served = sum(e.state in SERVED for e in entries_found)
-    known, shares = {e.name: e.form for e in entries_found if e.form}, stored_coverage.measured()
+    """The output of `python -m op_registry coverage`, from `calls` or from the stored table of calls."""
+    how = "measured just now" if calls is not None else f"{database_calls.measured_how()}; --measure runs it again"
+    in_database, core = list(entries(calls)), list(core_entries())
+    served = sum(e.state in SERVED for e in in_database)
+    known, shares = {e.name: e.form for e in in_database if e.form}, stored_coverage.measured()
     parts = [
-        table(entries_found, "family"),
+        table(in_database, "family"),
         "",
-        by_dtype(entries_found),
+        by_dtype(in_database),
         "",
         table(core, "core aten"),
         "",
         stored_coverage.table(known, shares),
         "",
-        f"{len(entries_found)} entries of torch's operator database: {served} served as rule, derived or decomposes; "
+        f"{len(in_database)} entries of torch's operator database: {served} served as rule, derived or decomposes; "
         f"{len(registry)} overloads have a rule",
         f"what the entries call: {how}",
         f"what stays sparse: {database_calls.measured_how(stored_coverage.MEASURED)}",
     ]
     for state in ("missing", "refused", "not applicable"):
-        having = [e for e in [*entries_found, *core] if e.state == state]
-        if having:
-            parts += ["", f"{state}:", *(f"    {e.name}: {e.note}" for e in having)]
+        in_state = [e for e in [*in_database, *core] if e.state == state]
+        if in_state:
+            parts += ["", f"{state}:", *(f"    {e.name}: {e.note}" for e in in_state)]
     if verbose:
-        parts += ["", listing(entries_found), "", stored_coverage.listing(known, shares)]
+        parts += ["", listing(in_database), "", stored_coverage.listing(known, shares)]
     return "\n".join(parts)

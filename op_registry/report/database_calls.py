@@ -1,8 +1,8 @@
-"""Which overloads each entry of torch's operator database calls, as it was found out by running its samples.
+"""Which overloads each entry of torch's operator database calls, determined by running its samples.
 
-To run them takes half a minute, and what they call changes with torch or with a rule for a composite operator only. So
-it is kept in database.tsv, and ``python -m op_registry coverage`` asks `resolve` what the rules of today make of it.
-``python -m op_registry coverage --write tests/report/coverage.expect`` finds it out anew and writes both files.
+Running them takes half a minute, and what they call changes only with torch or with a rule for a composite operator. So
+it is stored in database.tsv, and ``python -m op_registry coverage`` resolves the stored overloads with the current
+rules. ``python -m op_registry coverage --write tests/report/coverage.expect`` measures again and writes both files.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Calls:
     """What the samples of one entry call.
 
     name      the entry's name in torch's operator database
-    dtypes    those that it takes
-    composed  whether one call of it makes several operator calls
-    ops       the overloads as they were met; composite ones that have no rule are followed by what they decompose into
-    note      why the entry is not applicable, "" if it is
+    dtypes    the dtypes that it takes
+    composed  whether one sample calls several operators
+    ops       the overloads, in order; a composite one without a rule is followed by those that it decomposes into
+    note      why the entry is not applicable; "" if it is
     """
 
     name: str
@@ -39,20 +39,20 @@ class Calls:
 
 
 def provenance(command: str) -> str:
-    """The first line of a table that was measured: when, with which torch, by which command."""
+    """The first line of a measured table: the date, torch's version and the command."""
     return f"# measured on {datetime.date.today()} with torch {torch.__version__.partition('+')[0]}: {command}"
 
 
 def overload_named(name: str) -> OpOverload | None:
-    """``aten.add.Tensor`` as an overload; None where this torch has none of that name."""
-    found: object = torch.ops
+    """The overload called ``aten.add.Tensor``; None if this version of torch does not have it."""
+    attribute: object = torch.ops
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, OpOverload) else None
+        attribute = getattr(attribute, part, None)
+    return attribute if isinstance(attribute, OpOverload) else None
 
 
 def written(calls: Iterable[Calls], command: str) -> str:
-    """The table, as it is kept."""
+    """The text of the table."""
     lines = [provenance(command), "\t".join(COLUMNS)]
     for entry in sorted(calls, key=lambda c: c.name):
         dtypes = ",".join(sorted(str(d).removeprefix("torch.") for d in entry.dtypes))
@@ -63,22 +63,22 @@ def written(calls: Iterable[Calls], command: str) -> str:
 
 @functools.cache
 def known(path: Path = KNOWN) -> Mapping[str, Calls]:
-    """The table as it was measured, by entry. Overloads that this torch does not have are left out."""
-    found = {}
+    """The stored table, by entry, without overloads that this version of torch does not have."""
+    by_entry = {}
     for line in path.read_text(encoding="utf-8").splitlines()[2:]:
         name, dtypes, composed, ops, note = line.split("\t")
         overloads = (overload_named(op) for op in ops.split(",") if op)
-        found[name] = Calls(
+        by_entry[name] = Calls(
             name,
             frozenset(getattr(torch, d) for d in dtypes.split(",") if d),
             composed == "yes",
             tuple(op for op in overloads if op is not None),
             note,
         )
-    return found
+    return by_entry
 
 
 def measured_how(path: Path = KNOWN) -> str:
-    """When and how a table was measured: its first line."""
+    """The first line of a table: when and how it was measured."""
     with path.open(encoding="utf-8") as file:
         return file.readline().removeprefix("# ").strip()

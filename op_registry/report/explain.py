@@ -1,8 +1,8 @@
-"""``python -m op_registry explain NAME``: what an operator means on masked tensors, and where that is written.
+"""``python -m op_registry explain NAME``: what an operator does on masked tensors, and where that is defined.
 
-NAME is an operator (``aten.cumsum``, ``aten.add_.Tensor``, ``mylib.gelu_fast``) or anything of torch's that calls some:
-``torch.cumsum``, ``F.softmax``, ``torch.Tensor.add_``, ``torch.linalg.norm``, ``torch.nn.LSTM``; or an entry of torch's
-operator database, as `coverage` lists them.
+NAME is an operator (``aten.cumsum``, ``aten.add_.Tensor``, ``mylib.gelu_fast``), a function or module in torch that
+calls operators (``torch.cumsum``, ``F.softmax``, ``torch.Tensor.add_``, ``torch.linalg.norm``, ``torch.nn.LSTM``), or
+an entry of torch's operator database, as listed by `coverage`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from op_registry.report.explain_storage import (
     where_written,
     without_lowering,
 )
-from op_registry.report.names import Named, Operator, UnknownName, named, said
+from op_registry.report.names import Named, Operator, UnknownName, named, operator_name
 from op_registry.report.python_source import operators_called
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Rule, in_dispatcher, packet_name, takes_tensor
@@ -42,31 +42,32 @@ HOW = {"each of a list": "the operator on each element of a list"}
 
 
 def explain(name: str, *, samples: bool = True) -> str:
-    """What `name` means: a paragraph for each rule among its overloads.
+    """Explain `name`: a paragraph for each rule among its overloads.
 
-    With `samples`, the operator's sample calls are run in every sparse layout, which takes some seconds for torch's
-    own. Raises :class:`UnknownName` (one line, with the nearest names) where nothing is called so.
+    With `samples`, the operator's sample calls are run in every sparse layout, which takes some seconds for torch's own
+    operators. Raises :class:`UnknownName` (one line, with the nearest names) if nothing has this name.
     """
     entry = name.replace(".", "_")
     try:
-        found = named(name)
+        target = named(name)
     except UnknownName:
         if entry not in database_calls.known():
             raise
         return _of_entry(entry)
-    if found.function is not None:
-        return _of_function(found, samples)
-    if found.operator is None:
+    if target.function is not None:
+        return _of_function(target, samples)
+    if target.operator is None:
         return (
-            f"{found.name} is written in C++ and no operator has its name: it asks a tensor for what it is, or makes "
-            "Python objects of it. What it dispatches on the way follows the rules of those operators."
+            f"{target.name} is written in C++ and no operator has its name: it returns a property of a tensor, or "
+            "converts it to Python objects. Operators that it calls follow their own rules."
         )
-    head = f"{found.name} is {said(found.operator)}.\n" if found.name != said(found.operator) else ""
-    return head + of_operator(found.operator, samples)
+    full_name = operator_name(target.operator)
+    head = f"{target.name} is {full_name}.\n" if target.name != full_name else ""
+    return head + of_operator(target.operator, samples)
 
 
 def of_operator(op: Operator, samples: bool = True) -> str:
-    """What an overload means, or all overloads of a packet."""
+    """Explain an overload, or all overloads of a packet."""
     overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
     by_rule: dict[int, tuple[Rule, list[Meaning]]] = {}
     others: dict[str, list[str]] = {}
@@ -82,20 +83,20 @@ def of_operator(op: Operator, samples: bool = True) -> str:
 
 
 def _without_rule(op: OpOverload, meaning: Meaning | None) -> str:
-    """How an overload is served that has no rule."""
+    """How an overload without a rule is supported."""
     if not in_dispatcher(op):
         return "TorchScript only: Python cannot call it"
     if meaning is None:
         return "takes no tensor, so that no mask can reach it: plain torch"
     if meaning.kind == "each of a list":
         single = single_form(op)
-        return f"{said(single)} on each element of its lists" if single is not None else HOW["each of a list"]
+        return f"{operator_name(single)} on each element of its lists" if single is not None else HOW["each of a list"]
     if meaning.kind == "decomposes":
         calls = database_calls.known()
         pieces = next((c.ops for e in entries_that_call(op) if (c := calls[e]).ops[:1] == (op,)), ())
-        seen = ", ".join(str(p) for p in pieces if p is not op)
+        others = ", ".join(str(p) for p in pieces if p is not op)
         return "decomposes: torch defines it by other operators, each of which follows its own rule" + (
-            f". With torch's samples: {seen}" if seen else ""
+            f". With torch's samples: {others}" if others else ""
         )
     return (
         "missing: it has no rule and torch has no decomposition of it, so that it is refused on masked tensors. "
@@ -104,7 +105,7 @@ def _without_rule(op: OpOverload, meaning: Meaning | None) -> str:
 
 
 def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
-    """A rule, and how it serves overloads."""
+    """Explain a rule, and the overloads that it serves."""
     base = meanings[0].base
     assert base is not None
     same = {id(f): f for f in (m.base for m in meanings) if f is not None}
@@ -124,7 +125,7 @@ def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
 
 
 def _notes(rule: Rule) -> list[str]:
-    """What the rule's function says of itself; of one that serves a whole category, the first paragraph."""
+    """The docstring of the rule's function; its first paragraph if the function serves a whole category."""
     notes = notes_of(rule.run)
     return (notes.partition("\n\n")[0] if rule.run is rule.category.run else notes).splitlines()
 
@@ -135,16 +136,17 @@ def _how(meaning: Meaning) -> str:
     return f" ({HOW[meaning.kind]})" if meaning.kind in HOW else f" ({meaning.kind})"
 
 
-def _storage(op: OpOverload, rule: Rule, found: Mapping[str, Tried]) -> list[str]:
-    """How an overload runs in each layout. Layouts of which the same is to be said share a line."""
-    told: dict[tuple[str, str], list[str]] = {}
+def _storage(op: OpOverload, rule: Rule, outcomes: Mapping[str, Tried]) -> list[str]:
+    """How an overload runs in each layout. Layouts with the same text share a line."""
+    by_text_and_outcome: dict[tuple[str, str], list[str]] = {}
     for name, layout in LAYOUTS.items():
         runs = alternatives(rule, layout)
         text = "; else ".join(runs) or without_lowering(rule)
-        told.setdefault((text, str(found[name]) if runs and name in found else ""), []).append(name)
+        outcome = str(outcomes[name]) if runs and name in outcomes else ""
+        by_text_and_outcome.setdefault((text, outcome), []).append(name)
     lines: list[str] = []
     by_text: dict[str, list[tuple[list[str], str]]] = {}
-    for (text, result), names in told.items():
+    for (text, result), names in by_text_and_outcome.items():
         by_text.setdefault(text, []).append((names, result))
     for text, groups in by_text.items():
         names = [name for group, _ in groups for name in group]
@@ -156,17 +158,17 @@ def _storage(op: OpOverload, rule: Rule, found: Mapping[str, Tried]) -> list[str
 
 
 def _oracle(op: OpOverload) -> str:
-    """What independent implementation conformance compares with."""
+    """The oracle with which conformance compares results."""
     rule = registry.get(op)
-    found = rule.oracles[0] if rule is not None and rule.oracles else oracle_for(op)
-    if found is None:
-        return "none: conformance takes the operator apart, or has nothing to compare its partly valid results with"
-    says = first_sentence(found)
-    return f"{name_of(found)} ({where_written(found)})" + (f": {says}" if says else "")
+    oracle = rule.oracles[0] if rule is not None and rule.oracles else oracle_for(op)
+    if oracle is None:
+        return "none: conformance decomposes the operator, or has nothing to compare its partly valid results with"
+    summary = first_sentence(oracle)
+    return f"{name_of(oracle)} ({where_written(oracle)})" + (f": {summary}" if summary else "")
 
 
 def _samples(op: OpOverload, rule: Rule) -> str:
-    """Which calls conformance tries."""
+    """Which calls conformance runs."""
     if rule.sample_makers:
         return ", ".join(f"{name_of(maker)} ({where_written(maker)})" for maker in rule.sample_makers)
     entries = entries_that_call(op)
@@ -175,7 +177,7 @@ def _samples(op: OpOverload, rule: Rule) -> str:
         return f"torch's operator database: {', '.join(entries[:6])}{more}"
     if op.namespace == "aten":
         return "none: no entry of torch's operator database calls it"
-    return "made from its schema, if numbers and tensors of one shape are a call of it; else give some: @rule.samples"
+    return "generated from its schema, if it runs on numbers and tensors of one shape; otherwise add @rule.samples"
 
 
 def _gaps(op: OpOverload, rule: Rule) -> Iterable[object]:
@@ -183,19 +185,20 @@ def _gaps(op: OpOverload, rule: Rule) -> Iterable[object]:
     return [*rule.gaps, *TABLE.get(op._schema.name.removeprefix("aten::"), ())]
 
 
-def _of_function(found: Named, samples: bool) -> str:
-    """A function written in Python: which operators it calls, as far as that is known, and what they mean."""
-    assert found.function is not None
-    read = operators_called(found.function)
-    entry = found.name.removeprefix("torch.").replace(".", "_")
+def _of_function(target: Named, samples: bool) -> str:
+    """Explain a Python function: which operators it calls, according to samples and its source, and what they do."""
+    assert target.function is not None
+    read = operators_called(target.function)
+    entry = target.name.removeprefix("torch.").replace(".", "_")
     known = database_calls.known().get(entry)
-    lines = [f"{found.name} is written in Python ({where_written(found.function)}): it means what its operators mean."]
+    lines = [f"{target.name} is written in Python ({where_written(target.function)}): it follows its operators' rules."]
     if known is not None and known.ops:
         lines += _row("seen", f"with torch's samples (entry {entry}): {', '.join(map(str, known.ops))}")
     if read:
-        lines += _row("read", f"in its source, arithmetic and branches not followed: {', '.join(map(said, read))}")
+        names = ", ".join(map(operator_name, read))
+        lines += _row("read", f"in its source, arithmetic and branches not followed: {names}")
     if not read and known is None:
-        lines += _row("read", "no call of an operator is to be seen in its source")
+        lines += _row("read", "no operator call is found in its source")
     seen = [op for op in known.ops if resolve(op).rule is not None] if known is not None else []
     operators: list[Operator] = [*seen] or [op for op in read if isinstance(op, OpOverloadPacket)]
     if len(operators) == 1:
@@ -204,30 +207,31 @@ def _of_function(found: Named, samples: bool) -> str:
 
 
 def _of_entry(name: str) -> str:
-    """An entry of torch's operator database: what its samples call, and how many of its trials stayed sparse."""
+    """Explain an entry of torch's operator database: what its samples call, and how many trials stayed sparse."""
     calls = database_calls.known()[name]
     lines = [f"{name} is an entry of torch's operator database."]
     lines += _row("calls", ", ".join(map(str, calls.ops)) or calls.note)
     shares = stored_coverage.measured().get(name, {})
-    said = [f"{layout} {stayed} of {ran}" for layout, (stayed, ran, _) in shares.items() if ran]
-    lines += _row("sparse", f"trials that stayed so: {', '.join(said)}" if said else "")
+    stayed_sparse = [f"{layout} {stayed} of {ran}" for layout, (stayed, ran, _) in shares.items() if ran]
+    lines += _row("sparse", f"trials that stayed sparse: {', '.join(stayed_sparse)}" if stayed_sparse else "")
     return "\n".join([*lines, *(f"  {text}" for op in calls.ops for text in _in_short(op))])
 
 
 def _in_short(op: Operator) -> list[str]:
-    """A line for each meaning of an operator."""
+    """One line for each rule, or other way of support, among an operator's overloads."""
     overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for overload in overloads:
         if takes_tensor(overload) and in_dispatcher(overload):
             meaning = resolve(overload)
             rule = meaning.rule
-            found[f"{said(op)}: {f'{rule.category.name} [{rule.where}]' if rule is not None else meaning.kind}"] = None
-    return list(found)
+            support = f"{rule.category.name} [{rule.where}]" if rule is not None else meaning.kind
+            lines[f"{operator_name(op)}: {support}"] = None
+    return list(lines)
 
 
 def _row(title: str, text: str) -> list[str]:
-    """A titled paragraph; nothing where there is no text."""
+    """A titled paragraph; no lines if there is no text."""
     return [f"  {title if n == 0 else '':10s}{line}" for n, line in enumerate(_wrapped(text, ""))] if text else []
 
 

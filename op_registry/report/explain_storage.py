@@ -1,13 +1,14 @@
-"""What `explain` says of sparse storage: how an overload runs in each layout, or why it has to be stored densely.
+"""The part of `explain` about sparse storage: how an overload runs in each layout, or why it needs dense storage.
 
-That there is a lowering does not say which calls it takes. So the overload's samples are run on records of each layout,
-and the reasons of those that it does not take are counted.
+A lowering may not support all calls. So the overload's samples are run on records in each layout, and the reasons for
+unsupported calls are counted.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch._ops import OpOverload
 
 from op_registry.categories import COMPOSITE, REFUSED
 from op_registry.conformance.masks import masking
-from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.own_operators import Arguments, RegisteredOperator
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import chosen, database
 from op_registry.conformance.stored_samples import storable
@@ -38,25 +39,25 @@ from op_registry.sparse.record import NotLowered, Sparse, from_dense
 
 LAYOUTS = {layout.short if layout.of_sequences else layout.short.upper(): layout for layout in BUILT_IN}
 
-# Samples of an operator that are tried in each layout.
+# The most samples of an operator to run in each layout.
 MOST = 8
 
 
 def written_as(facet: Callable[..., Any]) -> Any:
-    """The function that something callable was made of: what is in a partial, or wrapped, or an object's __call__."""
+    """The function behind a callable: that of a partial or a wrapper, or an object's ``__call__``."""
     while isinstance(facet, functools.partial):
         facet = facet.func
-    found = inspect.unwrap(facet)
-    return found if hasattr(found, "__code__") else getattr(type(found), "__call__", found)  # noqa: B004
+    function = inspect.unwrap(facet)
+    return function if hasattr(function, "__code__") else getattr(type(function), "__call__", function)  # noqa: B004
 
 
 def name_of(facet: Callable[..., Any]) -> str:
-    """The name of the function that something callable was made of."""
+    """The name of the function behind a callable."""
     return getattr(written_as(facet), "__name__", repr(facet))
 
 
 def where_written(facet: Callable[..., Any]) -> str:
-    """``op_registry/ops/scans/rules.py:24``: where a function is written."""
+    """The file and line of the function behind a callable: ``op_registry/ops/scans/rules.py:24``."""
     function = written_as(facet)
     code = getattr(function, "__code__", None)
     if code is None:
@@ -65,7 +66,7 @@ def where_written(facet: Callable[..., Any]) -> str:
 
 
 def notes_of(facet: Callable[..., Any]) -> str:
-    """A function's docstring, "" where it has none."""
+    """A function's docstring; "" if it has none."""
     return inspect.getdoc(written_as(facet)) or ""
 
 
@@ -75,46 +76,46 @@ def first_sentence(facet: Callable[..., Any]) -> str:
 
 
 def alternatives(rule: Rule, layout: Layout) -> list[str]:
-    """How a rule runs in a layout: the functions that are tried, in their order, and where they are written."""
+    """How a rule runs in a layout: the functions that are tried, in order, and where they are defined."""
     shared = "" if Sparse in rule.lowerings else f", every {rule.category.name} rule"
     return [f"{_titled(way, shared)}" for way in _ways(lowering_of(rule, Sparse))]
 
 
 def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The first function that takes a call on records, as `alternatives` says it; "" where none does."""
-    turned: list[Permuted] = []
-    map_tensors(turned.append, [*args, *kwargs.values()], Permuted)
-    for way in _ways(lowering_of(rule, Permuted if turned else Sparse)):
+    """The first function that supports a call on records, in the words of `alternatives`; "" if none does."""
+    permuted: list[Permuted] = []
+    map_tensors(permuted.append, [*args, *kwargs.values()], Permuted)
+    for way in _ways(lowering_of(rule, Permuted if permuted else Sparse)):
         try:
             way.run(rule, op, *args, **kwargs) if isinstance(way, ForRule) else way(op, *args, **kwargs)
         except NotLowered:
             continue
         except Exception:
-            return ""  # the call itself will raise it
+            return ""  # the call itself will raise the same error
         return _titled(way)
     return ""
 
 
-# A function that may run a rule, with or without the rule in front of its arguments.
+# A function of a lowering, with or without the rule as its first argument.
 Way = ForRule | Callable[..., Any]
 
 
 def _ways(lowering: Lowering | None) -> Iterator[Way]:
-    """The functions that a lowering tries, in their order."""
+    """The functions that a lowering tries, in order."""
     if isinstance(lowering, FirstOf):
-        for each in lowering.alternatives:
-            yield from _ways(each)
+        for alternative in lowering.alternatives:
+            yield from _ways(alternative)
     elif lowering is not None:
         yield lowering
 
 
 def _titled(way: Way, shared: str = "") -> str:
-    """What a function does in a lowering, and where it is written; the reason of one that takes no call."""
+    """What a function of a lowering does, and where it is defined; for one that supports no call, its reason."""
     run = way.run if isinstance(way, ForRule) else way
     if getattr(run, "__code__", None) is never("").__code__:
         return f"stored densely: {inspect.getclosurevars(run).nonlocals['reason']}"
-    says = first_sentence(run) or written_as(run).__qualname__.replace(".<locals>", "")
-    return f"{says} ({where_written(run)}{shared})"
+    summary = first_sentence(run) or written_as(run).__qualname__.replace(".<locals>", "")
+    return f"{summary} ({where_written(run)}{shared})"
 
 
 def without_lowering(rule: Rule) -> str:
@@ -122,13 +123,13 @@ def without_lowering(rule: Rule) -> str:
     if rule.category is REFUSED:
         return f"refused, as in every storage: {rule.traits.get('reason', rule.category.law)}"
     if rule.category is COMPOSITE:
-        return "as the operators that it is written in have it"
+        return "as the operators in which it is written"
     return f"stored densely: {rule.category.why_dense}"
 
 
 @dataclass
 class Tried:
-    """What came of an overload's samples in one layout: how many never needed dense storage, and why others did."""
+    """The outcome of an overload's samples in one layout: how many never needed dense storage, and why others did."""
 
     stayed: int = 0
     refused: int = 0
@@ -145,71 +146,66 @@ class Tried:
 
 
 def tried(op: OpOverload, rule: Rule, most: int = MOST) -> Mapping[str, Tried]:
-    """What comes of an overload's sample calls in each layout in which something of them can be stored."""
-    found = {name: Tried() for name in LAYOUTS}
+    """The outcome of an overload's sample calls, for each layout in which some of their tensors can be stored."""
     if rule.category is COMPOSITE:
         return {}  # it takes tensors, not records
-    for args, kwargs in _calls(op, most):
+    outcomes = {name: Tried() for name in LAYOUTS}
+    for call in _calls(op, most):
         for name, layout in LAYOUTS.items():
-            given = _stored((args, kwargs), layout)
-            if given is not None:
-                _try(op, rule, given, found[name])
-    return {name: each for name, each in found.items() if each.ran}
+            stored = _stored(call, layout)
+            if stored is not None:
+                _try(op, rule, stored, outcomes[name])
+    return {name: outcome for name, outcome in outcomes.items() if outcome.ran}
 
 
-def _try(op: OpOverload, rule: Rule, given: tuple[Any, Any], into: Tried) -> None:
+def _try(op: OpOverload, rule: Rule, call: Arguments, outcome: Tried) -> None:
     try:
-        run_sparsely(op, rule, *given)
+        run_sparsely(op, rule, *call)
     except NotLowered as reason:
-        into.reasons[str(reason)] += 1
+        outcome.reasons[str(reason)] += 1
     except MaskedSemanticsError:
-        into.refused += 1
+        outcome.refused += 1
     except Exception:
-        # What the rule does not take densely either is no sample.
+        # The rule does not support this call on dense storage either.
         return
     else:
-        into.stayed += 1
+        outcome.stayed += 1
 
 
-def _stored(call: Any, layout: Layout) -> Any:
-    """The arguments as records, every tensor half masked, and stored in a layout where it can be; None if none can."""
+def _stored(call: Arguments, layout: Layout) -> Arguments | None:
+    """The arguments as half-valid records, stored in a layout where they fit; None if no tensor fits."""
     tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
     half = masking("half", tensors)
     assert half is not None
     masks = dict(zip(map(id, tensors), half.full(tensors), strict=True))
-    some = False
+    any_stored = False
 
-    def record(leaf: Any) -> Any:
-        nonlocal some
+    def record(leaf: object) -> Any:
+        nonlocal any_stored
         if not isinstance(leaf, Tensor):
             return leaf
         mask = masks.get(id(leaf))
         dense = Dense(leaf, None if mask is None else as_int8(mask))
         if id(leaf) not in masks or leaf.ndim < layout.least or not leaf.numel():
             return dense
-        some = True
+        any_stored = True
         return from_dense(dense, layout, block=(1, 1) if layout.blocks else None)
 
-    given = tree_map(record, call)
-    return given if some else None
+    stored = tree_map(record, call)
+    return stored if any_stored else None
 
 
-def _calls(op: OpOverload, most: int) -> Iterator[tuple[Any, Any]]:
-    """Arguments that samples give an overload: of its own rule, or of torch's database."""
+def _calls(op: OpOverload, most: int) -> Iterator[Arguments]:
+    """The arguments of an overload in samples: those of its own rule, or of torch's database."""
     if op.namespace != "aten":
         for sample in storable(RegisteredOperator(op).samples(torch.float32))[:most]:
             yield sample.args, sample.kwargs
         return
-    left = most
-    for entry in entries_that_call(op)[:2]:
-        for call in _recorded(entry, op):
-            if not left:
-                return
-            left -= 1
-            yield call
+    recorded = (call for entry in entries_that_call(op)[:2] for call in _recorded(entry, op))
+    yield from itertools.islice(recorded, most)
 
 
-def _recorded(entry: str, op: OpOverload) -> Iterator[tuple[Any, Any]]:
+def _recorded(entry: str, op: OpOverload) -> Iterator[Arguments]:
     operator = database()[entry]
     samples: Sequence[Sample] = chosen(storable(operator.samples(operator.preferred_dtype)), MOST)
     for sample in samples:
@@ -219,13 +215,13 @@ def _recorded(entry: str, op: OpOverload) -> Iterator[tuple[Any, Any]]:
                 warnings.simplefilter("ignore")
                 recorder.run(sample.fn, *sample.args, **sample.kwargs)
         except Exception:
-            # A sample that plain torch does not run on this machine calls nothing.
+            # Plain torch cannot run this sample on this machine.
             continue
         yield from ((args, kwargs) for called, args, kwargs in recorder.calls if called is op)
 
 
 def entries_that_call(op: OpOverload) -> list[str]:
-    """Entries of torch's operator database whose samples call an overload; those of its own name first."""
+    """Entries of torch's operator database whose samples call an overload; entries of the same name come first."""
     name = op._schema.name.partition("::")[2]
-    found = [calls.name for calls in database_calls.known().values() if op in calls.ops]
-    return sorted(found, key=lambda entry: (not entry.endswith(name), len(entry), entry))
+    entries = [calls.name for calls in database_calls.known().values() if op in calls.ops]
+    return sorted(entries, key=lambda entry: (not entry.endswith(name), len(entry), entry))

@@ -1,7 +1,7 @@
-"""What people call an operator: ``aten.add_.Tensor``, ``mylib.gelu_fast``, ``torch.cumsum``, ``F.linear``.
+"""The names by which users refer to operators: ``aten.add_.Tensor``, ``mylib.gelu_fast``, ``torch.cumsum``.
 
-A function of torch's that is written in C++ dispatches the aten operator of its own name. One that is written in
-Python has no operator of its own; :mod:`op_registry.report.python_source` reads which ones it calls.
+One of torch's C++ functions dispatches the aten operator of the same name. A Python function has no operator of its
+own; :mod:`op_registry.report.python_source` reads which ones it calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from op_registry.registry import registry
 
 Operator = OpOverload | OpOverloadPacket
 
-# What is left out in speech.
+# Common abbreviations.
 SHORT = {
     "F.": "torch.nn.functional.", "nn.": "torch.nn.", "Tensor.": "torch.Tensor.", "functional.": "torch.nn.functional.",
     "linalg.": "torch.linalg.", "fft.": "torch.fft.", "special.": "torch.special.", "masked.": "torch.masked.",
@@ -41,25 +41,32 @@ OF_OTHER_NAMES = {
     "cuda": "to", "xpu": "to", "ipu": "to", "mtia": "to",
 }  # fmt: skip
 
-# Attributes that are there in Python, and of which aten has an operator of the same name for TorchScript or autograd.
+# Attributes that dispatch nothing in Python, although aten has operators of the same name for TorchScript or autograd.
 DISPATCH_NOTHING = ("_version", "data", "device", "grad", "is_leaf", "output_nr", "retains_grad")
 
 WRITTEN_IN_C = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.GetSetDescriptorType,
 )  # fmt: skip
+CFunction = (
+    types.BuiltinFunctionType
+    | types.MethodDescriptorType
+    | types.WrapperDescriptorType
+    | types.MethodWrapperType
+    | types.GetSetDescriptorType
+)
 
 
 class UnknownName(LookupError):
-    """Nothing is called so; the message is one line and has the nearest names."""
+    """Nothing has this name; the message is one line, with the nearest names."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """What a name stands for.
+    """What a name refers to.
 
-    name       as torch knows it: ``aten.cumsum``, ``torch.nn.functional.softmax``
-    operator   the overload, or the packet of all overloads; None where no operator has this name
+    name       the full name: ``aten.cumsum``, ``torch.nn.functional.softmax``
+    operator   the overload, or the packet of all overloads; None if no operator has this name
     function   a Python function, or None
     """
 
@@ -69,81 +76,81 @@ class Named:
 
 
 def named(name: str) -> Named:
-    """What `name` stands for; :class:`UnknownName` where nothing is called so."""
+    """What `name` refers to. Raises :class:`UnknownName` if nothing has this name."""
     plain = name.strip().replace("::", ".").removeprefix("torch.ops.")
     for short, whole in SHORT.items():
         if plain.startswith(short):
             plain = whole + plain.removeprefix(short)
     if plain.startswith("torch."):
         return _of_torch(plain)
-    found = operator_named(plain)
-    if found is not None:
-        return Named(said(found), found)
+    operator = operator_named(plain)
+    if operator is not None:
+        return Named(operator_name(operator), operator)
     if "." not in plain:
-        for place in ("torch", "torch.nn.functional", "torch.Tensor", "torch.linalg"):
-            if hasattr(_walk(place), plain):
-                return _of_torch(f"{place}.{plain}")
+        for namespace in ("torch", "torch.nn.functional", "torch.Tensor", "torch.linalg"):
+            if hasattr(_attribute(namespace), plain):
+                return _of_torch(f"{namespace}.{plain}")
     raise unknown(name)
 
 
 def operator_named(name: str) -> Operator | None:
-    """``aten.add_.Tensor``, ``add_.Tensor``, ``mylib.gelu_fast`` under torch.ops; None where there is none."""
+    """An operator under torch.ops: ``aten.add_.Tensor``, ``add_.Tensor``, ``mylib.gelu_fast``; None if not found."""
     parts = name.split(".")
-    for start in (("aten", *parts), tuple(parts)):
-        found: Any = torch.ops
-        for part in start:
-            found = getattr(found, part, None) if part.isidentifier() else None
-        if isinstance(found, (OpOverload, OpOverloadPacket)):
-            return found
+    for path in (("aten", *parts), tuple(parts)):
+        attribute: Any = torch.ops
+        for part in path:
+            attribute = getattr(attribute, part, None) if part.isidentifier() else None
+        if isinstance(attribute, (OpOverload, OpOverloadPacket)):
+            return attribute
     return None
 
 
-def said(op: Operator) -> str:
+def operator_name(op: Operator) -> str:
     """``aten.add.Tensor``, or ``aten.add`` for the packet."""
     return str(op) if isinstance(op, OpOverload) else op._qualified_op_name.replace("::", ".")
 
 
-def _walk(path: str) -> Any:
-    found: Any = torch
+def _attribute(path: str) -> Any:
+    attribute: Any = torch
     for part in path.split(".")[1:]:
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def _of_torch(path: str) -> Named:
-    """Something that torch shows in Python."""
+    """What an attribute path that starts with ``torch.`` refers to."""
     try:
-        found = _walk(path)
+        attribute = _attribute(path)
     except (AttributeError, RuntimeError):
         raise unknown(path) from None
-    if isinstance(found, (OpOverload, OpOverloadPacket)):
-        return Named(said(found), found)
-    if isinstance(found, property):
-        return Named(path, function=found.fget)
-    if isinstance(found, type) and issubclass(found, torch.nn.Module):
-        return Named(path, function=found.forward)
-    inner = inspect.unwrap(found) if callable(found) else found
+    if isinstance(attribute, (OpOverload, OpOverloadPacket)):
+        return Named(operator_name(attribute), attribute)
+    if isinstance(attribute, property):
+        return Named(path, function=attribute.fget)
+    if isinstance(attribute, type) and issubclass(attribute, torch.nn.Module):
+        return Named(path, function=attribute.forward)
+    inner = inspect.unwrap(attribute) if callable(attribute) else attribute
     if isinstance(inner, WRITTEN_IN_C):
         return Named(path, operator_of(inner))
-    if callable(found) and not isinstance(found, type):
-        return Named(path, function=found)
-    kind = "module" if isinstance(found, types.ModuleType) else type(found).__name__
+    if callable(attribute) and not isinstance(attribute, type):
+        return Named(path, function=attribute)
+    kind = "module" if isinstance(attribute, types.ModuleType) else type(attribute).__name__
     raise UnknownName(f"{path} is a {kind}: it is no operator, and calls none")
 
 
-def operator_of(written_in_c: Any) -> OpOverloadPacket | None:
-    """The aten operator that a C++ function of torch's dispatches: the one of its name, if there is one."""
-    name = OF_OTHER_NAMES.get(written_in_c.__name__, written_in_c.__name__)
-    if isinstance(written_in_c, types.GetSetDescriptorType) and name in DISPATCH_NOTHING:
+def operator_of(c_function: CFunction) -> OpOverloadPacket | None:
+    """The aten operator that one of torch's C++ functions dispatches: the one of the same name, if there is one."""
+    name = OF_OTHER_NAMES.get(c_function.__name__, c_function.__name__)
+    if isinstance(c_function, types.GetSetDescriptorType) and name in DISPATCH_NOTHING:
         return None
-    found = operator_named(f"aten.{name}")
-    return found if isinstance(found, OpOverloadPacket) else None
+    operator = operator_named(f"aten.{name}")
+    return operator if isinstance(operator, OpOverloadPacket) else None
 
 
 def unknown(name: str) -> UnknownName:
-    """The error for a name that nothing has."""
+    """The error for an unknown name."""
     return UnknownName(
-        f"nothing is called {name}: neither an operator under torch.ops nor a function of torch's{_nearest(name)}"
+        f"nothing is called {name}: it is neither an operator under torch.ops nor a function in torch{_nearest(name)}"
     )
 
 
@@ -151,31 +158,31 @@ def _nearest(name: str) -> str:
     """The names most like this one, as the end of a sentence."""
     if "." in name or "::" in name:
         return nearest(name.replace("::", "."), _names(name))
-    whole = {n.rpartition(".")[2]: n for n in _names(name)}
-    near = difflib.get_close_matches(name, list(whole), n=4, cutoff=0.6)
-    return f"; did you mean {', '.join(whole[n] for n in near)}?" if near else ""
+    full_names = {n.rpartition(".")[2]: n for n in _names(name)}
+    near = difflib.get_close_matches(name, list(full_names), n=4, cutoff=0.6)
+    return f"; did you mean {', '.join(full_names[n] for n in near)}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Those of `known` that are most like a name, as the end of a sentence."""
+    """The names in `known` most like this one, as the end of a sentence."""
     near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.6)
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 
-def _shown(path: str) -> list[str]:
-    """What something of torch's shows, nothing where there is no such thing."""
+def _attribute_names(path: str) -> list[str]:
+    """The names of the attributes of a path that starts with ``torch``; none if it does not exist."""
     try:
-        return [n for n in dir(_walk(path)) if not n.startswith("__")]
+        return [n for n in dir(_attribute(path)) if not n.startswith("__")]
     except (AttributeError, RuntimeError):
         return []
 
 
 def _names(like: str) -> Iterator[str]:
-    """Names that may have been meant by one that has its form."""
+    """Names among which to look for the nearest to `like`, depending on its form."""
     if like.startswith("torch."):
-        place = like.rpartition(".")[0]
-        for path in dict.fromkeys((place, "torch", "torch.nn.functional", "torch.Tensor")):
-            yield from (f"{path}.{n}" for n in _shown(path))
+        namespace = like.rpartition(".")[0]
+        for path in dict.fromkeys((namespace, "torch", "torch.nn.functional", "torch.Tensor")):
+            yield from (f"{path}.{n}" for n in _attribute_names(path))
         return
     yield from (f"aten.{n}" for n in dir(torch.ops.aten) if not n.startswith("__"))
     yield from {str(op).rpartition(".")[0] for op in registry if op.namespace != "aten"}

@@ -1,18 +1,18 @@
-"""How entries of torch's database fare on each storage: what is known of their rules, and what was measured.
+"""How well entries of torch's database are supported on each storage, according to their rules and to measurements.
 
-That an operator has a sparse form says nothing about which calls it takes. So there is a table of how many of an
-entry's trials never had to be stored densely, made by P4 on the quick tier's samples::
+A sparse form of an operator may not support all of its calls. So a table stores how many of an entry's trials never
+needed dense storage, measured by P4 on the quick tier's samples::
 
     python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv
 
-With it an entry is, in each layout, one of
+From both, an entry is, in each layout, one of
 
-    own kernel   every trial stayed sparse, and a rule on the way has a sparse form of its own
-    generic      every trial stayed sparse by what the categories of its rules do
-    in part      some calls stayed sparse, others were stored densely
-    densifies    every trial was stored densely
-    refused      refused on dense storage already, or on this one
-    not tried    nothing was there to store
+    own kernel   every trial stayed sparse, and a rule that it calls has its own sparse form
+    generic      every trial stayed sparse, through the generic forms of its rules' categories
+    in part      some trials stayed sparse, others were converted to dense storage
+    densifies    every trial was converted to dense storage
+    refused      refused on dense storage too, or on this one
+    not tried    no sample can be stored in this layout
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ STATES = ("own kernel", "generic", "in part", "densifies", "refused", "not tried
 MEASURED = Path(__file__).with_name("sparse_coverage.tsv")
 COMMAND = "python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv"
 
-# What rules of a category share.
+# The generic forms, shared by the rules of a category.
 SHARED = tuple(lowering.run for lowering in (ON_VALUES, ON_DENSE_DIMS, ON_PADDED_ROWS))
 
-# By entry, then by layout: trials that stayed sparse, trials that ran, trials that were refused.
+# By entry and layout: the number of trials that stayed sparse, that ran, and that were refused.
 Shares = Mapping[str, Mapping[str, tuple[int, int, int]]]
 
 
 def form(op: OpOverload) -> str:
-    """Where an overload's sparse form comes from, if it has one; "" where its pieces have to be asked."""
+    """Where an overload's sparse form comes from, if it has one; "" if that depends on what it decomposes into."""
     rule = resolve(op).rule
     if rule is None or rule.category is COMPOSITE:
         return ""
@@ -57,20 +57,20 @@ def form(op: OpOverload) -> str:
 
 
 def form_of_all(ops: Sequence[OpOverload]) -> str:
-    """The same for an entry that calls these overloads: the least of them."""
+    """The least sparse form of an entry that calls these overloads."""
     forms = {form(op) for op in ops}
     return next((f for f in ("refused", "densifies", "own kernel", "generic") if f in forms), "generic")
 
 
 def measured(path: Path = MEASURED) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """The table as it was made."""
+    """The stored table."""
     _, head, *lines = path.read_text(encoding="utf-8").splitlines()
     layouts = head.split("\t")[1:]
-    found = {}
+    shares = {}
     for line in lines:
         name, *cells = line.split("\t")
-        found[name] = {layout: _share(cell) for layout, cell in zip(layouts, cells, strict=True)}
-    return found
+        shares[name] = {layout: _share(cell) for layout, cell in zip(layouts, cells, strict=True)}
+    return shares
 
 
 def _share(cell: str) -> tuple[int, int, int]:
@@ -79,7 +79,7 @@ def _share(cell: str) -> tuple[int, int, int]:
 
 
 def written(shares: Shares) -> str:
-    """The table, as it is kept: when and how it was measured, the columns, and a line for each entry."""
+    """The text of the table: when and how it was measured, the columns, and a row for each entry."""
     lines = [provenance(COMMAND), "\t".join(["stayed sparse/ran/refused", *LAYOUTS])]
     for name in sorted(shares):
         cells = ("/".join(map(str, shares[name].get(layout, (0, 0, 0)))) for layout in LAYOUTS)
@@ -88,7 +88,7 @@ def written(shares: Shares) -> str:
 
 
 def state(known: str, share: tuple[int, int, int]) -> str:
-    """One of STATES: from what is known of an entry's rules, and what its trials came to."""
+    """One of STATES, from the form of an entry (`known`) and the measured share of its trials."""
     stayed, ran, refused = share
     if not ran:
         return "refused" if refused or known == "refused" else "not tried"
@@ -98,7 +98,7 @@ def state(known: str, share: tuple[int, int, int]) -> str:
 
 
 def table(known: Mapping[str, str], shares: Shares) -> str:
-    """How many entries are in which state, in each layout."""
+    """The number of entries in each state, for each layout."""
     counts = {layout: Counter(_states(known, shares, layout)) for layout in LAYOUTS}
     lines = [f"{'stored as':16s}" + "".join(f"{layout:>9s}" for layout in LAYOUTS)]
     lines += [f"{s:16s}" + "".join(f"{counts[layout][s]:9d}" for layout in LAYOUTS) for s in STATES]
@@ -106,17 +106,17 @@ def table(known: Mapping[str, str], shares: Shares) -> str:
 
 
 def _states(known: Mapping[str, str], shares: Shares, layout: str) -> list[str]:
-    return [state(word, shares.get(name, {}).get(layout, (0, 0, 0))) for name, word in known.items()]
+    return [state(entry_form, shares.get(name, {}).get(layout, (0, 0, 0))) for name, entry_form in known.items()]
 
 
 def listing(known: Mapping[str, str], shares: Shares) -> str:
-    """One line an entry: its state in each layout, with the share of trials that stayed sparse where that is a part."""
+    """One line for each entry: its state in each layout; for "in part", with the share of trials that stayed sparse."""
     lines = []
     for name in sorted(known):
         cells = []
         for layout in LAYOUTS:
             share = shares.get(name, {}).get(layout, (0, 0, 0))
-            found = state(known[name], share)
-            cells.append(f"{layout} {found}" + (f" ({share[0]} of {share[1]})" if found == "in part" else ""))
+            in_layout = state(known[name], share)
+            cells.append(f"{layout} {in_layout}" + (f" ({share[0]} of {share[1]})" if in_layout == "in part" else ""))
         lines.append(f"{name}: {', '.join(cells)}")
     return "\n".join(lines)

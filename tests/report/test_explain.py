@@ -242,7 +242,7 @@ def test_what_has_no_rule() -> None:
 
 
 def test_what_is_neither_an_operator_nor_python() -> None:
-    assert "asks a tensor for what it is" in explain("torch.Tensor.data_ptr")
+    assert "returns a property of a tensor" in explain("torch.Tensor.data_ptr")
 
 
 def test_a_python_function_says_what_was_seen_and_what_was_read() -> None:
@@ -258,7 +258,7 @@ def test_an_entry_of_the_database() -> None:
         assert explain(name, samples=False).strip()
     said = rows(explain("nn_functional_mse_loss"))
     assert said["calls"] == "aten.broadcast_tensors.default, aten.mse_loss.default"
-    assert re.match(r"trials that stayed so: coo \d+ of \d+, csr ", said["sparse"])
+    assert re.match(r"trials that stayed sparse: coo \d+ of \d+, csr ", said["sparse"])
     assert "takes no strided tensor" in explain("signal_windows_hann")
 
 
