@@ -1,13 +1,12 @@
-"""The pytest plugin of op_registry, found by entry point: for tests made by ``op_registry.testing.instantiate``.
+"""The pytest plugin of op_registry, found by entry point: command-line options and a summary table of its tests.
 
-A module by itself, so that a test session that has none of these tests imports neither torch nor the rule book.
+It is a separate module, so that test sessions without such tests import neither torch nor the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ PROPERTY = "op_registry"
 
 @dataclass
 class Options:
-    """What the command line says; None where it says nothing, and each call of `instantiate` decides."""
+    """The options on the command line; None for one that is not given, which each call of `instantiate` decides."""
 
     laws: tuple[str, ...] | None = None
     layouts: tuple[str, ...] | None = None
@@ -25,17 +24,17 @@ class Options:
 
 @dataclass
 class Table:
-    """What came of the tests so far: the answer for each operator and law, the worst one of several."""
+    """The worst decision for each operator and law among the tests so far."""
 
     answers: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, operator: str, law: str, decision: str) -> None:
-        before = self.answers.get((operator, law))
-        if before is None or WORST_FIRST.index(decision) < WORST_FIRST.index(before):
+        worst = self.answers.get((operator, law))
+        if worst is None or WORST_FIRST.index(decision) < WORST_FIRST.index(worst):
             self.answers[operator, law] = decision
 
     def lines(self) -> list[str]:
-        """A line for each operator, a column for each law."""
+        """A row for each operator, a column for each law."""
         operators = sorted({operator for operator, _ in self.answers})
         laws = sorted({law for _, law in self.answers})
         width = max(map(len, operators), default=0)
@@ -53,7 +52,7 @@ SHORT = {d: d for d in WORST_FIRST} | {"does not apply": "-"}
 options = Options()
 
 
-def _by_comma(values: Sequence[str] | None) -> tuple[str, ...] | None:
+def _split(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(part for value in values for part in value.split(",") if part) if values else None
 
 
@@ -64,23 +63,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("layouts", "only these layouts: dense,csr,packed"),
         ("devices", "on these devices: cpu,cuda"),
     ):
-        group.addoption(f"--op-registry-{name}", action="append", metavar=name.upper(), help=f"{what} (by comma)")
+        group.addoption(
+            f"--op-registry-{name}", action="append", metavar=name.upper(), help=f"{what} (separated by commas)"
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    options.laws = _by_comma(config.getoption("--op-registry-laws"))
-    options.layouts = _by_comma(config.getoption("--op-registry-layouts"))
-    options.devices = _by_comma(config.getoption("--op-registry-devices"))
+    options.laws = _split(config.getoption("--op-registry-laws"))
+    options.layouts = _split(config.getoption("--op-registry-layouts"))
+    options.devices = _split(config.getoption("--op-registry-devices"))
 
 
 def pytest_report_header() -> list[str]:
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    said = "; ".join(f"{name} {', '.join(value)}" for name, value in given.items())
-    return [f"op_registry: {said}"] if said else []
+    selected = {name: values for name, values in vars(options).items() if values is not None}
+    text = "; ".join(f"{name} {', '.join(values)}" for name, values in selected.items())
+    return [f"op_registry: {text}"] if text else []
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of verdicts: what each law came to for each operator."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the decision for each operator and law."""
     table = Table()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -88,6 +89,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 if name == PROPERTY and report.when == "call":
                     table.add(*value)
     if table.answers:
-        terminalreporter.section("op_registry: what each law came to")
+        terminalreporter.section("op_registry: results by operator and law")
         for line in table.lines():
             terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""Tests for rules of your own, as pytest tests: every law in every layout, dtype and device, each with a name.
+"""Pytest tests for your own rules: a named test for every law in every layout, dtype and device.
 
 In a test module::
 
@@ -6,8 +6,8 @@ In a test module::
 
     test_laws = instantiate(my_library.rules)
 
-makes ``test_laws[mylib.soft_sign.default-P4-csr-float32-cpu]`` and its like. A failure says what was wrong under which
-mask, with the line that repeats it. Needs pytest, which op_registry itself does not.
+generates tests such as ``test_laws[mylib.soft_sign.default-P4-csr-float32-cpu]``. A failure says what was wrong under
+which mask, with a command that repeats it. Requires pytest, which op_registry itself does not.
 """
 
 from __future__ import annotations
@@ -41,37 +41,38 @@ def instantiate(
     most: int | None = 4,
     seed: int = 0,
 ) -> Callable[..., None]:
-    """A parametrised pytest test: each law of each operator, in each layout, dtype and device.
+    """A parametrised pytest test of each law of each operator, in each layout, dtype and device.
 
-    rules    rules, or operators that have one: overloads, packets, names; the in-place and out= forms come with them
-    laws     of P1 to P8
-    layouts  "dense" and the subject's storages, by default all of these; or a registered layout of your own. P3, P4
-             and P5 are asked in each, the others in "dense"
-    dtypes   names; by default float32 where the operator takes it, and float64 for derivatives (P5)
-    devices  what the operator runs on: its results are compared with oracles on the CPU
-    allow    laws that may be undecided, each with the reason, for all layouts or one: ``{"P4-packed": "…"}``; one for
-             a single layout that nothing needs fails
-    subject  the masked tensor that is tested (see :func:`op_registry.conformance.find_subject`)
-    most     samples of each operator; None runs them all
+    rules    rules, or operators that have one: overloads, packets, names; their in-place and out= forms are included
+    laws     any of P1 to P8
+    layouts  "dense", storages of the subject (by default all of these), or a registered layout of your own. P3, P4 and
+             P5 run in each of them, the other laws in "dense"
+    dtypes   names; by default float32 if the operator takes it, and float64 for derivatives (P5)
+    devices  the devices to run the operator on; its results are compared with oracles on the CPU
+    allow    laws that may be undecided, each with the reason, for all layouts or for one: ``{"P4-packed": "…"}``; an
+             allowance for one layout that is not needed fails
+    subject  the masked tensor to test (see :func:`op_registry.conformance.find_subject`)
+    most     the most samples of each operator; None runs them all
 
-    A test fails where its law is broken or undecided, is skipped where the law does not apply to the operator (the
-    reason says why), and is an expected failure where the rule names a gap. ``--op-registry-laws``, ``-layouts`` and
-    ``-devices`` on pytest's command line go before the arguments, and a table of all verdicts ends the run.
+    A test fails if its law is broken or undecided, is skipped if the law does not apply to the operator (with the
+    reason), and is an expected failure if the rule names a gap. The pytest options ``--op-registry-laws``,
+    ``--op-registry-layouts`` and ``--op-registry-devices`` override the arguments, and a table of all decisions is
+    printed at the end of the run.
 
     Raises ValueError for an unknown law or layout and LookupError for an operator without a rule.
     """
     import pytest
 
-    given = [rules] if isinstance(rules, (Rule, OpOverload, OpOverloadPacket, str)) else list(rules)
-    asked = _command_line()
-    check_names("law", [*(asked.laws or ()), *(key.partition("-")[0] for key in allow or ())], ALL_LAWS)
-    found = list(
+    subjects = [rules] if isinstance(rules, (Rule, OpOverload, OpOverloadPacket, str)) else list(rules)
+    options = _command_line()
+    check_names("law", [*(options.laws or ()), *(key.partition("-")[0] for key in allow or ())], ALL_LAWS)
+    all_cases = list(
         cases(
-            given,
-            laws=[law for law in laws if asked.laws is None or law in asked.laws],
-            layouts=asked.layouts if asked.layouts is not None else _names(layouts),
+            subjects,
+            laws=[law for law in laws if options.laws is None or law in options.laws],
+            layouts=options.layouts if options.layouts is not None else _names(layouts),
             dtypes=dtypes,
-            devices=asked.devices if asked.devices is not None else devices,
+            devices=options.devices if options.devices is not None else devices,
             subject=subject,
             most=most,
             seed=seed,
@@ -79,7 +80,7 @@ def instantiate(
     )
     allowed = dict(allow or {})
 
-    @pytest.mark.parametrize("case", found, ids=[case.name for case in found])
+    @pytest.mark.parametrize("case", all_cases, ids=[case.name for case in all_cases])
     def test_law(case: Case, record_property: Callable[[str, Any], None]) -> None:
         answer = case.answer()
         record_property("op_registry", (case.operator.name, case.law, answer.decision))
@@ -91,7 +92,9 @@ def instantiate(
         if answer.decision in ("broken", "undecided"):
             pytest.fail(failure(answer), pytrace=False)
         if why is not None and f"{case.law}-{case.way}" in allowed:
-            pytest.fail(f"{case.name} may be undecided ({why}), and is not: take the allowance out", pytrace=False)
+            pytest.fail(
+                f"{case.name} is allowed to be undecided ({why}), but is not: remove the allowance", pytrace=False
+            )
         gaps = dict.fromkeys(outcome.message for outcome in answer.outcomes if outcome.status == "gap")
         if gaps:
             pytest.xfail("; ".join(gaps))
@@ -100,14 +103,14 @@ def instantiate(
 
 
 def _names(layouts: Sequence[str | Layout] | None) -> list[str] | None:
-    return None if layouts is None else [each.short if isinstance(each, Layout) else each for each in layouts]
+    return None if layouts is None else [layout.short if isinstance(layout, Layout) else layout for layout in layouts]
 
 
-class _Nothing:
+class _NoOptions:
     laws = layouts = devices = None
 
 
 def _command_line() -> Any:
-    """What pytest's command line says, where the plugin is there to hear it."""
+    """The options on pytest's command line; none if the plugin is not loaded."""
     plugin = sys.modules.get("op_registry_pytest")
-    return plugin.options if plugin is not None else _Nothing
+    return plugin.options if plugin is not None else _NoOptions

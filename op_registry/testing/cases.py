@@ -1,4 +1,4 @@
-"""Which tests there are for rules: one for each operator, law, layout or mode, dtype and device."""
+"""The test cases for rules: one for each operator, law, layout or mode, dtype and device."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from op_registry.conformance.verdict import Answer, answer_of
 from op_registry.rule import Rule
 from op_registry.testing.device import subject_on
 
-# The layout that every law is asked in; P3, P4 and P5 are asked in the others too.
+# The layout in which every law but P4 is tested; P3, P4 and P5 are tested in the others too.
 DENSE = "dense"
-# How P7 runs an operator otherwise.
+# The modes that P7 compares with eager.
 MODES = ("aot_eager",)
 Subjects = Rule | OpOverload | OpOverloadPacket | str
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test: a law of an operator, in one layout or mode, one dtype and on one device.
+    """One test: a law of an operator, in one layout or mode (`way`), in one dtype and on one device.
 
-    why   why the law does not apply to the operator; "" where it does
+    why   why the law does not apply to the operator; "" if it does
     """
 
     operator: Operator = field(compare=False)
@@ -42,12 +42,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What pytest calls it: ``mylib.soft_sign.default-P4-csr-float32-cpu``."""
+        """The id of the pytest test: ``mylib.soft_sign.default-P4-csr-float32-cpu``."""
         dtype = str(self.dtype).removeprefix("torch.")
         return "-".join([self.operator.name, self.law, *([self.way] if self.way else []), dtype, self.device])
 
     def answer(self) -> Answer:
-        """What came of the law's trials."""
+        """Run the law's trials."""
         if self.why:
             return Answer(self.operator.name, self.law, "does not apply", 0, self.why)
         return answer_of(run_operator(self.operator, self.settings), self.law)
@@ -64,12 +64,12 @@ def cases(
     most: int | None,
     seed: int,
 ) -> Iterator[Case]:
-    """The tests of operators; see :func:`op_registry.testing.instantiate` for the arguments."""
+    """The test cases of operators; see :func:`op_registry.testing.instantiate` for the arguments."""
     check_names("law", laws, ALL_LAWS)
-    storing = find_subject(subject)
-    known = (DENSE, *storing.storages)
+    tested = find_subject(subject)
+    known = (DENSE, *tested.storages)
     layouts = known if layouts is None else layouts
-    check_names("layout", [layout for layout in layouts if not storing.can_store(layout)], known)
+    check_names("layout", [layout for layout in layouts if not tested.can_store(layout)], known)
     for operator in _operators(subjects):
         for device in devices:
             base = Settings(
@@ -81,25 +81,25 @@ def cases(
             for law in laws:
                 why = exemption(operator, law, seed) or ""
                 for dtype in dtypes_of(operator, law, base) or [operator.preferred_dtype]:
-                    one = dataclasses.replace(base, laws=(law,), dtypes=str(dtype).removeprefix("torch."))
-                    for way, settings in [("", one)] if why else _ways(law, layouts, one):
+                    for_law = dataclasses.replace(base, laws=(law,), dtypes=str(dtype).removeprefix("torch."))
+                    for way, settings in [("", for_law)] if why else _ways(law, layouts, for_law):
                         yield Case(operator, law, way, dtype, device, settings, why)
 
 
-def _ways(law: str, layouts: Sequence[str], one: Settings) -> Iterator[tuple[str, Settings]]:
-    """The layouts or modes in which a law is asked, each with its settings."""
+def _ways(law: str, layouts: Sequence[str], settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """The layouts or modes in which a law is tested, each with its settings."""
     if law == "P7":
-        yield from ((mode, dataclasses.replace(one, modes=(mode,))) for mode in MODES)
+        yield from ((mode, dataclasses.replace(settings, modes=(mode,))) for mode in MODES)
         return
     for layout in layouts:
         if layout == DENSE and law != "P4":
-            yield (DENSE if law in STORED else ""), dataclasses.replace(one, also_stored=())
+            yield (DENSE if law in STORED else ""), dataclasses.replace(settings, also_stored=())
         elif layout != DENSE and law in STORED:
-            yield layout, dataclasses.replace(one, storages=(layout,), also_stored=(layout,), dense=False)
+            yield layout, dataclasses.replace(settings, storages=(layout,), also_stored=(layout,), dense=False)
 
 
 def _operators(subjects: Iterable[Subjects]) -> Iterator[Operator]:
-    """The operators to test, and those of their in-place and out= forms that their library has; each once."""
+    """The operators to test, with the in-place and out= forms that their library has, without duplicates."""
     seen: set[str] = set()
     for subject in subjects:
         for op in subject.ops if isinstance(subject, Rule) else (subject,):
@@ -109,24 +109,24 @@ def _operators(subjects: Iterable[Subjects]) -> Iterator[Operator]:
                     yield operator
 
 
-def check_names(kind: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """ValueError for a name that there is not."""
-    unknown = [name for name in given if name not in known]
+def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """ValueError for an unknown name."""
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"there is no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ValueError(f"unknown {kind} {', '.join(unknown)}; use one of {', '.join(known)}")
 
 
 def allowance(case: Case, allow: Mapping[str, str]) -> str | None:
-    """The reason for which a case may come out as it does: under ``P4-csr`` or ``P4``; None where there is none."""
+    """The reason why a case may be undecided, under the key ``P4-csr`` or ``P4``; None if it may not."""
     return allow.get(f"{case.law}-{case.way}", allow.get(case.law))
 
 
 def failure(answer: Answer) -> str:
-    """What a failing test says: the law, each failure with the line that repeats it, and what to do."""
+    """The message of a failing test: the law, each failure with a command that repeats it, and what to do."""
     lines = [f"{answer.operator}: {answer}"]
     if answer.decision == "undecided":
         lines.append(
-            "A law that was not asked is no law that holds. Give the rule samples that it can be asked of "
-            f"(@rule.samples), or allow it: instantiate(…, allow={{{answer.law!r}: 'why'}})."
+            "An untested law does not count as one that holds. Give the rule samples that test it (@rule.samples), or "
+            f"allow it: instantiate(…, allow={{{answer.law!r}: 'why'}})."
         )
     return "\n".join(lines)

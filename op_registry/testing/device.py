@@ -1,7 +1,7 @@
-"""A masked tensor on another device, as conformance sees it: computed there, looked at on the CPU.
+"""A conformance subject on another device: computes there, and compares on the CPU.
 
-A subject for a device is called ``op_registry.testing.device:cuda`` (or ``…:cuda_1``), so that a line that repeats a
-failure has a name for it.
+The subject for a device is named ``op_registry.testing.device:cuda`` (or ``…:cuda_1``), so that repro lines can
+refer to it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.subject import Subject
+from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trees import tree_map
 
 
 class OnDevice(Subject):
-    """Another subject, with everything that it computes with moved to a device first.
+    """Another subject, with all operands moved to a device.
 
-    Oracles and comparisons stay on the CPU: what comes out is brought back when it is observed, differentiably.
+    Oracles and comparisons stay on the CPU: `observe` copies data and mask back, differentiably.
     """
 
     def __init__(self, base: Subject, device: torch.device) -> None:
@@ -28,21 +28,21 @@ class OnDevice(Subject):
         self.device = device
         self.name = f"{base.name} on {device}"
         self.laws = base.laws
-        self.own_errors = False  # a kernel of another device has errors of its own
+        self.own_errors = False  # kernels of other devices raise other errors
         self.storages = base.storages
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         on_device = None if mask is None else mask.to(self.device)
         return self.base.wrap(data.to(self.device), on_device, requires_grad)
 
-    def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
+    def observe(self, value: object) -> Observed:
         data, mask = self.base.observe(value)
         return data.cpu(), None if mask is None else mask.cpu()
 
-    def is_value(self, value: Any) -> bool:
+    def is_value(self, value: object) -> bool:
         return self.base.is_value(value)
 
-    def requires_grad(self, value: Any) -> bool:
+    def requires_grad(self, value: object) -> bool:
         return self.base.requires_grad(value)
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ class OnDevice(Subject):
     def gradients(self, scalar: Tensor, inputs: Sequence[Any], create_graph: bool = False) -> list[Any]:
         return self.base.gradients(scalar, inputs, create_graph)
 
-    def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
+    def stored(self, value: object, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
         return self.base.stored(value, storage, requires_grad, explicit_invalid)
 
     def can_store(self, storage: str) -> bool:
@@ -81,7 +81,7 @@ class OnDevice(Subject):
 
 
 def subject_on(device: torch.device | str, base: str | None = None) -> str | None:
-    """The name of the subject for a device: `base` itself for the CPU."""
+    """The name of the subject for a device; for the CPU that is `base`."""
     device = torch.device(device)
     if device.type == "cpu":
         return base
@@ -96,5 +96,5 @@ def __getattr__(name: str) -> Subject:
     try:
         device = torch.device(f"{kind}:{index}" if index else kind)
     except RuntimeError:
-        raise AttributeError(f"module {__name__} has no attribute {name}, and torch no device of that name") from None
+        raise AttributeError(f"module {__name__} has no attribute {name}, and torch has no such device") from None
     return OnDevice(find_subject(), device)

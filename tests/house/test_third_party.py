@@ -72,7 +72,7 @@ def test_each_wrong_rule_fails_by_name(broken: subprocess.CompletedProcess[str])
 
 
 def test_the_table_names_the_broken_laws(broken: subprocess.CompletedProcess[str]) -> None:
-    table = broken.stdout.partition("op_registry: what each law came to")[2].splitlines()
+    table = broken.stdout.partition("op_registry: results by operator and law")[2].splitlines()
     assert table[1].split() == ["P1", "P2", "P3", "P4"]
     rows = {line.split()[0]: line.split()[1:] for line in table[2:6]}
     assert rows["third_party.row_dot.default"][:2] == ["holds", "holds"]
