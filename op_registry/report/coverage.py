@@ -250,7 +250,7 @@ def by_dtype(entries: Sequence[Entry]) -> str:
 
 
 def listing(entries: Sequence[Entry]) -> str:
-    """One line for each entry, as in the file that tests compare with (tests/coverage.expect)."""
+    """One line for each entry, as in the file that tests compare with (tests/report/coverage.expect)."""
     return "\n".join(str(entry) for entry in sorted(entries, key=lambda e: e.name))
 
 
