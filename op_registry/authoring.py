@@ -132,7 +132,6 @@ from op_registry.sparse.compose import (
     rows_of,
     select_along,
     slice_of,
-    without_op,
 )
 from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.elements import (
@@ -156,7 +155,7 @@ from op_registry.sparse.record import (
     concat_values,
     from_coordinates,
     to_layout,
-    without_block_padding,
+    unpadded_elements,
 )
 from op_registry.sparse.segments import Segments, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
@@ -285,7 +284,7 @@ __all__ = [
     "concat_values",
     "from_coordinates",
     "to_layout",
-    "without_block_padding",
+    "unpadded_elements",
     "Coordinates",
     "ravel",
     "unravel",
@@ -327,7 +326,6 @@ __all__ = [
     "rows_of",
     "select_along",
     "slice_of",
-    "without_op",
     "from_elements",
     "grid_coordinates",
     "layout_with_room",

@@ -21,8 +21,8 @@ def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:
     """Write the valid values of `result` to a plain tensor at their coordinates, with no temporary of its size."""
     record, original = unwrap_sparse(result), target
     if isinstance(record, Permuted):
-        target, record = target.permute(record.back), record.base
-    flat, coordinates = record.flat, record.pattern.places()
+        target, record = target.permute(record.inverse), record.base
+    flat, coordinates = record.flat, record.pattern.coordinates()
     values = flat.data.to(target.dtype)
     if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
         target.copy_(values.new_zeros(()))  # raises torch's error for expanded tensors: elements share memory

@@ -87,7 +87,7 @@ class Structure:
 
     def element_by_element(self, dense: int) -> Structure:
         """The same elements in COO, with `dense` dense dimensions."""
-        coordinates = self.pattern().places()
+        coordinates = self.pattern().coordinates()
         assert len(coordinates) + dense == len(self.size)
         return Structure(COO, self.size, COO.pieces_of(coordinates, self.sparse_sizes))
 
@@ -213,7 +213,7 @@ def record_of(tensor: Tensor) -> Dense | Sparse:
     if not has_values or pattern.layout.lists_in_order(pattern.pieces, pattern.listed_sizes()):
         return Sparse(Dense(values, None), pattern)
     grid = pattern.listed_sizes()
-    coordinates = tuple(along.to(torch.int64) for along in pattern.listed())
+    coordinates = tuple(along.to(torch.int64) for along in pattern.listed_coordinates())
     coalesced = coalesce(pattern.layout.exact_sibling, coordinates, Dense(values, None), grid)
     return Sparse(coalesced.values, Pattern(pattern.layout, pattern.sizes, coalesced.pattern.pieces, pattern.block))
 

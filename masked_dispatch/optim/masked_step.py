@@ -33,7 +33,7 @@ class Elements:
 
     def __init__(self, gradient: Dense | Sparse) -> None:
         flat = gradient.flat if isinstance(gradient, Sparse) else gradient
-        self._coordinates = gradient.pattern.places() if isinstance(gradient, Sparse) else None
+        self._coordinates = gradient.pattern.coordinates() if isinstance(gradient, Sparse) else None
         self._validity = flat.full_validity
         self.values = flat.filled(0)
 

@@ -110,9 +110,9 @@ class DenseSlices:
         """Σ over each slice, its dimensions kept."""
         return t.sum(self.dims, keepdim=True) if self.dims else t
 
-    def spread(self, each: Tensor) -> Tensor:
-        """The number of its slice for every element."""
-        return each
+    def broadcast_to_elements(self, per_slice: Tensor) -> Tensor:
+        """A per-slice value for each element of the slice; it broadcasts as it is."""
+        return per_slice
 
     def count(self, x: Dense) -> Tensor:
         """How many elements of `x` are valid in each slice."""
@@ -133,7 +133,7 @@ def moments(x: Dense, over: Any) -> Moments:
     dtype = accumulation_dtype(x.dtype)
     seen = Dense(x.data.detach(), x.validity).filled(0).to(dtype)
     pivot = over.sum(seen) / some
-    deviation = Dense(x.data.to(dtype) - over.spread(pivot), x.validity).filled(0)
+    deviation = Dense(x.data.to(dtype) - over.broadcast_to_elements(pivot), x.validity).filled(0)
     deviations, square = over.sum(deviation), over.sum(abs_squared(deviation))
     shift = deviations / some
     spread = square - abs_squared(deviations) / some

@@ -1,7 +1,7 @@
-"""Merging what belongs to the same place: one sort, and sums of segments.
+"""Merging values with equal indices: one sort, then a segmented sum.
 
-What `unique` and `index_add` do in two random passes over the values is done in one, which torch's embedding_bag
-vectorises (`python -m benchmarks adagrad`).
+`unique` and `index_add` would make two passes over the values in random order. torch's embedding_bag makes one,
+vectorized (`python -m benchmarks adagrad`).
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from op_registry.records.tracing import under_transform
 
 aten = torch.ops.aten
 
-# From this length on, torch's CPU builds with fbgemm sort integers by radix: quicker than half as many by comparison.
-BY_RADIX = 2**15
-RADIX = "fbgemm" in torch.backends.quantized.supported_engines
+# torch's CPU builds with fbgemm radix-sort integers from this length on, faster than a comparison sort of half as many.
+RADIX_SORT_LENGTH = 2**15
+HAS_RADIX_SORT = "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def merge_duplicates(index: Tensor, values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The distinct indices in ascending order, int64 (m,), and for each the sum of its values, (m, *rest).
+    """The distinct indices in ascending order, int64 (m,), and the sum of the values of each, (m, *rest).
 
     index    (n,) int64 or int32, in any order
-    values   (n, *rest), of any dtype; bool is "or"
-    counted  bool (n,): which of them take part; None: all
+    values   (n, *rest), of any dtype; bool values are combined by logical or
+    counted  bool (n,): which indices take part; None: all
     """
     ordered, order = sort_indices(index, counted)
-    listed, counts = ordered.unique_consecutive(return_counts=True)
-    shape = (listed.shape[0], *values.shape[1:])
+    unique, counts = ordered.unique_consecutive(return_counts=True)
+    shape = (unique.shape[0], *values.shape[1:])
     dtype = values.dtype
-    wide = torch.int64 if dtype is torch.bool else accumulation_dtype(dtype)
+    sum_dtype = torch.int64 if dtype is torch.bool else accumulation_dtype(dtype)
     recorded = (torch.is_grad_enabled() and values.requires_grad) or under_transform()
-    if recorded or wide not in (torch.float32, torch.float64) or 0 in shape:
-        which = torch.repeat_interleave(counts, output_size=order.shape[0])
-        total = values.new_zeros(shape, dtype=wide).index_add(0, which, values[order].to(wide))
+    if recorded or sum_dtype not in (torch.float32, torch.float64) or 0 in shape:
+        segment = torch.repeat_interleave(counts, output_size=order.shape[0])
+        total = values.new_zeros(shape, dtype=sum_dtype).index_add(0, segment, values[order].to(sum_dtype))
     else:
-        # Sums of segments, of rows in the order of `order`: nothing is permuted first.
-        rows = values.reshape(values.shape[0], -1).to(wide)
+        # embedding_bag reads the rows in the order of `order`, so that the values need not be permuted first.
+        rows = values.reshape(values.shape[0], -1).to(sum_dtype)
         total = aten._embedding_bag_forward_only(rows, order, counts.cumsum(0) - counts)[0].reshape(shape)
-    return listed.to(torch.int64), total.to(dtype)
+    return unique.to(torch.int64), total.to(dtype)
 
 
 def sort_indices(index: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The indices that count in ascending order, equal ones in theirs, and where each of them was."""
+    """The counted indices in ascending order, and where each of them was; a stable sort."""
     number = index.shape[0] if counted is None else int(counted.sum())
     if counted is not None or (index.device.type == "cpu" and number):
         known = index if counted is None else torch.where(counted, index, 0)
-        behind = int(known.amax()) + 1 if known.shape[0] else 0  # what does not count is sorted to the end
-        index = known if counted is None else torch.where(counted, index, behind)
-        if index.device.type == "cpu" and behind < 2**31:
+        bound = int(known.amax()) + 1 if known.shape[0] else 0  # indices that do not count sort behind all others
+        index = known if counted is None else torch.where(counted, index, bound)
+        if index.device.type == "cpu" and bound < 2**31:
             index = index.to(torch.int32)
-            if RADIX and BY_RADIX // 4 <= index.shape[0] < BY_RADIX:
-                index = torch.cat([index, index.new_full((BY_RADIX - index.shape[0],), behind)])
+            if HAS_RADIX_SORT and RADIX_SORT_LENGTH // 4 <= index.shape[0] < RADIX_SORT_LENGTH:
+                index = torch.cat([index, index.new_full((RADIX_SORT_LENGTH - index.shape[0],), bound)])
     ordered, order = index.sort(stable=True)
     return ordered[:number], order[:number]

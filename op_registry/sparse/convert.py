@@ -1,16 +1,19 @@
-"""Dense → sparse in two passes, count and write, a chunk at a time: no index of the whole tensor is ever made.
+"""Dense → sparse in two passes, count and write, a chunk at a time: no index tensor of the dense size is allocated.
 
-The order of a layout is the order of some two-dimensional listing: of rows (COO, CSR), of columns (CSC), of rows or
-columns of blocks (BSR, BSC); batches are more of them. A listing is cut into chunks that stay in a core's cache. What
-there is to write is known from the first pass, and each chunk writes its part of the result.
+The order of a layout is that of some two-dimensional listing: of rows (COO, CSR), of columns (CSC), of rows or columns
+of blocks (BSR, BSC); batches add more rows or columns. A listing is cut into chunks that stay in a core's cache. The
+first pass gives the size of the result, and each chunk writes its part of it.
 
-In a chunk, the positions of what is stored are found in one of three ways, which differ in speed alone:
+The positions of the stored elements of a chunk are found in one of three ways, which differ in speed only:
 
-    few stored    eight mask bytes at a time, then byte by byte where a word is not zero
-    many          without a branch: every element writes its position to the slot that the running count gives it,
-                  elements that are not stored to a slot that nobody reads. A random mask is mispredicted every other
-                  time by a loop that asks, which costs more than all of the rest
-    otherwise     torch's nonzero: on other devices, and where several threads share the work
+    few stored    eight mask bytes at a time, then byte by byte in words that are not zero
+    many stored   without branches: each element writes its position to the slot given by the running count, elements
+                  that are not stored to a slot that is discarded. A loop with a branch would mispredict every other
+                  element of a random mask, which costs more than everything else
+    otherwise     torch's nonzero: on other devices, and with several threads
+
+Functions take an int8 mask, (*batch, rows, columns), and `carried` tensors, whose leading dimensions are the mask's.
+They return the index tensors of what the mask selects, and the elements of the carried tensors there.
 """
 
 from __future__ import annotations
@@ -26,38 +29,38 @@ from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool
 
-# Elements of a chunk: its mask, positions and values fit a second-level cache. Where little is stored, and where
-# columns are turned, larger ones cost less for each element; no more of them than a small part of the whole.
+# Elements of a chunk: its mask, positions and values fit a second-level cache. If little is stored, and for
+# column-major order, larger chunks cost less per element, up to a small fraction of the tensor.
 CHUNK = 2**17
 LARGE_CHUNK = 2**19
 
 
-def _larger(numel: int) -> int:
+def _large_chunk(numel: int) -> int:
     return max(CHUNK, min(LARGE_CHUNK, numel // 64))
 
 
-# Below so many elements a conversion is a few calls of torch, whose fixed costs are all that there is.
+# Smaller tensors are converted by a few torch calls, whose fixed costs dominate.
 SMALL = 2**16
-# Bits to be moved, whatever they mean: not every kernel knows every dtype.
+# Integer dtypes by width in bytes, as which elements are moved: not every kernel supports every dtype.
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def in_chunks(x: Dense) -> bool:
-    """Whether a record is to be converted chunk by chunk: large, and of values that are there to be looked at."""
+    """Whether to convert a record chunk by chunk: it is large, and its values can be read."""
     unknown = being_traced(x.data) or x.device.type == "meta"
     return not unknown and x.data.numel() > SMALL
 
 
-def blocked(t: Tensor, dims: int, block: tuple[int, int]) -> Tensor:
-    """A tensor with `dims` sparse dimensions as grid of blocks: (*batch, grid rows, grid columns, rows, columns, …)."""
+def to_block_grid(t: Tensor, dims: int, block: tuple[int, int]) -> Tensor:
+    """A tensor with `dims` sparse dimensions as a grid of blocks, (*batch, grid rows, grid columns, *block, *dense)."""
     rows, columns = block
-    batch, (high, wide), dense = t.shape[: dims - 2], t.shape[dims - 2 : dims], t.shape[dims:]
-    split = t.reshape(*batch, high // rows, rows, wide // columns, columns, *dense)
+    batch, (height, width), dense = t.shape[: dims - 2], t.shape[dims - 2 : dims], t.shape[dims:]
+    split = t.reshape(*batch, height // rows, rows, width // columns, columns, *dense)
     return split.transpose(dims - 1, dims)
 
 
 def positions(mask: Tensor, stored: int) -> Tensor:
-    """Where a mask (n,) of int8 is 1, which is in `stored` places: int64, ascending."""
+    """The positions of the ones of an int8 mask (n,), `stored` of them: int64, ascending."""
     n = mask.shape[0]
     if mask.device.type != "cpu" or torch.get_num_threads() > 2:
         return as_bool(mask).nonzero()[:, 0]
@@ -67,14 +70,14 @@ def positions(mask: Tensor, stored: int) -> Tensor:
     if n % 8 or mask.storage_offset() % 8:
         return as_bool(mask).nonzero()[:, 0]
     word = mask.view(torch.int64).nonzero()[:, 0]
-    inside = as_bool(mask.view(-1, 8).index_select(0, word)).view(-1).nonzero()[:, 0]
-    return word.index_select(0, inside >> 3).mul_(8).add_(inside & 7)
+    byte = as_bool(mask.view(-1, 8).index_select(0, word)).view(-1).nonzero()[:, 0]
+    return word.index_select(0, byte >> 3).mul_(8).add_(byte & 7)
 
 
 def ones_by_row(mask: Tensor) -> Tensor:
-    """How many elements of each row of a mask (rows, across) of int8 are 1: int64.
+    """The number of ones in each row of an int8 mask (rows, columns): int64.
 
-    Eight bytes at a time, no byte of a sum more than 255: three times as fast as to widen each.
+    Adds eight bytes at a time, in groups that cannot exceed 255 per byte: three times as fast as widening each byte.
     """
     words = mask.shape[1] // 8
     group = next((g for g in (128, 64, 32, 16) if words % g == 0), 0)
@@ -85,7 +88,7 @@ def ones_by_row(mask: Tensor) -> Tensor:
 
 
 def _starts(counts: Tensor) -> Tensor:
-    """Where each line begins among all that is stored, and the end: one more than there are lines."""
+    """Where each row starts among all stored elements, followed by their number, from the counts of the rows."""
     return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.reshape(-1).cumsum(0, dtype=torch.int64)])
 
 
@@ -94,91 +97,95 @@ def _spans(length: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, length)
 
 
-def by_row(some: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Where rows begin and the places in them, of a mask (*…, rows, columns), and what is stored of the tensors."""
-    starts, _, plain, taken = row_by_row(some, carried, with_lines=False)
-    return (starts, plain), taken
+# ------------------------------------------------------------------------------------------------------- row by row
 
 
-def coordinates_by_row(some: Tensor, carried: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Coordinates (dimensions, stored) of what a mask stores, and what is stored of the tensors."""
-    _, indices, _, taken = row_by_row(some, carried, with_lines=True)
+def by_row(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """Where rows start and the columns in them (CSR), and the carried elements."""
+    starts, _, columns, gathered = row_by_row(mask, carried, with_rows=False)
+    return (starts, columns), gathered
+
+
+def coordinates_by_row(mask: Tensor, carried: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Coordinates (dimensions, stored) in row-major order (COO), and the carried elements."""
+    _, indices, _, gathered = row_by_row(mask, carried, with_rows=True)
     assert indices is not None
-    if some.ndim > 2:
-        for d, size in reversed(list(enumerate(some.shape[1:-1], 1))):
+    if mask.ndim > 2:
+        for d, size in reversed(list(enumerate(mask.shape[1:-1], 1))):
             torch.remainder(indices[0], size, out=indices[d])
             indices[0] //= size
-    return indices, taken
+    return indices, gathered
 
 
 def row_by_row(
-    some: Tensor, carried: Sequence[Tensor], with_lines: bool
+    mask: Tensor, carried: Sequence[Tensor], with_rows: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor]]:
-    """What is stored, in the order of rows, of a mask (*…, across) and of tensors that go on behind its dimensions.
+    """The selected elements in row-major order.
 
-    Where each line starts; if asked, indices (dimensions, stored) of which the first row is the number of the line;
-    the places in the lines, which are the last row of that; and what is stored of the tensors.
+    starts    where each row starts among them, (rows + 1,)
+    indices   if `with_rows`, (dimensions, stored): the flattened row number first, the column last; else None
+    columns   the last of those, (stored,)
+    gathered  the elements of each carried tensor
     """
-    ndim, across = max(some.ndim, 1), some.shape[-1]
-    mask = some.reshape(math.prod(some.shape[:-1]), across)
-    carried = [t.reshape(*mask.shape, *t.shape[some.ndim :]) for t in carried]
-    starts = _starts(ones_by_row(mask))
+    ndim, width = max(mask.ndim, 1), mask.shape[-1]
+    matrix = mask.reshape(math.prod(mask.shape[:-1]), width)
+    carried = [t.reshape(*matrix.shape, *t.shape[mask.ndim :]) for t in carried]
+    starts = _starts(ones_by_row(matrix))
     stored = int(starts[-1])
-    indices = starts.new_empty((ndim, stored)) if with_lines else None
-    plain = starts.new_empty(stored) if indices is None else indices[-1]
-    taken = [t.new_empty((stored, *t.shape[2:])) for t in carried]
-    few = stored * 16 <= mask.numel()
-    chunk = _larger(mask.numel()) if few else CHUNK
-    height, width = max(1, chunk // max(across, 1)), min(max(across, 1), chunk)
-    column_of = None if few else torch.arange(width, device=mask.device).repeat(height)
-    bounds = [*starts[:-1:height].tolist(), stored]
-    for (top, bottom), (start, end) in zip(_spans(mask.shape[0], height), itertools.pairwise(bounds), strict=True):
-        at = start
-        for left, right in _spans(across, width):
+    indices = starts.new_empty((ndim, stored)) if with_rows else None
+    columns = starts.new_empty(stored) if indices is None else indices[-1]
+    gathered = [t.new_empty((stored, *t.shape[2:])) for t in carried]
+    few = stored * 16 <= matrix.numel()
+    chunk = _large_chunk(matrix.numel()) if few else CHUNK
+    chunk_rows, chunk_columns = max(1, chunk // max(width, 1)), min(max(width, 1), chunk)
+    column_of = None if few else torch.arange(chunk_columns, device=mask.device).repeat(chunk_rows)
+    bounds = [*starts[:-1:chunk_rows].tolist(), stored]
+    spans = zip(_spans(matrix.shape[0], chunk_rows), itertools.pairwise(bounds), strict=True)
+    for (top, bottom), (start, end) in spans:
+        begin = start
+        for left, right in _spans(width, chunk_columns):
             if start == end:
                 continue
-            piece = mask[top:bottom, left:right].reshape(-1)
-            to = end if across <= width else at + int(piece.sum(dtype=torch.int64))
-            found = positions(piece, to - at)
+            tile = matrix[top:bottom, left:right].reshape(-1)
+            stop = end if width <= chunk_columns else begin + int(tile.sum(dtype=torch.int64))
+            selected = positions(tile, stop - begin)
             if column_of is None:
-                torch.remainder(found, right - left, out=plain[at:to])
+                torch.remainder(selected, right - left, out=columns[begin:stop])
             else:
-                torch.index_select(column_of, 0, found, out=plain[at:to])
+                torch.index_select(column_of, 0, selected, out=columns[begin:stop])
             if left:
-                plain[at:to] += left
+                columns[begin:stop] += left
             if indices is not None and ndim > 1:
-                torch.div(found, right - left, rounding_mode="floor", out=indices[0, at:to])
-                indices[0, at:to] += top
-            _take(carried, taken, found, (slice(top, bottom), slice(left, right)), slice(at, to))
-            at = to
-    return starts, indices, plain, taken
+                torch.div(selected, right - left, rounding_mode="floor", out=indices[0, begin:stop])
+                indices[0, begin:stop] += top
+            for t, out in zip(carried, gathered, strict=True):
+                flat = t[top:bottom, left:right].reshape(-1, *t.shape[2:])
+                torch.index_select(flat, 0, selected, out=out[begin:stop])
+            begin = stop
+    return starts, indices, columns, gathered
 
 
-def _take(
-    carried: Sequence[Tensor], taken: Sequence[Tensor], found: Tensor, tile: tuple[slice, slice], where: slice
-) -> None:
-    for t, out in zip(carried, taken, strict=True):
-        torch.index_select(t[tile].reshape(-1, *t.shape[2:]), 0, found, out=out[where])
+# ------------------------------------------------------------------------------------------------- column by column
 
 
-def by_column(some: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """The same by columns: where they begin, and the places in them."""
-    rows, columns = some.shape[-2:]
-    if some.numel() == 0:
-        starts = _starts(some.new_zeros((*some.shape[:-2], columns), dtype=torch.int64))
-        return (starts, starts.new_empty(0)), [t.new_empty((0, *t.shape[some.ndim :])) for t in carried]
-    mask = some.reshape(-1, rows, columns)
-    carried = [t.reshape(*mask.shape, *t.shape[some.ndim :]) for t in carried]
-    stored = int(ones_by_row(mask.reshape(-1, columns)).sum())
-    if stored * 64 <= mask.numel():
-        return _columns_of_few(mask, carried)
-    return _column_by_column(mask, carried, stored)
+def by_column(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """Where columns start and the rows in them (CSC), and the carried elements."""
+    rows, columns = mask.shape[-2:]
+    if mask.numel() == 0:
+        starts = _starts(mask.new_zeros((*mask.shape[:-2], columns), dtype=torch.int64))
+        return (starts, starts.new_empty(0)), [t.new_empty((0, *t.shape[mask.ndim :])) for t in carried]
+    matrices = mask.reshape(-1, rows, columns)
+    carried = [t.reshape(*matrices.shape, *t.shape[mask.ndim :]) for t in carried]
+    stored = int(ones_by_row(matrices.reshape(-1, columns)).sum())
+    if stored * 64 <= matrices.numel():
+        return _few_by_column(matrices, carried)
+    return _column_by_column(matrices, carried, stored)
 
 
-def _columns_of_few(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Found row by row, then sorted by column: what little there is costs less than to turn the whole mask."""
+def _few_by_column(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """Collected row by row, then sorted by column: for few elements, cheaper than transposing the mask."""
     matrices, rows, columns = mask.shape
-    _, indices, _, taken = row_by_row(mask, carried, with_lines=True)
+    _, indices, _, gathered = row_by_row(mask, carried, with_rows=True)
     assert indices is not None
     row, column = indices[0], indices[-1]
     if matrices > 1:
@@ -187,13 +194,13 @@ def _columns_of_few(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tens
     counts = torch.zeros(matrices * columns, dtype=torch.int64, device=mask.device)
     counts.scatter_add_(0, column, torch.ones_like(column))
     order = sorted_order(column, matrices * columns)
-    return (_starts(counts), row.index_select(0, order)), [t.index_select(0, order) for t in taken]
+    return (_starts(counts), row.index_select(0, order)), [t.index_select(0, order) for t in gathered]
 
 
 def sorted_order(keys: Tensor, bound: int) -> Tensor:
-    """The stable order of keys in [0, bound), sorted in the narrowest dtype that holds them."""
+    """The permutation that stably sorts keys in [0, bound); sorts in the narrowest dtype that holds them."""
     if being_traced(keys):
-        return keys.sort(stable=True).indices  # not to bind sizes
+        return keys.sort(stable=True).indices  # choosing a dtype would guard on sizes
     narrow = next((t for t in (torch.int16, torch.int32) if bound <= torch.iinfo(t).max), torch.int64)
     return keys.to(narrow).sort(stable=True).indices
 
@@ -201,82 +208,92 @@ def sorted_order(keys: Tensor, bound: int) -> Tensor:
 def _column_by_column(
     mask: Tensor, carried: Sequence[Tensor], stored: int
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Tiles of some columns (or of some small matrices) are turned, and then listed as rows are."""
+    """Transposes tiles of some columns (or of some small matrices), and lists them as rows."""
     matrices, rows, columns = mask.shape
-    chunk = _larger(mask.numel())
-    several = max(1, chunk // (rows * columns))
-    wide, high = min(columns, max(1, chunk // rows)), min(rows, chunk)
-    step = max(1, CHUNK // 2 // high)  # lines of a tile that are listed at a time: the tile takes memory, too
-    row_of = torch.arange(high, device=mask.device).repeat(step)
+    chunk = _large_chunk(mask.numel())
+    tile_matrices = max(1, chunk // (rows * columns))
+    tile_columns, tile_rows = min(columns, max(1, chunk // rows)), min(rows, chunk)
+    step = max(1, CHUNK // 2 // tile_rows)  # columns of a tile listed at a time: the tile needs cache, too
+    row_of = torch.arange(tile_rows, device=mask.device).repeat(step)
     counts = row_of.new_zeros((matrices, columns))
-    plain = row_of.new_empty(stored)
-    taken = [t.new_empty((stored, *t.shape[3:])) for t in carried]
-    at = 0
-    for (first, last), (left, right) in itertools.product(_spans(matrices, several), _spans(columns, wide)):
-        for top, bottom in _spans(rows, high):
-            tile, each = (slice(first, last), slice(top, bottom), slice(left, right)), bottom - top
-            piece, sources = turned(mask[tile]), [turned(t[tile]) for t in carried]
-            by_line = ones_by_row(piece.view(-1, each))
+    row_indices = row_of.new_empty(stored)
+    gathered = [t.new_empty((stored, *t.shape[3:])) for t in carried]
+    begin = 0
+    for (first, last), (left, right) in itertools.product(
+        _spans(matrices, tile_matrices), _spans(columns, tile_columns)
+    ):
+        for top, bottom in _spans(rows, tile_rows):
+            tile, height = (slice(first, last), slice(top, bottom), slice(left, right)), bottom - top
+            tile_mask, sources = in_column_order(mask[tile]), [in_column_order(t[tile]) for t in carried]
+            by_line = ones_by_row(tile_mask.view(-1, height))
             counts[first:last, left:right] += by_line.view(last - first, right - left)
-            bounds = _starts(by_line).add_(at).tolist()
-            for begin, end in _spans(by_line.shape[0], step):
-                at, to = bounds[begin], bounds[end]
-                if at == to:
+            bounds = _starts(by_line).add_(begin).tolist()
+            for first_line, end_line in _spans(by_line.shape[0], step):
+                begin, stop = bounds[first_line], bounds[end_line]
+                if begin == stop:
                     continue
-                part = slice(begin * each, end * each)
-                found = positions(piece[part], to - at)
-                torch.index_select(row_of, 0, found, out=plain[at:to])
+                part = slice(first_line * height, end_line * height)
+                selected = positions(tile_mask[part], stop - begin)
+                torch.index_select(row_of, 0, selected, out=row_indices[begin:stop])
                 if top:
-                    plain[at:to] += top
-                for source, out in zip(sources, taken, strict=True):
-                    torch.index_select(source[part], 0, found, out=out[at:to])
-            at = bounds[-1]
-    return (_starts(counts), plain), taken
+                    row_indices[begin:stop] += top
+                for source, out in zip(sources, gathered, strict=True):
+                    torch.index_select(source[part], 0, selected, out=out[begin:stop])
+            begin = bounds[-1]
+    return (_starts(counts), row_indices), gathered
 
 
-def turned(tile: Tensor) -> Tensor:
+def in_column_order(tile: Tensor) -> Tensor:
     """The elements of matrices (n, rows, columns, …), column by column."""
     if tile.shape[0] == 1 and tile.ndim == 3:
-        # Copied twice, since torch turns a matrix quickly only if all of it lies together.
+        # Two copies are faster than one: torch transposes a matrix quickly only if it is contiguous.
         return tile[0].contiguous().t().reshape(-1)
     return tile.transpose(1, 2).reshape(-1, *tile.shape[3:])
 
 
+# --------------------------------------------------------------------------------------------------------- by blocks
+
+
 def by_block(
-    some: Tensor, carried: Sequence[Tensor], block: tuple[int, int], by_column: bool
+    mask: Tensor, carried: Sequence[Tensor], block: tuple[int, int], by_column: bool
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Blocks with anything in them, whole: by rows of blocks, or by columns of blocks."""
-    sizes, (rows, columns) = tuple(some.shape), block
-    high, wide = sizes[-2] // rows, sizes[-1] // columns
+    """Blocks with a selected element, whole: by rows of blocks (BSR), or by columns of blocks (BSC)."""
+    sizes, (rows, columns) = tuple(mask.shape), block
+    grid_rows, grid_columns = sizes[-2] // rows, sizes[-1] // columns
     matrices = math.prod(sizes[:-2])
-    grid = some.new_zeros((matrices, high, wide))
-    if some.numel():
-        grid = some.reshape(-1, rows, sizes[-1]).amax(1).reshape(matrices, high, wide, columns).amax(-1)
+    grid = mask.new_zeros((matrices, grid_rows, grid_columns))
+    if mask.numel():
+        by_grid_row = mask.reshape(-1, rows, sizes[-1]).amax(1)
+        grid = by_grid_row.reshape(matrices, grid_rows, grid_columns, columns).amax(-1)
     listed = grid.transpose(1, 2) if by_column else grid
     starts = _starts(listed.sum(2, dtype=torch.int32))
-    stored, lines, each = int(starts[-1]), starts.shape[0] - 1, high if by_column else wide
+    stored, lines, line_blocks = int(starts[-1]), starts.shape[0] - 1, grid_rows if by_column else grid_columns
     flat = as_bool(listed.reshape(-1)).nonzero()[:, 0]
-    plain = flat % max(each, 1)
-    taken = [t.new_empty((stored, rows, columns, *t.shape[some.ndim :])) for t in carried]
+    plain = flat % max(line_blocks, 1)
+    gathered = [t.new_empty((stored, rows, columns, *t.shape[mask.ndim :])) for t in carried]
     if not stored:
-        return (starts, plain), taken
+        return (starts, plain), gathered
     grids = []
     for t in carried:
-        split = t.reshape(matrices, high, rows, wide, columns, *t.shape[some.ndim :])
+        split = t.reshape(matrices, grid_rows, rows, grid_columns, columns, *t.shape[mask.ndim :])
         split = split.transpose(2, 3)  # matrix, grid row, grid column, row, column
         grids.append(split.transpose(1, 2) if by_column else split)
-    # A step takes some lines of one matrix, or some whole matrices.
+    # A step takes some rows (columns) of blocks of one matrix, or some whole matrices.
     per_matrix = lines // matrices
-    height = min(per_matrix, max(1, CHUNK // (each * rows * columns)))
-    several = max(1, CHUNK // (per_matrix * each * rows * columns)) if height == per_matrix else 1
+    step_lines = min(per_matrix, max(1, CHUNK // (line_blocks * rows * columns)))
+    whole_matrices = max(1, CHUNK // (per_matrix * line_blocks * rows * columns))
+    step_matrices = whole_matrices if step_lines == per_matrix else 1
     bounds = starts.tolist()
-    for (first, last), (top, bottom) in itertools.product(_spans(matrices, several), _spans(per_matrix, height)):
-        begin, stop = first * per_matrix + top, (last - 1) * per_matrix + bottom
-        at, to = bounds[begin], bounds[stop]
-        for t, out in zip(grids, taken, strict=True):
+    for (first, last), (top, bottom) in itertools.product(
+        _spans(matrices, step_matrices), _spans(per_matrix, step_lines)
+    ):
+        first_line, end_line = first * per_matrix + top, (last - 1) * per_matrix + bottom
+        begin, stop = bounds[first_line], bounds[end_line]
+        for t, out in zip(grids, gathered, strict=True):
             tile = t[first:last, top:bottom]
-            if to - at == (stop - begin) * each:
-                out[at:to].view(tile.shape).copy_(tile)
-            elif to > at:
-                torch.index_select(tile.reshape(-1, *tile.shape[3:]), 0, flat[at:to] - begin * each, out=out[at:to])
-    return (starts, plain), taken
+            if stop - begin == (end_line - first_line) * line_blocks:
+                out[begin:stop].view(tile.shape).copy_(tile)
+            elif stop > begin:
+                selected = flat[begin:stop] - first_line * line_blocks
+                torch.index_select(tile.reshape(-1, *tile.shape[3:]), 0, selected, out=out[begin:stop])
+    return (starts, plain), gathered

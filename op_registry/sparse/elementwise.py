@@ -1,8 +1,9 @@
-"""Elementwise operators on sparse records: the rule on the values as they lie.
+"""Elementwise operators on sparse records: the rule runs on the stored values.
 
-Law: an element depends on what its operands have in its place. So the rule runs on the values of one sparse operand,
-and on what the others have in its places. The result is stored where that operand is: an element that is absent in one
-operand is invalid in the result, which is why exp, cos and division stay sparse.
+Law: an element of the result depends on the elements of the operands at the same coordinates. So the rule runs on the
+values of one sparse operand, the *lead*, and on those of the other operands at its coordinates. The result has the
+lead's pattern: an element that is absent from one operand is invalid in the result. That is why exp, cos and division
+stay sparse.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from op_registry.sparse.record import NotLowered, Sparse, to_dense
 
 
 def on_values(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The rule on the values of one sparse operand, and on what the others have in its places."""
+    """The rule on the values of one sparse operand and those of the other operands at its coordinates."""
     if any(argument.name in ("dim", "dims") for argument in op._schema.arguments):
         raise NotLowered("its elements read their neighbours")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise NotLowered("it draws a random number for every element, stored or not")
     lead = lead_operand(records_among([*args, *kwargs.values()]))
     if kwargs.get("memory_format") is not None:
-        # The order in memory of a dense tensor, which is not that of the values; torch's own errors are raised.
+        # Memory formats are those of dense tensors and do not apply to values; this raises torch's errors.
         torch.empty(lead.shape, device="meta").clone(memory_format=kwargs["memory_format"])
         kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
 
-    def in_its_places(record: Any) -> Dense:
+    def aligned(record: Dense | Sparse) -> Dense:
         return align_to(record, lead)
 
-    args, named = map_tensors(in_its_places, (args, list(kwargs.items())), (Dense, Sparse))
+    args, named = map_tensors(aligned, (args, list(kwargs.items())), (Dense, Sparse))
     return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
 
 
 def on_permuted_values(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The same where dense dimensions stand before sparse ones: every operand is seen in the order of its base."""
+    """`on_values` for dense dimensions before sparse ones, after permuting every operand to the order of the base."""
 
     return in_base_order(functools.partial(on_values, rule))(op, *args, **kwargs)
 
@@ -56,7 +57,7 @@ ON_PERMUTED_VALUES = ForRule(on_permuted_values)
 
 
 def lead_operand(records: Sequence[Dense | Sparse]) -> Sparse:
-    """The sparse operand that has the shape of them all, or the first one expanded to it; NotLowered where none is."""
+    """The sparse operand that has the broadcast shape, or the first one that expands to it; NotLowered if none does."""
     first = records[0]
     if isinstance(first, Sparse) and all(
         isinstance(r, Sparse) and r.pattern is first.pattern and r.values.shape == first.values.shape for r in records
@@ -68,50 +69,49 @@ def lead_operand(records: Sequence[Dense | Sparse]) -> Sparse:
             return record
     for record in records:
         if isinstance(record, Sparse) and 0 not in shape:
-            grown = expand_sparse(record, shape)
-            if isinstance(grown, Sparse):
-                return grown
+            return expand_sparse(record, shape)
     raise NotLowered(f"no sparse operand has the shape of the result, {tuple(shape)}")
 
 
-def records_among(values: Sequence[Any]) -> list[Any]:
-    """Every record among arguments, dense or sparse, through lists."""
-    found: list[Any] = []
-    map_tensors(found.append, list(values), (Dense, Sparse))
-    return found
+def records_among(values: Sequence[Any]) -> list[Dense | Sparse]:
+    """Every record among arguments, dense or sparse, including those in lists."""
+    records: list[Dense | Sparse] = []
+    map_tensors(records.append, list(values), (Dense, Sparse))
+    return records
 
 
 def align_to(record: Dense | Sparse, lead: Sparse) -> Dense:
-    """What a record has in the places where `lead` stores a value, shaped to broadcast with `lead.values`."""
+    """The elements of a record at the coordinates that `lead` stores, shaped to broadcast with `lead.values`."""
     pattern, dense = lead.pattern, len(lead.dense_sizes)
     if isinstance(record, Sparse):
         if record.ndim <= dense:
-            return to_dense(record)  # meets dense dimensions alone, as a whole: no more than `lead` has in one place
+            return to_dense(record)  # broadcasts with dense dimensions only, and is no larger than one value of `lead`
         if len(record.dense_sizes) != dense:
             raise NotLowered("two operands are sparse in different dimensions")
         if record.pattern.same_as(pattern):
             return record.values
         sizes = record.pattern.sizes
-        return record.at(_broadcast(pattern.places()[pattern.ndim - len(sizes) :], sizes)).map(pattern.fold)
+        index = _broadcast_index(pattern.coordinates()[pattern.ndim - len(sizes) :], sizes)
+        return record.at(index).map(pattern.fold)
     if record.ndim <= dense:
-        # Nothing to choose by place; a 0-d tensor stays one, since torch lets it take part with its kind only.
+        # Broadcasts as it is. A 0-d tensor stays 0-d, since torch's type promotion counts only its category.
         return record
-    sparse = record.ndim - dense  # how many of the record's dimensions meet sparse ones
+    sparse = record.ndim - dense  # the number of its dimensions that broadcast with sparse ones
     sizes = record.shape[:sparse]
     if all(size == 1 for size in sizes):
         return record.map(lambda t: t.reshape((1,) * pattern.lead + tuple(t.shape[sparse:])))
-    places = pattern.places()[pattern.ndim - sparse :]
-    if len(places) != sparse:
+    coordinates = pattern.coordinates()[pattern.ndim - sparse :]
+    if len(coordinates) != sparse:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
-    index = _broadcast(places, sizes)
+    index = _broadcast_index(coordinates, sizes)
     validity = record.full_validity
     data = record.data
-    # The derivative is a sum over the places that read an element: as everywhere, not in half precision.
-    wide = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
-    taken = gather(data.to(wide), index).to(data.dtype)
-    return Dense(taken, None if validity is None else gather(validity, index)).map(pattern.fold)
+    # The backward of the gather sums gradients, and sums are never accumulated in half precision.
+    gather_dtype = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
+    gathered = gather(data.to(gather_dtype), index).to(data.dtype)
+    return Dense(gathered, None if validity is None else gather(validity, index)).map(pattern.fold)
 
 
-def _broadcast(places: Coordinates, sizes: Sequence[int]) -> Coordinates:
-    """The places in a tensor of `sizes` that broadcasting would bring to `places`."""
-    return tuple(p if size != 1 else torch.zeros_like(p) for p, size in zip(places, sizes, strict=True))
+def _broadcast_index(coordinates: Coordinates, sizes: Sequence[int]) -> Coordinates:
+    """The coordinates to read in a tensor of `sizes` that is broadcast: 0 in dimensions of size 1."""
+    return tuple(c if size != 1 else torch.zeros_like(c) for c, size in zip(coordinates, sizes, strict=True))

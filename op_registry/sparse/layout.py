@@ -27,7 +27,7 @@ from op_registry.digests import digest_of_code, source_digest
 from op_registry.records.validity import as_bool
 from op_registry.sparse import convert
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
-from op_registry.sparse.well_formed import ascend, lines_ascend, problem_of_compressed, problem_of_coo
+from op_registry.sparse.well_formed import ascend, problem_of_compressed, problem_of_coo, rows_ascend
 
 # Index tensors.
 Pieces = tuple[Tensor, ...]
@@ -178,24 +178,24 @@ class Layout:
 
     # ----------------------------------------------------------------------------------------------- making pieces
 
-    def pieces_of(self, places: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
+    def pieces_of(self, coordinates: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
         """The pieces that list distinct `places`, which come in order; of an exact layout, or of whole blocks."""
         raise NotImplementedError(f"{self.name} cannot list any elements: its exact sibling can")
 
-    def cover(self, places: Coordinates, sizes: Sequence[int], block: Block | None) -> tuple[Pieces, Tensor]:
+    def cover(self, coordinates: Coordinates, sizes: Sequence[int], block: Block | None) -> tuple[Pieces, Tensor]:
         """The pieces that list distinct `places`, in any order, with as few others as may be, and where each of them is
         among the stored elements, (n,). Of a layout that is not exact; sizes are counted in elements.
         """
         raise NotImplementedError(f"{self.name} does not say how it lists elements with others beside them")
 
-    def order_of(self, places: Coordinates, sizes: Sequence[int]) -> Tensor:
+    def order_of(self, coordinates: Coordinates, sizes: Sequence[int]) -> Tensor:
         """The permutation that brings distinct `places` into the order in which they are listed."""
-        return ravel(self.index_order(places), self.index_order(sizes)).argsort()
+        return ravel(self.index_order(coordinates), self.index_order(sizes)).argsort()
 
     def from_mask(self, mask: Tensor) -> tuple[Coordinates, Pieces]:
         """Where an int8 mask is 1, in the order of this layout, and the pieces that list just that."""
-        places = self._nonzero(mask)
-        return places, self.pieces_of(places, mask.shape)
+        coordinates = self._nonzero(mask)
+        return coordinates, self.pieces_of(coordinates, mask.shape)
 
     def _nonzero(self, mask: Tensor) -> Coordinates:
         order = self.index_order(range(mask.ndim))
@@ -208,8 +208,8 @@ class Layout:
         """The pieces that list where a mask is 1, or the blocks in which it is, and what tensors with the dimensions of
         the mask in front have there. For masks of which there should be no index as a whole, if it can be helped.
         """
-        places, pieces = self.from_mask(mask)
-        return pieces, [t[places] for t in carried]
+        coordinates, pieces = self.from_mask(mask)
+        return pieces, [t[coordinates] for t in carried]
 
     # ---------------------------------------------------------------------------------------------- checking pieces
 
@@ -251,8 +251,8 @@ class Coo(Layout):
     def coordinates(self, pieces: Pieces, sizes: Sequence[int]) -> Coordinates:
         return tuple(pieces[0].unbind(0))
 
-    def pieces_of(self, places: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
-        return (torch.stack(places).to(dtype),)
+    def pieces_of(self, coordinates: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
+        return (torch.stack(coordinates).to(dtype),)
 
     def from_large_mask(
         self, mask: Tensor, carried: Sequence[Tensor], block: Block | None
@@ -347,30 +347,30 @@ class Compressed(Layout):
     def ends(self, pieces: Pieces, sizes: Sequence[int]) -> Tensor | None:
         return pieces[0]
 
-    def pieces_of(self, places: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
-        across, plain = (places[-1], places[-2]) if self.by_column else (places[-2], places[-1])
+    def pieces_of(self, coordinates: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
+        across, plain = (coordinates[-1], coordinates[-2]) if self.by_column else (coordinates[-2], coordinates[-1])
         lines_each = sizes[-1] if self.by_column else sizes[-2]
         lines = math.prod(sizes[:-2]) * lines_each
-        line = ravel((*places[:-2], across), (*sizes[:-2], lines_each))
+        line = ravel((*coordinates[:-2], across), (*sizes[:-2], lines_each))
         counts = torch.zeros(lines + 1, dtype=torch.int64, device=line.device)
         counts = counts.scatter_add(0, line + 1, torch.ones_like(line))
         return counts.cumsum(0).to(dtype), plain.to(dtype)
 
-    def cover(self, places: Coordinates, sizes: Sequence[int], block: Block | None) -> tuple[Pieces, Tensor]:
+    def cover(self, coordinates: Coordinates, sizes: Sequence[int], block: Block | None) -> tuple[Pieces, Tensor]:
         if block is None:
             raise ValueError(f"{self.name} needs a block size")
         rows, columns = block
         grid = grid_of(sizes, block)
-        of_block = (*places[:-2], places[-2] // rows, places[-1] // columns)
+        of_block = (*coordinates[:-2], coordinates[-2] // rows, coordinates[-1] // columns)
         extents = self.index_order(grid)
         listed, which = unique_keys(ravel(self.index_order(of_block), extents), math.prod(extents))
-        inside = which * (rows * columns) + places[-2] % rows * columns + places[-1] % columns
+        inside = which * (rows * columns) + coordinates[-2] % rows * columns + coordinates[-1] % columns
         return self.pieces_of(self.index_order(unravel(listed, extents)), grid), inside
 
     def from_mask(self, mask: Tensor) -> tuple[Coordinates, Pieces]:
-        places, across = self._nonzero(mask), self.line_dim
+        coordinates, across = self._nonzero(mask), self.line_dim
         ends = mask.sum(across, dtype=torch.int64).reshape(-1).cumsum(0)
-        return places, (torch.cat([ends.new_zeros(1), ends]), places[across].contiguous())
+        return coordinates, (torch.cat([ends.new_zeros(1), ends]), coordinates[across].contiguous())
 
     def from_large_mask(
         self, mask: Tensor, carried: Sequence[Tensor], block: Block | None
@@ -387,7 +387,7 @@ class Compressed(Layout):
         return problem_of_compressed(self.by_column, matrix, (pieces[0], pieces[1]), listed, block)
 
     def lists_in_order(self, pieces: Pieces, sizes: Sequence[int]) -> bool:
-        return lines_ascend(*pieces)
+        return rows_ascend(*pieces)
 
     def pieces_in(self, tensor: Tensor) -> tuple[Pieces, Tensor]:
         if self.by_column:

@@ -1,17 +1,17 @@
-"""Gradients of a table of which rows were looked up: the rows alone, merged and in order.
+"""Sparse gradients of embedding tables: the rows that were looked up, sorted and with duplicates merged.
 
-Law: what duplicate look-ups contribute to a row is accumulated, in the order in which they come, half precision in
-float32 and rounded once. A row is there if a look-up that counts has asked for it.
+Law: contributions of duplicate look-ups to a row are accumulated in the order of the look-ups, half precision in
+float32 and rounded once. A row is stored if a look-up that counts selects it.
 
-This is the one place where a plain tensor's gradient is masked, because torch's own would be sparse. How a record
-becomes a tensor is not known here: the layer that knows the tensor says so once, by `set_wrapper`. On bare records, and
-where a graph is traced or a transform runs, gradients are torch's own.
+Only here does a plain tensor get a masked gradient, because torch's own would be sparse. This module does not know how
+a record becomes a tensor; the layer that does registers a function for it with `set_wrapper`. On bare records, while
+tracing and under functorch transforms, gradients are torch's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,14 +28,14 @@ aten = torch.ops.aten
 _wrapper: Callable[[Sparse], Tensor] | None = None
 
 
-def set_wrapper(closer: Callable[[Sparse], Tensor]) -> None:
-    """Let the layer that knows the tensor make one of a record."""
+def set_wrapper(wrapper: Callable[[Sparse], Tensor]) -> None:
+    """Set the function that makes a tensor of a record."""
     global _wrapper
-    _wrapper = closer
+    _wrapper = wrapper
 
 
 def gradient_can_be_sparse(table: Tensor, index: Tensor) -> bool:
-    """Whether a gradient that may be asked of `table` can be made of the rows that `index` has asked for."""
+    """Whether `table` needs a gradient that can be stored as the rows that `index` selects."""
     return (
         _wrapper is not None
         and torch.is_grad_enabled()
@@ -46,22 +46,31 @@ def gradient_can_be_sparse(table: Tensor, index: Tensor) -> bool:
     )
 
 
-def rows_record(listed: Tensor, values: Tensor, rows: int) -> Sparse:
-    """The record of a tensor of `rows` rows, of which those `listed` (distinct, ascending) are there."""
-    return Sparse(Dense(values), Pattern(COO, (rows,), (listed.unsqueeze(0),)))
+def rows_record(index: Tensor, values: Tensor, rows: int) -> Sparse:
+    """The record of a tensor with `rows` rows that stores those at `index` (distinct, ascending)."""
+    return Sparse(Dense(values), Pattern(COO, (rows,), (index.unsqueeze(0),)))
+
+
+class _Context(Protocol):
+    """What a look-up saves for its backward: rows, counted, and the number of rows of the table."""
+
+    saved_tensors: tuple[Tensor, Tensor | None]
+    table_rows: int
+
+    def save_for_backward(self, rows: Tensor, counted: Tensor | None) -> None: ...
 
 
 class Lookup(torch.autograd.Function):
-    """`table[rows]`, whose gradient is the rows that counted: a backward of its own, since torch's cannot say which."""
+    """`table[rows]` with a gradient that stores the counted rows only; torch's backward cannot leave out the others."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, counted: Tensor | None) -> Tensor:
+    def forward(ctx: _Context, table: Tensor, rows: Tensor, counted: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, counted)
-        ctx.rows = table.shape[0]
+        ctx.table_rows = table.shape[0]
         return aten.embedding(table, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _Context, grad: Tensor) -> Any:
         assert _wrapper is not None
         rows, counted = ctx.saved_tensors
-        return _wrapper(rows_record(*merge_duplicates(rows, grad, counted), ctx.rows)), None, None
+        return _wrapper(rows_record(*merge_duplicates(rows, grad, counted), ctx.table_rows)), None, None

@@ -1,11 +1,11 @@
 """How an operator runs on sparse records.
 
 A rule has at most one lowering for each kind of sparse record: its own (``rule.lowering``), else its category's. A
-lowering is called as ``(op, *args, **kwargs)`` with records in place of tensors, whatever its rule's dense run takes.
-Several ways to run one operator are written in the order in which they are tried, ``first_of(a, b, c)``.
+lowering is called as ``(op, *args, **kwargs)`` with records in place of tensors, even if the rule's dense run does not
+take the overload. Alternatives are listed in the order in which to try them, ``first_of(a, b, c)``.
 
-A lowering that does not take a call raises NotLowered with its reason. Whoever asked may store the operands densely and
-call again.
+A lowering raises NotLowered, with the reason, for a call that it does not handle. The caller may then store the
+operands densely and call again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from op_registry.sparse.record import NotLowered, Sparse
 
 @dataclass(frozen=True)
 class ForRule:
-    """A lowering that many rules share: called with the rule in front of the overload."""
+    """A lowering shared by many rules; it is called with the rule in front of the overload."""
 
     run: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class FirstOf:
-    """Alternatives, of which the first one that takes a call runs it."""
+    """Alternatives; the first one that handles a call runs it."""
 
     alternatives: tuple[Any, ...]
 
@@ -39,12 +39,12 @@ Lowering = Callable[..., Any] | ForRule | FirstOf
 
 
 def first_of(*alternatives: Lowering) -> FirstOf:
-    """One lowering out of several, tried in this order."""
+    """One lowering made of several, tried in this order."""
     return FirstOf(alternatives)
 
 
 def never(reason: str) -> Callable[..., NoReturn]:
-    """A lowering that takes no call, for a rule that its category's would run wrongly."""
+    """A lowering that refuses every call, for rules that their category's lowering would run incorrectly."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotLowered(reason)
@@ -53,7 +53,7 @@ def never(reason: str) -> Callable[..., NoReturn]:
 
 
 def lowering_of(rule: Rule, record: type) -> Lowering | None:
-    """How a rule runs on a kind of sparse record: its own lowering, or the one of its category; None without either."""
+    """The lowering of a rule for a kind of sparse record: its own, else its category's, else None."""
     own: Lowering | None = rule.lowerings.get(record)
     return own if own is not None else rule.category.lowerings.get(record)
 
@@ -63,7 +63,7 @@ def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
 
     def functions(lowering: Lowering | None) -> tuple[Callable[..., Any], ...]:
         if isinstance(lowering, FirstOf):
-            return tuple(f for each in lowering.alternatives for f in functions(each))
+            return tuple(f for alternative in lowering.alternatives for f in functions(alternative))
         if lowering is None:
             return ()
         return (lowering.run if isinstance(lowering, ForRule) else lowering,)
@@ -72,11 +72,11 @@ def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
 
 
 def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of a rule where an argument is a sparse record; NotLowered, with the reasons, where it has no way."""
-    turned = _any_turned([*args, *kwargs.values()])
-    lowering = lowering_of(rule, Permuted if turned else Sparse)
+    """Run a rule on arguments with a sparse record among them; NotLowered, with all reasons, if no lowering can."""
+    permuted = _any_permuted([*args, *kwargs.values()])
+    lowering = lowering_of(rule, Permuted if permuted else Sparse)
     if lowering is None:
-        raise NotLowered("dense dimensions stand before sparse ones" if turned else rule.category.why_dense)
+        raise NotLowered("dense dimensions stand before sparse ones" if permuted else rule.category.why_dense)
     return _run(lowering, rule, op, args, kwargs)
 
 
@@ -94,5 +94,5 @@ def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kw
     raise NotLowered("; ".join(dict.fromkeys(reasons)))
 
 
-def _any_turned(values: Sequence[Any]) -> bool:
-    return any(isinstance(v, Permuted) or (isinstance(v, (list, tuple)) and _any_turned(v)) for v in values)
+def _any_permuted(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, Permuted) or (isinstance(v, (list, tuple)) and _any_permuted(v)) for v in values)

@@ -1,4 +1,4 @@
-"""Lines: the stored elements of each slice of a sparse record side by side, for rules that work slice by slice."""
+"""Padded rows: the stored elements of each slice of a sparse record side by side, for rules that run slice by slice."""
 
 from __future__ import annotations
 
@@ -17,50 +17,53 @@ from op_registry.sparse.record import NotLowered, Sparse
 
 
 class PaddedRows:
-    """The stored elements of each slice side by side: a dense record of shape (slices, longest, *dense).
+    """The stored elements of each slice as one row of a dense record of shape (slices, width, *dense).
 
-    A slice runs over the sparse dimensions `along`, for each place in the other sparse dimensions. Its elements keep
-    their order; behind the last one, elements are invalid. There is room for one at least, so that a slice of which
-    nothing is stored is one of which nothing is valid, and not an empty one.
+    A slice runs over the sparse dimensions `along`; there is one for each combination of indices in the other sparse
+    dimensions. A row keeps the order of its elements and is padded with invalid ones. `at_least` is the smallest width:
+    with the default of 1, a slice without stored elements is a row without valid ones rather than an empty row.
     """
 
     def __init__(self, x: Sparse, along: Sequence[int], at_least: int = 1) -> None:
         pattern = x.pattern
         if being_traced(pattern.pieces[0]):
-            raise NotLowered("how long the longest slice is, is not known while tracing")
-        places = pattern.places()
-        self.kept = tuple(d for d in range(pattern.ndim) if d not in along)
-        self.sizes = tuple(pattern.sizes[d] for d in self.kept)
+            raise NotLowered("the length of the longest slice is not known while tracing")
+        coordinates = pattern.coordinates()
+        self.remaining = tuple(d for d in range(pattern.ndim) if d not in along)
+        self.sizes = tuple(pattern.sizes[d] for d in self.remaining)
         self.slices = math.prod(self.sizes)
         stored = pattern.stored
-        if self.kept:
-            line = ravel([places[d] for d in self.kept], self.sizes)
+        if self.remaining:
+            row = ravel([coordinates[d] for d in self.remaining], self.sizes)
         else:
-            line = torch.zeros(stored, dtype=torch.int64, device=x.device)
-        key = ravel([places[d] for d in along], [pattern.sizes[d] for d in along])
-        order = ravel([line, key], [self.slices, math.prod(pattern.sizes[d] for d in along)]).argsort()
-        sorted_line = line[order]
+            row = torch.zeros(stored, dtype=torch.int64, device=x.device)
+        position_in_slice = ravel([coordinates[d] for d in along], [pattern.sizes[d] for d in along])
+        extents = [self.slices, math.prod(pattern.sizes[d] for d in along)]
+        order = ravel([row, position_in_slice], extents).argsort()
+        sorted_row = row[order]
         counts = torch.zeros(self.slices, dtype=torch.int64, device=x.device)
-        counts = counts.scatter_add(0, line, torch.ones_like(line))
+        counts = counts.scatter_add(0, row, torch.ones_like(row))
         starts = counts.cumsum(0) - counts
-        place_in_line = torch.arange(stored, device=x.device) - starts[sorted_line]
+        column = torch.arange(stored, device=x.device) - starts[sorted_row]
         self.width = max(int(counts.max()) if self.slices else 0, at_least)
-        self.slots = torch.empty_like(line).index_copy(0, order, sorted_line * self.width + place_in_line)
-        self._key = key
+        # Where each stored element lies in the flattened rows.
+        self.slots = torch.empty_like(row).index_copy(0, order, sorted_row * self.width + column)
+        self._position_in_slice = position_in_slice
 
-    def spread(self, flat: Dense) -> Dense:
-        """Values given one after another, in lines."""
+    def pad(self, flat: Dense) -> Dense:
+        """Values in storage order, (stored, *dense), as padded rows."""
         shape = (self.slices * self.width, *flat.shape[1:])
         data = flat.data.new_zeros(shape).index_copy(0, self.slots, flat.data)
-        empty = torch.zeros(shape, dtype=torch.int8, device=flat.device)
-        validity = empty.index_copy(0, self.slots, as_int8(full_mask(flat)))
+        invalid = torch.zeros(shape, dtype=torch.int8, device=flat.device)
+        validity = invalid.index_copy(0, self.slots, as_int8(full_mask(flat)))
         return Dense(data, validity).map(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
 
-    def collect(self, lines: Dense) -> Dense:
-        """Values in lines, one after another."""
-        return lines.map(lambda t: t.reshape(-1, *t.shape[2:])[self.slots])
+    def unpad(self, rows: Dense) -> Dense:
+        """Values of padded rows in storage order."""
+        return rows.map(lambda t: t.reshape(-1, *t.shape[2:])[self.slots])
 
-    def coordinates(self) -> Tensor:
-        """The position of each element in its whole slice, (slices, longest)."""
-        flat = torch.zeros(self.slices * self.width, dtype=torch.int64, device=self._key.device)
-        return flat.index_copy(0, self.slots, self._key).reshape(self.slices, self.width)
+    def positions_in_slice(self) -> Tensor:
+        """The position of each element within the original slice, (slices, width); 0 in the padding."""
+        positions = self._position_in_slice
+        flat = torch.zeros(self.slices * self.width, dtype=torch.int64, device=positions.device)
+        return flat.index_copy(0, self.slots, positions).reshape(self.slices, self.width)

@@ -1,17 +1,17 @@
-"""Patterns: which elements of a tensor are stored, in some layout (layout.py).
+"""Sparsity patterns: which elements of a tensor are stored, in some layout (layout.py).
 
-A pattern speaks of a tensor's first dimensions, its sparse ones; behind them, a stored value may have dense dimensions
-of its own (torch calls that hybrid). Values are held apart from it, in the order in which the pattern lists them:
-``(n, *dense)``, or ``(blocks, block rows, block columns, *dense)`` in layouts of blocks.
+A pattern covers a tensor's first dimensions, the sparse ones. Each stored value may have further dense dimensions
+(torch calls such tensors hybrid). Values are kept outside the pattern, in its order: ``(n, *dense)``, or ``(blocks,
+block rows, block columns, *dense)`` in block layouts.
 
-Every element is listed at most once, in the order of the layout. What the index tensors mean, the layout says; this
-module adds what follows from it for all of them, and remembers what has been found out.
+Each element is listed at most once, in the layout's order. The layout interprets the index tensors; this module derives
+what is common to all layouts, and caches it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,13 @@ from op_registry.sparse.layout import Layout, grid_of
 class Pattern:
     """Which elements of a tensor are stored.
 
-    layout  how its elements are listed
-    sizes   of the sparse dimensions
-    pieces  the index tensors, int64 or int32, as the layout has them
-    block   (rows, columns) of a block, where the layout has blocks
+    layout  how elements are listed
+    sizes   sizes of the sparse dimensions
+    pieces  the layout's index tensors, int64 or int32
+    block   (rows, columns) of a block, in block layouts
     """
 
-    __slots__ = ("_remembered", "block", "layout", "lead", "pieces", "sizes")
+    __slots__ = ("_cache", "block", "layout", "lead", "pieces", "sizes")
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Pattern:
         self.sizes = tuple(sizes)
         self.pieces = pieces
         self.block = block
-        # How many dimensions of the values the pattern lists elements in.
+        # The number of leading dimensions of the values, before the dense ones.
         self.lead = 3 if block else 1
-        self._remembered: dict[str, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
         block = f", block={self.block}" if self.block else ""
@@ -59,7 +59,7 @@ class Pattern:
 
     @property
     def stored(self) -> int:
-        """Number of stored elements."""
+        """Number of stored elements (nnz)."""
         return self.pieces[-1].shape[-1] * math.prod(self.block or ())
 
     @property
@@ -67,123 +67,133 @@ class Pattern:
         return self.pieces[0].device
 
     def to(self, device: torch.device) -> Pattern:
-        """The same pattern on a device; itself, if it is there."""
+        """The same pattern on a device; itself, if it is there already."""
         if self.device == device:
             return self
         return self.with_pieces(tuple(piece.to(device) for piece in self.pieces))
 
     def with_pieces(self, pieces: tuple[Tensor, ...]) -> Pattern:
-        """The same pattern made of other index tensors, which hold the same; nothing is remembered of it."""
+        """The same pattern with other index tensors of equal contents; the cache is not copied."""
         return Pattern(self.layout, self.sizes, pieces, self.block)
 
     def same_as(self, other: Pattern) -> bool:
-        """Whether the two list the same elements because they are made of the same index tensors."""
+        """Whether both consist of the same index tensor objects, so that they are known to list the same elements."""
         if self is other:
             return True
         alike = (self.layout, self.sizes, self.block) == (other.layout, other.sizes, other.block)
         return alike and all(a is b for a, b in zip(self.pieces, other.pieces, strict=True))
 
-    # ------------------------------------------------------------------------------------------- what is stored where
+    # ------------------------------------------------------------------------------------------------ stored elements
 
     def lengths(self) -> list[int]:
-        """How many elements each line stores, as numbers; of a layout that lists single elements line by line."""
+        """The number of stored elements of each row, for layouts that list single elements row by row."""
 
         def lengths() -> list[int]:
             ends = self.ends()
             assert ends is not None
-            found: list[int] = ends.diff().tolist()
-            return found
+            row_lengths: list[int] = ends.diff().tolist()
+            return row_lengths
 
-        return self.remembered("lengths", lengths)
+        return self.cached("lengths", lengths)
 
     def ends(self) -> Tensor | None:
-        """Where each line begins and ends among the stored elements, if they are stored line by line: (lines + 1,)."""
+        """Where each row (or column) starts and ends among the stored elements, (rows + 1,); None if they are not
+        stored row by row.
+        """
         return None if self.block is not None else self.layout.ends(self.pieces, self.sizes)
 
-    def at(self) -> Tensor:
-        """The position of every stored element in a tensor of `sizes`, int64 of shape (stored,)."""
-        return self.remembered(
-            "at", lambda: self.positions() if self.block is None else ravel(self.places(), self.sizes)
-        )
-
-    def viewed(self, sizes: Sequence[int], layout: Layout) -> Pattern:
-        """The same elements of a tensor viewed in other sizes; the same object each time, to be recognised by."""
-        shape = tuple(sizes)
-        return self.remembered(f"viewed {shape}", lambda: pattern_of(layout, unravel(self.at(), shape), shape))
-
-    def places(self) -> Coordinates:
-        """For each sparse dimension the index of every stored element, int64 of shape (stored,)."""
-        return self.remembered("places", self._places)
-
-    def keys(self) -> Tensor:
-        """One ascending number for each listed element (or block), and one behind all of them.
-
-        That one is always there to be looked at: a graph cannot ask whether there are others.
-        """
-
-        def keys() -> Tensor:
-            listed = ravel(self.layout.index_order(self.listed()), self.layout.index_order(self.listed_sizes()))
-            return torch.cat([listed, listed.new_full((1,), torch.iinfo(torch.int64).max)])
-
-        return self.remembered("keys", keys)
+    def coordinates(self) -> Coordinates:
+        """The index of every stored element in each sparse dimension, int64 of shape (stored,)."""
+        return self.cached("coordinates", self._element_coordinates)
 
     def positions(self) -> Tensor:
-        """The position of each listed element (or block) in a dense tensor of them all: int64, (listed,)."""
-        return self.layout.positions(self.pieces, self.listed_sizes())
+        """The position of every stored element in the flattened sparse dimensions, int64 of shape (stored,)."""
+        return self.cached("positions", self._element_positions)
 
-    def find(self, places: Coordinates) -> tuple[Tensor, Tensor]:
-        """Where among the stored elements those at `places` are, and whether they are there; (n,), int64 and bool."""
+    def viewed(self, sizes: Sequence[int], layout: Layout) -> Pattern:
+        """The pattern of a view with other sizes; the same object each time, so that `same_as` recognises it."""
+        shape = tuple(sizes)
+        return self.cached(("viewed", shape), lambda: pattern_of(layout, unravel(self.positions(), shape), shape))
+
+    def find(self, coordinates: Coordinates) -> tuple[Tensor, Tensor]:
+        """For n elements the slot of each among the stored ones (int64), and whether it is stored (bool)."""
         if self.block is None:
-            inside, listed, sizes = None, places, self.sizes
+            offset_in_block, listed, sizes = None, coordinates, self.sizes
         else:
             rows, columns = self.block
-            inside = places[-2] % rows * columns + places[-1] % columns
-            listed = (*places[:-2], places[-2] // rows, places[-1] // columns)
+            offset_in_block = coordinates[-2] % rows * columns + coordinates[-1] % columns
+            listed = (*coordinates[:-2], coordinates[-2] // rows, coordinates[-1] // columns)
             sizes = self.listed_sizes()
-        wanted, keys = ravel(self.layout.index_order(listed), self.layout.index_order(sizes)), self.keys()
-        position = torch.searchsorted(keys, wanted)
-        found = keys[position] == wanted
-        if inside is not None:
-            position = position * math.prod(self.block or ()) + inside
-        return torch.where(found, position, 0), found
+        wanted, keys = ravel(self.layout.index_order(listed), self.layout.index_order(sizes)), self._keys()
+        slot = torch.searchsorted(keys, wanted)
+        stored = keys[slot] == wanted
+        if offset_in_block is not None:
+            slot = slot * math.prod(self.block or ()) + offset_in_block
+        return torch.where(stored, slot, 0), stored
 
     def fold(self, flat: Tensor) -> Tensor:
-        """Values one after another, as the pattern lists them: in blocks, where it has some."""
+        """Values in storage order, (stored, *dense), split into blocks in block layouts."""
         if self.block is None:
             return flat
         return flat.unflatten(0, (-1, *self.block))
 
-    def listed(self) -> Coordinates:
-        """The place of each listed element or block, in units of blocks; in the dtype of the pieces or int64."""
+    # --------------------------------------------------------------------------------- listed entries: blocks, if any
+
+    def listed_coordinates(self) -> Coordinates:
+        """The coordinates of each listed element, or of each block in units of blocks: int64 or the pieces' dtype."""
         return self.layout.coordinates(self.pieces, self.listed_sizes())
 
     def listed_sizes(self) -> tuple[int, ...]:
-        """Sizes of the sparse dimensions, in units of blocks."""
+        """Sizes of the sparse dimensions, in units of blocks in block layouts."""
         return self.sizes if self.block is None else grid_of(self.sizes, self.block)
 
-    def _places(self) -> Coordinates:
-        listed = tuple(p.to(torch.int64) for p in self.listed())
+    def listed_positions(self) -> Tensor:
+        """The position of each listed element or block in the flattened dense tensor, or grid of blocks: int64."""
+        return self.layout.positions(self.pieces, self.listed_sizes())
+
+    def _keys(self) -> Tensor:
+        """An ascending key for each listed element or block, followed by a sentinel greater than all of them.
+
+        The sentinel makes the result non-empty, which a traced graph could not check.
+        """
+
+        def keys() -> Tensor:
+            order = self.layout.index_order
+            keys = ravel(order(self.listed_coordinates()), order(self.listed_sizes()))
+            return torch.cat([keys, keys.new_full((1,), torch.iinfo(torch.int64).max)])
+
+        return self.cached("keys", keys)
+
+    def _element_coordinates(self) -> Coordinates:
+        listed = tuple(c.to(torch.int64) for c in self.listed_coordinates())
         if self.block is None:
             return listed
         rows, columns = self.block
         shape = (listed[0].shape[0], rows, columns)
-        at_row = torch.arange(rows, device=self.device).view(1, -1, 1)
-        at_column = torch.arange(columns, device=self.device).view(1, 1, -1)
-        wide = [p.view(-1, 1, 1) for p in listed]
-        wide[-2], wide[-1] = wide[-2] * rows + at_row, wide[-1] * columns + at_column
-        return tuple(p.expand(shape).reshape(-1) for p in wide)
+        row_in_block = torch.arange(rows, device=self.device).view(1, -1, 1)
+        column_in_block = torch.arange(columns, device=self.device).view(1, 1, -1)
+        per_element = [c.view(-1, 1, 1) for c in listed]
+        per_element[-2] = per_element[-2] * rows + row_in_block
+        per_element[-1] = per_element[-1] * columns + column_in_block
+        return tuple(c.expand(shape).reshape(-1) for c in per_element)
 
-    def remembered(self, name: Any, compute: Callable[[], Any]) -> Any:
-        """A fact about the pattern, remembered unless it is being traced, or could not be saved for a backward."""
+    def _element_positions(self) -> Tensor:
+        return self.listed_positions() if self.block is None else ravel(self.coordinates(), self.sizes)
+
+    def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """A value derived from the pattern.
+
+        Not cached while tracing or in inference mode, whose tensors cannot be saved for backward.
+        """
         if being_traced(self.pieces[0]) or torch.is_inference_mode_enabled():
             return compute()
-        if name not in self._remembered:
-            self._remembered[name] = compute()
-        return self._remembered[name]
+        if key not in self._cache:
+            self._cache[key] = compute()
+        return self._cache[key]
 
 
 def pattern_of(
-    layout: Layout, places: Coordinates, sizes: Sequence[int], index_dtype: torch.dtype = torch.int64
+    layout: Layout, coordinates: Coordinates, sizes: Sequence[int], index_dtype: torch.dtype = torch.int64
 ) -> Pattern:
-    """The pattern of elements at distinct `places`, which come in the order of an exact layout."""
-    return Pattern(layout, sizes, layout.pieces_of(places, sizes, index_dtype))
+    """The pattern of elements at distinct coordinates, given in the order of an exact layout."""
+    return Pattern(layout, sizes, layout.pieces_of(coordinates, sizes, index_dtype))

@@ -1,12 +1,12 @@
-"""Sparse records with permuted dimensions: dense dimensions before sparse ones.
+"""Permuted sparse records: dense dimensions in front of sparse ones.
 
 A packed batch keeps attention heads in a dense dimension, (B, T, H, d), and attention wants them before time,
 (B, H, T, d). A :class:`Permuted` record stores that order and moves no data; undoing the permutation is free. It is a
-type of its own, so that no lowering of sparse records takes it by mistake. What accepts it:
+separate type so that lowerings for sparse records cannot accept it by mistake. What handles it:
 
-    elementwise   the lowering of sparse records, after every operand was brought back to the base's order
-    movement      of the order, or within the dense dimensions (ops/movement/permuted.py)
-    last dims     rules on dense dimensions that are still the last ones (`on_last_dims`)
+    elementwise   the lowering for sparse records, after permuting every operand to the order of the base
+    movement      permutations compose; dense dimensions may change (ops/movement/permuted.py)
+    last dims     rules on dense dimensions that are still last (`on_last_dims`)
     attention     a lowering of its own (ops/attention/packed.py)
 
 Everything else raises NotLowered; the caller then stores the operand densely, or refuses the call.
@@ -26,11 +26,11 @@ from op_registry.sparse.record import to_dense as sparse_to_dense
 
 
 class Permuted:
-    """A sparse record seen with its dimensions in another order.
+    """``permute(base, order)`` of a sparse record.
 
     base   the record
-    order  for each dimension that is seen, which one of the base it is: ``permute(base, order)``; never the base's own,
-           nor one that only moves sparse dimensions among themselves in front of the dense ones
+    order  for each dimension the dimension of `base` that it shows; never the identity, nor an order that only permutes
+           sparse dimensions in front of the dense ones
     """
 
     __slots__ = ("base", "order")
@@ -64,8 +64,8 @@ class Permuted:
         return Permuted(base, self.order)
 
     @property
-    def back(self) -> tuple[int, ...]:
-        """The order that brings what is seen back to the base."""
+    def inverse(self) -> tuple[int, ...]:
+        """The inverse of `order`: permuting by it gives the base."""
         return tuple(sorted(range(self.ndim), key=self.order.__getitem__))
 
 
@@ -78,63 +78,63 @@ def to_dense(x: AnyRecord) -> Dense:
         return x
     if isinstance(x, Sparse):
         return sparse_to_dense(x)
-    # Laid out as the tensor says that it is, in the order in which it is seen: views of it were chosen by that.
+    # Contiguous in the permuted order, as the tensor's strides say: callers have chosen view operators by those.
     return sparse_to_dense(x.base).map(lambda t: t.permute(x.order).contiguous())
 
 
-def to_base_order(record: AnyRecord, by: Permuted) -> Dense | Sparse:
-    """What takes part beside `by`, in the order of its base; NotLowered where only moving elements would do."""
+def to_base_order(record: AnyRecord, permuted: Permuted) -> Dense | Sparse:
+    """An operand beside `permuted`, permuted to the order of its base; NotLowered if that would move elements."""
     if isinstance(record, Permuted):
-        if record.order != by.order:
+        if record.order != permuted.order:
             raise NotLowered("its operands have their dimensions in different orders")
         return record.base
     if isinstance(record, Sparse):
-        raise NotLowered("of its operands, some have dense dimensions before sparse ones, and some do not")
-    missing = by.ndim - record.ndim
+        raise NotLowered("some of its sparse operands have dense dimensions before sparse ones, and some do not")
+    missing = permuted.ndim - record.ndim
     if missing < 0:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
     if record.ndim == 0:
-        return record  # torch lets a 0-d tensor take part with its kind only
-    back = by.back
-    return record.map(lambda t: t.reshape((1,) * missing + tuple(t.shape)).permute(back))
+        return record  # stays 0-d, since torch's type promotion counts only the category of 0-d tensors
+    inverse = permuted.inverse
+    return record.map(lambda t: t.reshape((1,) * missing + tuple(t.shape)).permute(inverse))
 
 
 def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A lowering of sparse records that keeps elements in their places, for turned ones."""
+    """A lowering of sparse records that leaves elements at their coordinates, for permuted records."""
 
-    def turned(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        by = first_permuted([*args, *kwargs.values()])
+    def permuted_run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        permuted = first_permuted([*args, *kwargs.values()])
 
-        def back(record: AnyRecord) -> Dense | Sparse:
-            return to_base_order(record, by)
+        def restored(record: AnyRecord) -> Dense | Sparse:
+            return to_base_order(record, permuted)
 
-        args, named = map_tensors(back, (args, list(kwargs.items())), (Dense, Sparse, Permuted))
-        return map_tensors(by.like, run(op, *args, **dict(named)), Sparse)
+        args, named = map_tensors(restored, (args, list(kwargs.items())), (Dense, Sparse, Permuted))
+        return map_tensors(permuted.like, run(op, *args, **dict(named)), Sparse)
 
-    return turned
+    return permuted_run
 
 
 def on_last_dims(run: Callable[..., Any], count: Callable[..., int]) -> Callable[..., Any]:
-    """A lowering of sparse records that changes no dimension but the last ones of its first operand, for a turned one.
+    """A lowering of sparse records that changes only the last dimensions of its first operand, for permuted records.
 
-    `count`, called with the operator's arguments, says how many those are.
+    `count`, called with the operator's arguments, returns the number of those dimensions.
     """
 
-    def turned(op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def permuted_run(op: OpOverload, x: AnyRecord, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Permuted) or any(isinstance(a, (Sparse, Permuted)) for a in [*args, *kwargs.values()]):
             raise NotLowered("an operand other than the first is sparse")
         last = x.ndim - count(x, *args, **kwargs)
         if x.order[last:] != tuple(range(last, x.ndim)) or last < x.base.pattern.ndim:
             raise NotLowered("the dimensions that it works on stand before sparse ones, or are sparse")
         result = run(op, x.base, *args, **kwargs)
-        # A result without the last dimension is in the order of the others.
+        # A result without the last dimension keeps the order of the others.
         return map_tensors(lambda r: Permuted(r, x.order[: r.ndim]), result, Sparse)
 
-    return turned
+    return permuted_run
 
 
 def first_permuted(values: Sequence[Any]) -> Permuted:
-    """The first turned record among arguments, through lists."""
-    found: list[Permuted] = []
-    map_tensors(found.append, list(values), Permuted)
-    return found[0]
+    """The first permuted record among arguments, including those in lists."""
+    permuted: list[Permuted] = []
+    map_tensors(permuted.append, list(values), Permuted)
+    return permuted[0]

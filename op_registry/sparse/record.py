@@ -1,7 +1,8 @@
-"""The record of a sparsely stored masked tensor: what is stored, and where. What is not stored is invalid.
+"""Sparse records: the values that a sparsely stored masked tensor stores, and its sparsity pattern.
 
-A rule that has no run of its own for this record is given dense records made of it (lowering.py): the values as they
-lie, for operators that keep every element in its place, or *lines*, the stored elements of each slice side by side.
+Elements that are not stored are invalid. A rule without a sparse run of its own gets dense records made from this one
+(lowering.py): the values in storage order, for operators that leave elements at their coordinates, or *padded rows*, the
+stored elements of each slice side by side.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coalesce import merge_duplicates
-from op_registry.sparse.convert import BITS, blocked, in_chunks, sorted_order
+from op_registry.sparse.convert import BITS, in_chunks, sorted_order, to_block_grid
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
+from op_registry.sparse.gather_scatter import SIGNED
 from op_registry.sparse.layout import COO, Layout, grid_of
 from op_registry.sparse.pattern import Pattern, pattern_of
 
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
 
 class NotLowered(Exception):
-    """An operator has no way of its own for this call on sparse storage; the message says why."""
+    """An operator cannot run this call on sparse storage; the message says why."""
 
 
 class Sparse:
-    """Stored values and where they are.
+    """Stored values and their pattern.
 
     values   of shape (n, *dense), or (blocks, block rows, block columns, *dense); a stored value may itself be invalid
     pattern  which elements of the first dimensions they are
@@ -49,7 +49,7 @@ class Sparse:
 
     @property
     def dense_sizes(self) -> tuple[int, ...]:
-        """Sizes of the dimensions behind the sparse ones."""
+        """Sizes of the dense dimensions, which follow the sparse ones."""
         return tuple(self.values.data.shape[self.pattern.lead :])
 
     @property
@@ -70,30 +70,31 @@ class Sparse:
         return self.values.device
 
     def like(self, values: Dense) -> Sparse:
-        """Other values in the same places, which move to their device with them."""
+        """Other values with the same pattern, which is moved to their device."""
         return Sparse(values, self.pattern.to(values.device))
 
     @property
     def flat(self) -> Dense:
-        """The values one after another, (stored, *dense)."""
+        """The values in storage order, (stored, *dense)."""
         if self.pattern.block is None:
             return self.values
         return self.values.map(lambda t: t.flatten(0, 2))
 
     def folded(self, flat: Dense) -> Sparse:
-        """Other values, given one after another, in the same places."""
+        """Other values in storage order, (stored, *dense), with the same pattern."""
         return Sparse(flat.map(self.pattern.fold), self.pattern)
 
-    def at(self, places: Coordinates) -> Dense:
-        """The elements at `places`, (n, *dense): invalid where none is stored."""
-        position, found = self.pattern.find(places)
+    def at(self, coordinates: Coordinates) -> Dense:
+        """The elements at `coordinates`, (n, *dense): invalid where none is stored."""
+        slot, stored = self.pattern.find(coordinates)
         flat = self.flat_with_sentinel()
-        return flat.take_rows(position).masked_by(as_int8(found).reshape(-1, *(1 for _ in range(flat.ndim - 1))))
+        return flat.take_rows(slot).masked_by(as_int8(stored).reshape(-1, *(1 for _ in range(flat.ndim - 1))))
 
     def flat_with_sentinel(self) -> Dense:
-        """The values one after another, of which there is at least one.
+        """`flat`, with an additional element if it may be empty.
 
-        Where none may be stored, one more keeps the derivative in the graph; whether there are any, a graph cannot ask.
+        So there is always an element to index, which keeps the result in the autograd graph. A traced graph cannot ask
+        whether anything is stored, and always gets the additional element.
         """
         flat = self.flat
         if not being_traced(flat.data) and flat.shape[0] > 0:
@@ -101,48 +102,55 @@ class Sparse:
         return flat.map(lambda t: torch.cat([t, t.new_zeros((1, *t.shape[1:]))]))
 
     def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """Number of valid elements over `dims`, none negative: int64."""
-        flat, places, sparse = self.flat, self.pattern.places(), self.pattern.ndim
-        each = as_int8(full_mask(flat))
-        inner = [d - sparse + 1 for d in dims if d >= sparse]
-        number = each.sum(inner, dtype=torch.int64, keepdim=True) if inner else each.to(torch.int64)
-        kept = [d for d in range(sparse) if d not in dims]
-        sizes = [self.pattern.sizes[d] for d in kept]
-        line = ravel([places[d] for d in kept], sizes) if kept else places[0].new_zeros(places[0].shape)
-        total = number.new_zeros((math.prod(sizes), *number.shape[1:])).index_add(0, line, number)
-        whole = [1 if d in dims else size for d, size in enumerate(self.shape)]
-        return total.reshape(whole if keepdim else [size for d, size in enumerate(whole) if d not in dims])
+        """Number of valid elements over non-negative `dims`: int64."""
+        flat, coordinates, sparse = self.flat, self.pattern.coordinates(), self.pattern.ndim
+        valid = as_int8(full_mask(flat))
+        inside = [d - sparse + 1 for d in dims if d >= sparse]
+        per_element = valid.sum(inside, dtype=torch.int64, keepdim=True) if inside else valid.to(torch.int64)
+        remaining = [d for d in range(sparse) if d not in dims]
+        sizes = [self.pattern.sizes[d] for d in remaining]
+        segment_ids = (
+            ravel([coordinates[d] for d in remaining], sizes) if remaining else torch.zeros_like(coordinates[0])
+        )
+        zeros = per_element.new_zeros((math.prod(sizes), *per_element.shape[1:]))
+        total = zeros.index_add(0, segment_ids, per_element)
+        keepdim_shape = [1 if d in dims else size for d, size in enumerate(self.shape)]
+        shape = keepdim_shape if keepdim else [size for d, size in enumerate(keepdim_shape) if d not in dims]
+        return total.reshape(shape)
+
+
+# ------------------------------------------------------------------------------------------------------ dense storage
 
 
 def to_dense(x: Sparse) -> Dense:
-    """The same tensor with every element stored; zeros lie where nothing was."""
-    position, values = x.pattern.positions(), x.values
-    signed = _writable_as(x.dtype)
-    if signed is not None:
-        whole = _spread(x.pattern, position, values.data.view(signed)).view(x.dtype)
+    """The same tensor with every element stored; the data of absent elements is zero."""
+    position, values = x.pattern.listed_positions(), x.values
+    writable = _writable_dtype(x.dtype)
+    if writable is not None:
+        data = _scatter_listed(x.pattern, position, values.data.view(writable)).view(x.dtype)
     else:
-        whole = _spread(x.pattern, position, values.data)
+        data = _scatter_listed(x.pattern, position, values.data)
     if values.validity is not None:
-        return Dense(whole, _spread(x.pattern, position, as_int8(full_mask(values))))
-    # Where stored elements are valid throughout, one validity for each will do.
-    there = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
-    validity = _spread(x.pattern, position, there)
-    return Dense(whole, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
+        return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))))
+    # All stored values are valid: one validity per element is enough, broadcast over the dense dimensions.
+    valid = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
+    validity = _scatter_listed(x.pattern, position, valid)
+    return Dense(data, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
 
 
-def _writable_as(dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype of the same bits by which single elements are written, where torch cannot write those of `dtype`."""
+def _writable_dtype(dtype: torch.dtype) -> torch.dtype | None:
+    """A dtype of the same width as which to write single elements, if torch's kernels do not support `dtype`."""
     return torch.int8 if dtype.is_floating_point and dtype.itemsize == 1 else SIGNED.get(dtype)
 
 
-def _spread(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
-    """Values as a pattern lists them, at their positions among zeros."""
+def _scatter_listed(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
+    """A dense tensor with the pattern's values at their positions, and zeros elsewhere."""
     grid, inner = pattern.listed_sizes(), values.shape[1:]
-    whole = values.new_zeros((math.prod(grid), *inner)).index_copy_(0, position, values).reshape(*grid, *inner)
+    dense = values.new_zeros((math.prod(grid), *inner)).index_copy_(0, position, values).reshape(*grid, *inner)
     if pattern.block is None:
-        return whole
-    whole = whole.transpose(len(grid) - 1, len(grid))
-    return whole.reshape(*pattern.sizes, *inner[2:])
+        return dense
+    dense = dense.transpose(len(grid) - 1, len(grid))
+    return dense.reshape(*pattern.sizes, *inner[2:])
 
 
 def from_dense(
@@ -151,209 +159,230 @@ def from_dense(
     sparse_dim: int | None = None,
     block: tuple[int, int] | None = None,
 ) -> Sparse:
-    """The valid elements of `x` in `layout`, the last `x.ndim - sparse_dim` dimensions left dense.
+    """The valid elements of `x` in `layout`, its last `x.ndim - sparse_dim` dimensions dense.
 
-    Where there are dense dimensions, an element is stored if anything in it is valid. A block is stored if anything in
-    it is valid.
+    With dense dimensions, an element is stored if any of its values is valid; a block if any of its elements is.
     """
     dims = layout.default_dims(x.ndim) if sparse_dim is None else sparse_dim
     if not layout.exact and not layout.blocks:
         return to_layout(from_dense(x, layout.exact_sibling, dims), layout)
     validity = aligned_validity(x)
     if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
-        return _whole_rows(x, validity, layout, dims)
+        return _from_whole_elements(x, validity, layout, dims)
     if block is not None:
         layout.check_block(x.shape[:dims], block)
     if in_chunks(x):
-        pattern, data, inside = sparse_parts(x, layout, dims, block)
-        return Sparse(Dense(data, inside), pattern)
+        pattern, data, inner_validity = sparse_parts(x, layout, dims, block)
+        return Sparse(Dense(data, inner_validity), pattern)
     validity = x.full_validity
-    whole = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
-    some = whole.flatten(dims).amax(-1) if dims < x.ndim and whole.numel() else whole
-    if dims < x.ndim and not whole.numel():
-        some = whole.new_zeros(x.shape[:dims])
+    valid = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
+    any_valid = _any_of_element(valid, dims)
     if block is not None:
-        return _blocks_of_dense(x, whole, some, layout, block)
-    places, pieces = layout.from_mask(some)
-    inside = whole[places] if dims < x.ndim and validity is not None else None
-    return Sparse(Dense(x.data[places], inside), Pattern(layout, some.shape, pieces))
+        return _from_dense_in_blocks(x, valid, any_valid, layout, block)
+    coordinates, pieces = layout.from_mask(any_valid)
+    inner_validity = valid[coordinates] if dims < x.ndim and validity is not None else None
+    return Sparse(Dense(x.data[coordinates], inner_validity), Pattern(layout, any_valid.shape, pieces))
+
+
+def _any_of_element(valid: Tensor, dims: int) -> Tensor:
+    """An int8 mask of elements with a valid value: the maximum over the dense dimensions, those from `dims`."""
+    if dims == valid.ndim:
+        return valid
+    return valid.flatten(dims).amax(-1) if valid.numel() else valid.new_zeros(valid.shape[:dims])
 
 
 def sparse_parts(
     x: Dense, layout: Layout, dims: int, block: tuple[int, int] | None
 ) -> tuple[Pattern, Tensor, Tensor | None]:
-    """Pattern, values and their validity (None: all are valid) of what is stored of `x`, its first `dims` dimensions
-    sparse. The values carry derivatives where they are asked for.
+    """Converts large `x`, its first `dims` dimensions sparse: pattern, values and their validity (None: all valid).
+
+    The values are differentiable if gradients may flow.
     """
     sizes = tuple(x.shape[:dims])
     validity = x.full_validity
-    whole = x.data.new_ones((), dtype=torch.int8).expand(x.shape) if validity is None else as_int8(validity)
-    some = whole
-    if dims < x.ndim:
-        some = whole.flatten(dims).amax(-1) if whole.numel() else whole.new_zeros(sizes)
-    kept = None if validity is None or (dims == x.ndim and block is None) else whole
-    moved = [] if gradients_may_flow(x.data) else [x.data.detach().view(BITS.get(x.dtype.itemsize, x.dtype))]
-    carried = moved if kept is None else [*moved, kept]
-    pieces, taken = layout.from_large_mask(some, carried, block)
+    valid = x.data.new_ones((), dtype=torch.int8).expand(x.shape) if validity is None else as_int8(validity)
+    any_valid = _any_of_element(valid, dims)
+    stores_validity = validity is not None and (dims < x.ndim or block is not None)
+    data = [] if gradients_may_flow(x.data) else [x.data.detach().view(BITS.get(x.dtype.itemsize, x.dtype))]
+    carried = [*data, valid] if stores_validity else data
+    pieces, stored = layout.from_large_mask(any_valid, carried, block)
     pattern = Pattern(layout, sizes, pieces, block)
-    inside = None if kept is None else taken[-1]
-    if moved:
-        return pattern, taken[0].view(x.dtype), inside
-    flat = ravel(pattern.listed(), pattern.listed_sizes())
-    listed = x.data if block is None else blocked(x.data, len(sizes), block)
-    lead = len(sizes)
-    return pattern, listed.reshape(-1, *listed.shape[lead:]).index_select(0, flat), inside
+    inner_validity = stored[-1] if stores_validity else None
+    if data:
+        return pattern, stored[0].view(x.dtype), inner_validity
+    positions = ravel(pattern.listed_coordinates(), pattern.listed_sizes())
+    grid = x.data if block is None else to_block_grid(x.data, len(sizes), block)
+    values = grid.reshape(-1, *grid.shape[len(sizes) :]).index_select(0, positions)
+    return pattern, values, inner_validity
 
 
-def _whole_rows(x: Dense, validity: Tensor | None, layout: Layout, dims: int) -> Sparse:
-    """Elements of which all dense dimensions are valid, or none: one look at each, and one copy."""
+def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims: int) -> Sparse:
+    """`from_dense` if all values of an element have the same validity: one check per element, and one copy."""
     sizes = tuple(x.shape[:dims])
     if validity is None:
-        at = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
+        positions = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
     else:
-        rows = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
-        at = as_bool(rows).nonzero()[:, 0] if x.data.numel() else rows.new_zeros(0, dtype=torch.int64)
-    places = unravel(at, sizes)
+        valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
+        positions = as_bool(valid).nonzero()[:, 0] if x.data.numel() else valid.new_zeros(0, dtype=torch.int64)
+    coordinates = unravel(positions, sizes)
     if not layout.row_major:
-        order = layout.order_of(places, sizes)
-        at, places = at[order], tuple(p[order] for p in places)
+        order = layout.order_of(coordinates, sizes)
+        positions, coordinates = positions[order], tuple(c[order] for c in coordinates)
     values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
-    return Sparse(Dense(values.index_select(0, at)), pattern_of(layout, places, sizes))
+    return Sparse(Dense(values.index_select(0, positions)), pattern_of(layout, coordinates, sizes))
 
 
-def _blocks_of_dense(x: Dense, whole: Tensor, some: Tensor, layout: Layout, block: tuple[int, int]) -> Sparse:
-    sizes, dims = tuple(some.shape), some.ndim
+def _from_dense_in_blocks(x: Dense, valid: Tensor, any_valid: Tensor, layout: Layout, block: tuple[int, int]) -> Sparse:
+    sizes, dims = tuple(any_valid.shape), any_valid.ndim
     grid = grid_of(sizes, block)
-    stored = blocked(some, dims, block).flatten(-2).amax(-1) if some.numel() else some.new_zeros(grid)
-    places, pieces = layout.from_mask(stored)
-    validity = None if x.validity is None else blocked(whole, dims, block)[places]
-    return Sparse(Dense(blocked(x.data, dims, block)[places], validity), Pattern(layout, sizes, pieces, block))
+    if any_valid.numel():
+        stored = to_block_grid(any_valid, dims, block).flatten(-2).amax(-1)
+    else:
+        stored = any_valid.new_zeros(grid)
+    coordinates, pieces = layout.from_mask(stored)
+    validity = None if x.validity is None else to_block_grid(valid, dims, block)[coordinates]
+    values = Dense(to_block_grid(x.data, dims, block)[coordinates], validity)
+    return Sparse(values, Pattern(layout, sizes, pieces, block))
+
+
+# ---------------------------------------------------------------------------------------- other layouts and dimensions
 
 
 def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -> Sparse:
-    """The same elements in another layout, never by way of the dense tensor."""
-    given, sizes = x.pattern.layout, x.pattern.sizes
-    if layout == given and block == x.pattern.block:
+    """The same elements in another layout; nothing of the dense tensor's size is allocated."""
+    source, sizes = x.pattern.layout, x.pattern.sizes
+    if layout == source and block == x.pattern.block:
         return x
     if not layout.exact:
-        return _with_others(x, layout, block or (x.pattern.block if layout.blocks else None))
-    if layout.takes_pieces_of(given, x.pattern.ndim):
+        return _to_inexact(x, layout, block or (x.pattern.block if layout.blocks else None))
+    if layout.takes_pieces_of(source, x.pattern.ndim):
         return Sparse(x.values, Pattern(layout, sizes, x.pattern.pieces))
-    flat, places = without_block_padding(x)
-    if not given.exact:
-        return from_coordinates(layout, places, flat, sizes)
-    by, before = (each.index_order(range(x.pattern.ndim)) for each in (layout, given))
-    if by == before:
-        return Sparse(flat, pattern_of(layout, places, sizes))
-    if by != (*before[:-2], *before[:-3:-1]):
-        return from_coordinates(layout, places, flat, sizes)
-    # Rows in order become columns in order, or the other way round, where elements are sorted by the new ones alone.
-    lines = [sizes[d] for d in by[:-1]]
-    order = sorted_order(ravel([places[d] for d in by[:-1]], lines), math.prod(lines))
-    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
+    flat, coordinates = unpadded_elements(x)
+    if not source.exact:
+        return from_coordinates(layout, coordinates, flat, sizes)
+    new_order, old_order = (side.index_order(range(x.pattern.ndim)) for side in (layout, source))
+    if new_order == old_order:
+        return Sparse(flat, pattern_of(layout, coordinates, sizes))
+    if new_order != (*old_order[:-2], *old_order[:-3:-1]):
+        return from_coordinates(layout, coordinates, flat, sizes)
+    # From row-major to column-major or back: a stable sort by all but the last index is enough.
+    extents = [sizes[d] for d in new_order[:-1]]
+    order = sorted_order(ravel([coordinates[d] for d in new_order[:-1]], extents), math.prod(extents))
+    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
 
 
 def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
-    """The same elements, of which the first `dims` dimensions are sparse: COO, unless that is what they are already.
+    """The same elements with the first `dims` dimensions sparse: in COO, or `x` itself if it has as many.
 
-    Never by way of the dense tensor.
+    Nothing of the dense tensor's size is allocated.
     """
-    sizes, more = tuple(x.shape[:dims]), dims - x.pattern.ndim
-    if more == 0:
+    sizes, additional = tuple(x.shape[:dims]), dims - x.pattern.ndim
+    if additional == 0:
         return x
-    flat, places = without_block_padding(x)
-    if more > 0:
+    flat, coordinates = unpadded_elements(x)
+    if additional > 0:
         valid = as_bool(as_int8(full_mask(flat)))
-        some = valid.flatten(1 + more).any(-1) if valid.ndim > 1 + more else valid
-        at = some.nonzero(as_tuple=True)
-        return from_coordinates(COO, (*(p[at[0]] for p in places), *at[1:]), flat.map(lambda t: t[at]), sizes)
-    listed, which = unique_keys(ravel(places[:dims], sizes), math.prod(sizes))
-    inside = (which, *places[dims:])
-    shape = (listed.shape[0], *x.shape[dims:])
-    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(inside, as_int8(full_mask(flat)))
-    values = Dense(flat.data.new_zeros(shape).index_put(inside, flat.data), validity)
-    return Sparse(values, pattern_of(COO, unravel(listed, sizes), sizes))
+        any_valid = valid.flatten(1 + additional).any(-1) if valid.ndim > 1 + additional else valid
+        index = any_valid.nonzero(as_tuple=True)
+        all_coordinates = (*(c[index[0]] for c in coordinates), *index[1:])
+        return from_coordinates(COO, all_coordinates, flat.map(lambda t: t[index]), sizes)
+    unique, inverse = unique_keys(ravel(coordinates[:dims], sizes), math.prod(sizes))
+    index = (inverse, *coordinates[dims:])
+    shape = (unique.shape[0], *x.shape[dims:])
+    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(index, as_int8(full_mask(flat)))
+    values = Dense(flat.data.new_zeros(shape).index_put(index, flat.data), validity)
+    return Sparse(values, pattern_of(COO, unravel(unique, sizes), sizes))
 
 
-def without_block_padding(x: Sparse) -> tuple[Dense, Coordinates]:
-    """The values one after another and their places; without what a layout lists only because it has to.
+def unpadded_elements(x: Sparse) -> tuple[Dense, Coordinates]:
+    """The values in storage order, (n, *dense), and their coordinates, without the padding of an inexact layout.
 
-    A graph keeps that as well: how much is left would be one more number that it does not know.
+    Elements without any valid value are dropped there: block layouts, for one, store them to complete their blocks. A
+    traced graph keeps them, since it would have to guard on their number.
     """
-    flat, places = x.flat, x.pattern.places()
-    return (flat, places) if x.pattern.layout.exact else _some_valid(flat, places)
+    flat, coordinates = x.flat, x.pattern.coordinates()
+    return (flat, coordinates) if x.pattern.layout.exact else _drop_invalid(flat, coordinates)
 
 
-def _some_valid(values: Dense, places: Coordinates) -> tuple[Dense, Coordinates]:
-    """Values of which something is valid, and their places; all of them in a graph."""
+def _drop_invalid(values: Dense, coordinates: Coordinates) -> tuple[Dense, Coordinates]:
+    """The elements with a valid value, and their coordinates; all elements while tracing."""
     if values.validity is None or being_traced(values.data):
-        return values, places
-    there = as_bool(as_int8(values.full_validity))  # type: ignore[arg-type]
-    kept = (there.flatten(1).any(1) if there.ndim > 1 else there).nonzero()[:, 0]
-    found = Dense(values.data[kept]) if values.ndim == 1 else values.take_rows(kept)
-    return found, tuple(p[kept] for p in places)
+        return values, coordinates
+    valid = as_bool(as_int8(values.full_validity))  # type: ignore[arg-type]
+    index = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
+    remaining = Dense(values.data[index]) if values.ndim == 1 else values.take_rows(index)
+    return remaining, tuple(c[index] for c in coordinates)
 
 
 def without_invalid(x: Sparse) -> Sparse:
-    """The same record without what is listed and wholly invalid; as it is in a graph, or if that is listed anyway."""
+    """The same record without elements or blocks that are fully invalid.
+
+    Unchanged while tracing, and in inexact layouts without blocks, which would store them again.
+    """
     pattern = x.pattern
     if x.values.validity is None or being_traced(x.values.data) or not (pattern.layout.exact or pattern.layout.blocks):
         return x
-    values, places = _some_valid(x.values, tuple(p.to(torch.int64) for p in pattern.listed()))
+    values, coordinates = _drop_invalid(x.values, tuple(c.to(torch.int64) for c in pattern.listed_coordinates()))
     if values.shape[0] == x.values.shape[0]:
         return Sparse(values, pattern)
-    pieces = pattern.layout.pieces_of(places, pattern.listed_sizes(), pattern.pieces[0].dtype)
+    pieces = pattern.layout.pieces_of(coordinates, pattern.listed_sizes(), pattern.pieces[0].dtype)
     return Sparse(values, Pattern(pattern.layout, pattern.sizes, pieces, pattern.block))
 
 
-def from_coordinates(layout: Layout, places: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
-    """Elements at distinct places in any order, brought into the order of `layout`."""
-    order = layout.order_of(places, sizes)
-    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(p[order] for p in places), sizes))
-
-
-def _with_others(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sparse:
-    """The same elements in a layout that is not exact, those that it lists beside them invalid."""
+def _to_inexact(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sparse:
+    """The same elements in an inexact layout, padded with invalid ones."""
     sizes = x.pattern.sizes
     if block is not None:
         layout.check_block(sizes, block)
-    flat, places = without_block_padding(x)
-    pieces, slots = layout.cover(places, sizes, block)
+    flat, coordinates = unpadded_elements(x)
+    pieces, slots = layout.cover(coordinates, sizes, block)
     pattern = Pattern(layout, sizes, pieces, block)
     shape = (pattern.stored, *x.dense_sizes)
-    signed = _writable_as(x.dtype)
-    written = flat.data if signed is None else flat.data.view(signed)
-    data = written.new_zeros(shape).index_copy(0, slots, written)
-    data = data if signed is None else data.view(x.dtype)
-    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_copy(0, slots, as_int8(full_mask(flat)))
-    listed = (pieces[-1].shape[-1], *(block or ()))
-    return Sparse(Dense(data, validity).map(lambda t: t.reshape(*listed, *x.dense_sizes)), pattern)
+    writable = _writable_dtype(x.dtype)
+    source = flat.data if writable is None else flat.data.view(writable)
+    data = source.new_zeros(shape).index_copy(0, slots, source)
+    data = data if writable is None else data.view(x.dtype)
+    invalid = torch.zeros(shape, dtype=torch.int8, device=x.device)
+    validity = invalid.index_copy(0, slots, as_int8(full_mask(flat)))
+    lead = (pieces[-1].shape[-1], *(block or ()))
+    return Sparse(Dense(data, validity).map(lambda t: t.reshape(*lead, *x.dense_sizes)), pattern)
 
 
-def coalesce(layout: Layout, places: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
-    """Elements at any places, those at the same place accumulated: summed where valid, valid where one of them is.
+# ------------------------------------------------------------------------------------------ records from coordinates
 
-    Half precision is summed in float32 and rounded once; bool is "or". Sums run in the order in which elements come.
+
+def from_coordinates(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """A record of elements at distinct coordinates in any order; they are sorted to the order of `layout`."""
+    order = layout.order_of(coordinates, sizes)
+    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+
+
+def coalesce(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """A record of elements in which those at equal coordinates are accumulated: the sum of the valid ones, valid if one
+    of them is.
+
+    Half precision is summed in float32 and rounded once; bool is combined by logical or. The order of summation is that
+    of the elements.
     """
     extents = layout.index_order(sizes)
-    keys = ravel(layout.index_order(places), extents)
+    keys = ravel(layout.index_order(coordinates), extents)
     if flat.validity is None and not being_traced(keys):
-        listed, data = merge_duplicates(keys, flat.data)
-        return Sparse(Dense(data), pattern_of(layout, layout.index_order(unravel(listed, extents)), sizes))
-    listed, which = unique_keys(keys, math.prod(extents))
-    shape = (listed.shape[0], *flat.shape[1:])
-    wide = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
-    total = flat.data.new_zeros(shape, dtype=wide).index_add(0, which, flat.filled(0).to(wide))
+        unique, data = merge_duplicates(keys, flat.data)
+        return Sparse(Dense(data), pattern_of(layout, layout.index_order(unravel(unique, extents)), sizes))
+    unique, inverse = unique_keys(keys, math.prod(extents))
+    shape = (unique.shape[0], *flat.shape[1:])
+    sum_dtype = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
+    total = flat.data.new_zeros(shape, dtype=sum_dtype).index_add(0, inverse, flat.filled(0).to(sum_dtype))
     validity = flat.full_validity
     if validity is not None:
-        found = torch.zeros(shape, dtype=torch.int32, device=flat.device).index_add(0, which, validity.to(torch.int32))
-        validity = as_int8(found > 0)
-    at = layout.index_order(unravel(listed, extents))
-    return Sparse(Dense(total.to(flat.dtype), validity), pattern_of(layout, at, sizes))
+        zeros = torch.zeros(shape, dtype=torch.int32, device=flat.device)
+        validity = as_int8(zeros.index_add(0, inverse, validity.to(torch.int32)) > 0)
+    merged = layout.index_order(unravel(unique, extents))
+    return Sparse(Dense(total.to(flat.dtype), validity), pattern_of(layout, merged, sizes))
 
 
 def sum_of_union(records: Sequence[Sparse]) -> Sparse:
-    """The sum of what is there, in the layout of the first record; see :func:`coalesced`."""
+    """The sum of valid contributions, in the layout of the first record; see :func:`coalesce`."""
     first = records[0]
     dtype = dtype_of_sum([record.values.data for record in records])
     if any(record.shape != first.shape for record in records):
@@ -364,17 +393,17 @@ def sum_of_union(records: Sequence[Sparse]) -> Sparse:
     if being_traced(first.values.data) and (
         not first.pattern.layout.exact or any(r.pattern.ndim != dims for r in records)
     ):
-        raise NotLowered("how many blocks, or rows, there will be is not known while tracing")
-    parts = [without_block_padding(with_sparse_dims(r, dims)) for r in records]
-    places = tuple(torch.cat(p) for p in zip(*(p for _, p in parts), strict=True))
+        raise NotLowered("the number of blocks or rows of the sum is not known while tracing")
+    parts = [unpadded_elements(with_sparse_dims(r, dims)) for r in records]
+    coordinates = tuple(torch.cat(indices) for indices in zip(*(c for _, c in parts), strict=True))
     flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
     layout = first.pattern.layout
-    total = coalesce(layout.exact_sibling, places, concat_values(flats), first.pattern.sizes)
+    total = coalesce(layout.exact_sibling, coordinates, concat_values(flats), first.pattern.sizes)
     return to_layout(total, layout, first.pattern.block)
 
 
 def concat_values(flats: Sequence[Dense], dim: int = 0) -> Dense:
-    """Values one after another."""
+    """The concatenation of values along `dim`."""
     data = torch.cat([flat.data for flat in flats], dim)
     if all(flat.validity is None for flat in flats):
         return Dense(data)

@@ -1,14 +1,14 @@
-"""Sums and extrema of long rows that lie one after another, a vector at a time.
+"""Vectorized sums and extrema of long rows that are contiguous in memory.
 
-torch reduces segments element by element, each addition waiting for the one before. Here the values are looked at in
-chunks of one width: the chunks that lie within one row are added as vectors, and what a row has of the chunks that it
-begins and ends in is taken out of them. Where that is, depends on the pattern alone, and is remembered with it.
+torch's segment_reduce adds elements one by one, each addition waiting for the previous one. Here the values are split
+into chunks of a fixed width: chunks inside one row are added as vectors, and the elements that a row has in the chunks
+at its two edges are selected by a mask. The chunking depends on the pattern alone and is cached with it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,68 +18,73 @@ from op_registry.records.validity import as_int8
 
 aten = torch.ops.aten
 
-# Rows of fewer elements on average are reduced one by one: most of what they have lies in chunks shared with others.
+Reduction = Literal["sum", "amax", "amin"]
+
+# Shorter rows, on average, are reduced directly: most of their elements are in edge chunks.
 LONG = 64
-WIDTH = {"sum": 16, "amax": 32, "amin": 32}
+WIDTH: dict[Reduction, int] = {"sum": 16, "amax": 32, "amin": 32}
+IDENTITY: dict[Reduction, float] = {"sum": 0, "amax": -math.inf, "amin": math.inf}
 
 
 class RowChunks:
-    """How rows that end at `ends` (rows + 1,) lie in chunks of `width` values.
+    """How rows with boundaries `ends` (rows + 1,) divide into chunks of `width` values.
 
-    inner   the chunks that lie within one row, by row; within  where those of each row begin and end among them
-    edges   for each row the chunk that it begins in, then for each the one that it ends in
-    theirs  (2 · rows, width): which elements of these are the row's, as `filling.widened` has it for `dtype`
-    rest    behind the last whole chunk: the row of each element
+    inner         the chunks that lie inside one row, by row
+    inner_ends    where those of each row start and end in `inner`, (rows + 1,)
+    edges         (2 · rows,): the chunk in which each row starts, then the one in which each ends
+    edge_mask     (2 · rows, width): which elements of these belong to the row, as `fill.widened` returns it for `dtype`
+    remainder     the row of each element behind the last whole chunk
     """
 
     def __init__(self, ends: Tensor, stored: int, width: int, dtype: torch.dtype) -> None:
-        self.width, self.whole = width, stored // width
+        self.width, self.chunks = width, stored // width
         ends = ends.to(torch.int64)
         begin, end = ends[:-1], ends[1:]
         self.rows = begin.shape[0]
         first = (begin + width - 1) // width
         number = (end // width - first).clamp(min=0)
-        self.within = torch.cat([number.new_zeros(1), number.cumsum(0)])
-        behind = torch.repeat_interleave(first - self.within[:-1], number)
-        self.inner = torch.arange(behind.shape[0], device=ends.device) + behind
+        self.inner_ends = torch.cat([number.new_zeros(1), number.cumsum(0)])
+        shift = torch.repeat_interleave(first - self.inner_ends[:-1], number)
+        self.inner = torch.arange(shift.shape[0], device=ends.device) + shift
         lane = torch.arange(width, device=ends.device)
-        # A row that begins and ends within one chunk is counted where it begins; one that begins with a chunk, inside
-        # or where it ends.
-        begins, ends_in = begin // width, end // width
-        head = begins.unsqueeze(1) * width + lane
-        tail = ends_in.unsqueeze(1) * width + lane
-        apart = (begin % width != 0).unsqueeze(1)
-        own_tail = (begins != ends_in).unsqueeze(1) | ~apart
-        at_head = apart & (head >= begin.unsqueeze(1)) & (head < end.unsqueeze(1))
-        at_tail = own_tail & (tail >= begin.unsqueeze(1)) & (tail < end.unsqueeze(1))
-        last = self.whole - 1
-        there = torch.cat([at_head & (begins <= last).unsqueeze(1), at_tail & (ends_in <= last).unsqueeze(1)])
-        self.theirs = widened(as_int8(there), dtype)
-        self.edges = torch.cat([begins, ends_in]).clamp(max=last)
-        rest = torch.arange(self.whole * width, stored, device=ends.device)
-        self.rest = torch.searchsorted(ends, rest, right=True) - 1
+        # A row within one chunk is counted at its head. A row that starts at a chunk boundary has no head: its elements
+        # are in inner chunks or in its tail.
+        head_chunk, tail_chunk = begin // width, end // width
+        head = head_chunk.unsqueeze(1) * width + lane
+        tail = tail_chunk.unsqueeze(1) * width + lane
+        has_head = (begin % width != 0).unsqueeze(1)
+        has_tail = (head_chunk != tail_chunk).unsqueeze(1) | ~has_head
+        in_head = has_head & (head >= begin.unsqueeze(1)) & (head < end.unsqueeze(1))
+        in_tail = has_tail & (tail >= begin.unsqueeze(1)) & (tail < end.unsqueeze(1))
+        last = self.chunks - 1
+        in_head &= (head_chunk <= last).unsqueeze(1)
+        in_tail &= (tail_chunk <= last).unsqueeze(1)
+        self.edge_mask = widened(as_int8(torch.cat([in_head, in_tail])), dtype)
+        self.edges = torch.cat([head_chunk, tail_chunk]).clamp(max=last)
+        rest = torch.arange(self.chunks * width, stored, device=ends.device)
+        self.remainder = torch.searchsorted(ends, rest, right=True) - 1
 
-    def reduced(self, values: Tensor, word: str) -> Tensor:
-        """(rows,): "sum", "amax" or "amin" of each; the identity for a row that has nothing."""
-        table = values[: self.whole * self.width].view(self.whole, self.width)
-        identity = IDENTITY[word]
-        edges = fill_bits(table.index_select(0, self.edges), self.theirs, identity)
+    def reduce(self, values: Tensor, reduction: Reduction) -> Tensor:
+        """(rows,): the sum or extremum of each row; the reduction's identity for an empty row."""
+        table = values[: self.chunks * self.width].view(self.chunks, self.width)
+        identity = IDENTITY[reduction]
+        edges = fill_bits(table.index_select(0, self.edges), self.edge_mask, identity)
         head, tail = edges.view(2, self.rows, self.width).unbind(0)
-        left = values[self.whole * self.width :]
-        if word == "sum":
-            # torch's sum of embeddings adds whole rows of a table.
-            inner = aten._embedding_bag_forward_only(table, self.inner, self.within, False, 0, False, None, True)[0]
-            return (inner + head + tail).sum(1).index_add(0, self.rest, left)
-        of_chunks = getattr(table, word)(1).index_select(0, self.inner)
-        inner = torch.segment_reduce(of_chunks, word[1:], offsets=self.within, axis=0, unsafe=True, initial=identity)
-        greater: Any = torch.maximum if word == "amax" else torch.minimum
-        result = greater(inner, getattr(greater(head, tail), word)(1))
-        return result.scatter_reduce(0, self.rest, left, word) if left.shape[0] else result
+        rest = values[self.chunks * self.width :]
+        if reduction == "sum":
+            # torch's embedding_bag adds whole rows of a table.
+            bags = aten._embedding_bag_forward_only(table, self.inner, self.inner_ends, False, 0, False, None, True)
+            return (bags[0] + head + tail).sum(1).index_add(0, self.remainder, rest)
+        of_chunks = getattr(table, reduction)(1).index_select(0, self.inner)
+        torch_name = reduction[1:]
+        inner = torch.segment_reduce(
+            of_chunks, torch_name, offsets=self.inner_ends, axis=0, unsafe=True, initial=identity
+        )
+        combine = torch.maximum if reduction == "amax" else torch.minimum
+        result = combine(inner, getattr(combine(head, tail), reduction)(1))
+        return result.scatter_reduce(0, self.remainder, rest, reduction) if rest.shape[0] else result
 
 
-IDENTITY: dict[str, float] = {"sum": 0, "amax": -math.inf, "amin": math.inf}
-
-
-def pays(stored: int, rows: int, values: Tensor) -> bool:
-    """Whether rows are long enough, and their values such that torch's kernels take them."""
+def is_worthwhile(stored: int, rows: int, values: Tensor) -> bool:
+    """Whether rows are long enough for chunks, and the kernels used here support the values."""
     return stored >= max(LONG * rows, 2**14) and values.dtype in (torch.float32, torch.float64) and values.is_cpu

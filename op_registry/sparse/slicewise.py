@@ -1,13 +1,13 @@
 """Slice operators on sparse records: reductions, scans, softmax, sorts.
 
-Law: each result depends on the valid elements of one slice, which are among those that are stored. Three ways to run a
-rule on them, tried in the order in which a category or a rule writes them down:
+Law: each result depends on the valid elements of one slice, and all of those are stored. A rule can run on them in
+three ways, tried in the order that a category or a rule states:
 
-    BY_SEGMENTS   a function of sums and extrema by segment (segments.py); one pass, whatever the slices' lengths
-    ON_DENSE_DIMS     the rule on the values as they lie, where only dense dimensions are concerned
-    ON_PADDED_ROWS      the rule on *lines*, the stored elements of each slice side by side (lines.py)
+    by_segments       sums and extrema by segment (segments.py): one pass, regardless of the slices' lengths
+    ON_DENSE_DIMS     the dense rule on the values, if only dense dimensions are concerned
+    ON_PADDED_ROWS    the dense rule on padded rows, the stored elements of each slice side by side (padded_rows.py)
 
-What the last two have to know of an operator is said by its :class:`~op_registry.rule.Slices`.
+The last two rely on the operator's :class:`~op_registry.rule.Slices`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import wrap_dims
+from op_registry.records.dims import Dims, wrap_dims
 from op_registry.rule import Rule, Slices
 from op_registry.sparse.coordinates import unravel
 from op_registry.sparse.elementwise import records_among
@@ -30,13 +30,16 @@ from op_registry.sparse.padded_rows import PaddedRows
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
 from op_registry.sparse.segments import Segments
 
+# What the rule of a slice operator returns.
+Result = Dense | tuple[Dense, ...]
+
 
 @dataclass(frozen=True)
 class SliceCall:
     """A call of a slice operator on one sparse record, its arguments bound by the schema.
 
-    given   the dimensions as the caller gave them: a number, a list, or None for all of them
-    dims    the same, counted from the front
+    dim     the dimensions as the caller passed them: a number, a list, or None for all
+    dims    the same dimensions, non-negative
     named   the other arguments by name
     """
 
@@ -44,17 +47,17 @@ class SliceCall:
     op: OpOverload
     slices: Slices
     x: Sparse
-    given: Any
+    dim: Dims
     dims: tuple[int, ...]
     named: dict[str, Any]
 
     @property
     def along(self) -> tuple[int, ...]:
-        """The sparse ones among the dimensions."""
+        """The sparse dimensions among `dims`."""
         return tuple(d for d in self.dims if d < self.x.pattern.ndim)
 
     def inside(self, lead: int) -> list[int]:
-        """The dense ones, for values with `lead` dimensions in front of the dense ones."""
+        """The dense dimensions among `dims`, as dimensions of values with `lead` dimensions before the dense ones."""
         return [d - self.x.pattern.ndim + lead for d in self.dims if d >= self.x.pattern.ndim]
 
     @property
@@ -63,11 +66,11 @@ class SliceCall:
 
     @property
     def number(self) -> int | None:
-        """How many elements a slice must have, as the caller says."""
+        """The number of elements that a slice needs at least, if an argument states one (topk's k)."""
         return None if self.slices.number is None else int(self.named[self.slices.number])
 
-    def run(self, record: Dense, dim: Any) -> Any:
-        """The rule on a dense record, over other dimensions."""
+    def run(self, record: Dense, dim: Dims) -> Any:
+        """The rule on a dense record, over its dimensions `dim`."""
         named = dict(self.named)
         if any(argument.name == self.slices.dim for argument in self.op._schema.arguments):
             named[self.slices.dim] = dim
@@ -75,10 +78,10 @@ class SliceCall:
 
 
 def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCall:
-    """The call as a :class:`SliceCall`; NotLowered where it is none, torch's own error where a dimension is none."""
+    """A call as :class:`SliceCall`; NotLowered if it is not one, torch's error for a dimension out of range."""
     slices = rule.slices
     if slices is None:
-        raise NotLowered("nothing says how its results lie in a slice")
+        raise NotLowered("its rule does not state how it works on a slice")
     names = [a.name for a in op._schema.arguments]
     named = dict(zip(names, args, strict=False)) | kwargs
     x = named.pop(names[0])
@@ -88,23 +91,24 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
     if any(r.ndim > 0 for r in others):
         raise NotLowered("another operand is dense")
     if 0 in x.shape:
-        raise NotLowered("there is nothing in it")  # what an empty slice gives is torch's own affair
-    given = _dim_given(op, slices, named)
-    if given == [] and slices.none_for_no_dims:
+        raise NotLowered("its input is empty")  # results of empty slices are torch's, computed densely
+    dim = _pop_dim(op, slices, named)
+    if dim == [] and slices.none_for_no_dims:
         raise NotLowered("an empty list of dimensions reduces nothing")
     bound = max(x.ndim, 1)
-    for d in () if given is None else (given,) if isinstance(given, int) else given:
+    for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
         if not -bound <= d < bound:
             torch.empty(x.shape, device="meta").squeeze(d)  # raises torch's own error
     if slices.needs_elements and x.values.data.numel() == 0:
-        raise NotLowered("torch refuses what has no elements, and nothing is stored")
-    return SliceCall(rule, op, slices, x, given, wrap_dims(given, x.ndim), named)
+        raise NotLowered("torch refuses input without elements, and nothing is stored")
+    return SliceCall(rule, op, slices, x, dim, wrap_dims(dim, x.ndim), named)
 
 
-def _dim_given(op: OpOverload, slices: Slices, named: dict[str, Any]) -> Any:
+def _pop_dim(op: OpOverload, slices: Slices, named: dict[str, Any]) -> Dims:
     for argument in op._schema.arguments:
         if argument.name == slices.dim:
-            return named.pop(slices.dim, argument.default_value if argument.has_default_value() else None)
+            dim: Dims = named.pop(slices.dim, argument.default_value if argument.has_default_value() else None)
+            return dim
     return None
 
 
@@ -112,25 +116,24 @@ def _dim_given(op: OpOverload, slices: Slices, named: dict[str, Any]) -> Any:
 
 
 def on_dense_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The rule on the values, each of which has the slice in its dense dimensions."""
+    """The rule on the values, for slices that run over dense dimensions only."""
     call = slice_call(rule, op, *args, **kwargs)
     if call.along:
         raise NotLowered("it works along sparse dimensions")
     inside = call.inside(call.x.pattern.lead)
-    return map_tensors(
-        call.x.like, call.run(call.x.values, inside[0] if isinstance(call.given, int) else inside), Dense
-    )
+    result = call.run(call.x.values, inside[0] if isinstance(call.dim, int) else inside)
+    return map_tensors(call.x.like, result, Dense)
 
 
 # ------------------------------------------------------------------------------------------------------ by segments
 
 
 def by_segments(function: Callable[..., Any]) -> ForRule:
-    """A lowering by segments, of ``function(over, x, op, **options)``.
+    """A lowering by segments, from ``function(over, x, op, **options)``.
 
     over     the slices, as :class:`Segments`
-    x        the stored values one after another, a dense record
-    options  the operator's arguments by name, without those that say which dimensions
+    x        the stored values in storage order, a dense record
+    options  the operator's arguments by name, except those that state the dimensions
     """
 
     def run(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -141,39 +144,39 @@ def by_segments(function: Callable[..., Any]) -> ForRule:
         result = function(Segments(x, call.along, call.inside(1)), x.flat, op, **options)
         if call.slices.gives != "one":
             return map_tensors(x.folded, result, Dense)
-        kept = [1 if d in call.dims else size for d, size in enumerate(x.shape)]
-        shape = kept if call.keepdim else [size for d, size in enumerate(x.shape) if d not in call.dims]
+        keepdim_shape = [1 if d in call.dims else size for d, size in enumerate(x.shape)]
+        shape = keepdim_shape if call.keepdim else [size for d, size in enumerate(x.shape) if d not in call.dims]
         return _reshaped(result, lambda _: shape)
 
     return ForRule(run)
 
 
-# --------------------------------------------------------------------------------------------------------- on lines
+# --------------------------------------------------------------------------------------------------- on padded rows
 
 
 def on_padded_rows(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The rule on lines, and the results back in their places."""
+    """The rule on padded rows, with its results moved back to the coordinates of the elements."""
     call = slice_call(rule, op, *args, **kwargs)
     x, slices, number = call.x, call.slices, call.number
     if not call.along:
         raise NotLowered("it works along dense dimensions")
     if number is not None and number > math.prod(x.shape[d] for d in call.dims):
         raise NotLowered(f"torch refuses a {slices.number} that is greater than the slice")
-    lines = PaddedRows(x, call.along, at_least=max(1, number or 1))
-    record = lines.spread(x.flat)
-    if slices.gives == "one" and not isinstance(call.given, int) and len(call.dims) == x.ndim:
-        return _of_everything(call, lines, record)
-    result = call.run(record, 1 if isinstance(call.given, int) else [1, *call.inside(2)])
-    result = _each(result, slices.positions, lambda r: _positions(r, lines))
+    rows = PaddedRows(x, call.along, at_least=max(1, number or 1))
+    record = rows.pad(x.flat)
+    if slices.gives == "one" and not isinstance(call.dim, int) and len(call.dims) == x.ndim:
+        return _over_all_elements(call, rows, record)
+    result = call.run(record, 1 if isinstance(call.dim, int) else [1, *call.inside(2)])
+    result = _map_results(result, slices.positions, lambda r: _positions_in_slice(r, rows))
     if slices.gives != "one":
-        return map_tensors(lambda r: _in_their_places(r, lines, call), result, Dense)
-    return _reshaped(result, lambda shape: _reduced_shape(shape, lines, call))
+        return map_tensors(lambda r: _to_sparse(r, rows, call), result, Dense)
+    return _reshaped(result, lambda shape: _reduced_shape(shape, rows, call))
 
 
-def _of_everything(call: SliceCall, lines: PaddedRows, record: Dense) -> Any:
-    whole = record.map(lambda t: t.squeeze(0))
-    result = call.run(whole, None if call.given is None else list(range(whole.ndim)))
-    result = _each(result, call.slices.positions, lambda r: _whole_positions(r, lines, call.x))
+def _over_all_elements(call: SliceCall, rows: PaddedRows, record: Dense) -> Any:
+    single_row = record.map(lambda t: t.squeeze(0))
+    result = call.run(single_row, None if call.dim is None else list(range(single_row.ndim)))
+    result = _map_results(result, call.slices.positions, lambda r: _positions_in_tensor(r, rows, call.x))
 
     def reduced(shape: torch.Size) -> Sequence[int]:
         if call.keepdim:
@@ -183,59 +186,58 @@ def _of_everything(call: SliceCall, lines: PaddedRows, record: Dense) -> Any:
     return _reshaped(result, reduced)
 
 
-def _each(result: Any, which: Sequence[int], change: Callable[[Dense], Dense]) -> Any:
-    """A result with some of its records changed, by position."""
+def _map_results(result: Result, indices: Sequence[int], change: Callable[[Dense], Dense]) -> Result:
+    """`change` applied to the results at `indices`."""
     if isinstance(result, Dense):
-        return change(result) if 0 in which else result
-    return tuple(change(r) if n in which else r for n, r in enumerate(result))
+        return change(result) if 0 in indices else result
+    return tuple(change(r) if n in indices else r for n, r in enumerate(result))
 
 
-def _reshaped(result: Any, shape_of: Callable[[torch.Size], Sequence[int]]) -> Any:
+def _reshaped(result: Result, shape_of: Callable[[torch.Size], Sequence[int]]) -> Any:
     return map_tensors(lambda r: r.map(lambda t: t.reshape(tuple(shape_of(t.shape)))), result, Dense)
 
 
-def _reduced_shape(shape: torch.Size, lines: PaddedRows, call: SliceCall) -> tuple[int, ...]:
+def _reduced_shape(shape: torch.Size, rows: PaddedRows, call: SliceCall) -> tuple[int, ...]:
     if not call.keepdim:
-        return (*lines.sizes, *shape[1:])
+        return (*rows.sizes, *shape[1:])
     return (*(1 if d in call.along else size for d, size in enumerate(call.x.pattern.sizes)), *shape[2:])
 
 
-def _positions(result: Dense, lines: PaddedRows) -> Dense:
-    """Positions in a line as positions in the slice that it was made of."""
-    position = result.data.clamp(0, lines.width - 1)
-    flat = position.reshape(lines.slices, -1)
-    return result.like(lines.coordinates().gather(1, flat).reshape(result.shape))
+def _positions_in_slice(result: Dense, rows: PaddedRows) -> Dense:
+    """Positions in a padded row converted to positions in the original slice."""
+    position = result.data.clamp(0, rows.width - 1)
+    flat = position.reshape(rows.slices, -1)
+    return result.like(rows.positions_in_slice().gather(1, flat).reshape(result.shape))
 
 
-def _whole_positions(result: Dense, lines: PaddedRows, x: Sparse) -> Dense:
-    """A position among all stored elements as one in the flattened tensor."""
-    each = math.prod(x.dense_sizes)
-    line, rest = result.data // each, result.data % each
-    coordinates = lines.coordinates()[0]
-    return result.like(coordinates[line.clamp(0, lines.width - 1)] * each + rest)
+def _positions_in_tensor(result: Dense, rows: PaddedRows, x: Sparse) -> Dense:
+    """Positions among all stored elements converted to positions in the flattened tensor."""
+    inner_numel = math.prod(x.dense_sizes)
+    slot, inner = result.data // inner_numel, result.data % inner_numel
+    positions = rows.positions_in_slice()[0]
+    return result.like(positions[slot.clamp(0, rows.width - 1)] * inner_numel + inner)
 
 
-def _in_their_places(r: Dense, lines: PaddedRows, call: SliceCall) -> Any:
-    """Lines of a result with as many elements as were stored: where those were, or in order at the front."""
+def _to_sparse(r: Dense, rows: PaddedRows, call: SliceCall) -> Sparse:
+    """Padded rows of results as a sparse record: at their coordinates, or in order at the front of the slice."""
     x, along = call.x, call.along
     if call.slices.gives == "each":
-        return x.folded(lines.collect(r))
+        return x.folded(rows.unpad(r))
     if len(along) != 1:
         raise NotLowered("it sorts along one dimension only")
     width = r.shape[1]
-    taken = lines.slots if width == lines.width else None
-    if taken is None:
-        line, position = lines.slots // lines.width, lines.slots % lines.width
-        kept = position < width
-        taken = (line * width + position)[kept]
-    position = taken % width
-    others = iter(unravel(taken // width, lines.sizes))
-    places = tuple(position if d == along[0] else next(others) for d in range(x.pattern.ndim))
+    slots = rows.slots if width == rows.width else None
+    if slots is None:
+        row, column = rows.slots // rows.width, rows.slots % rows.width
+        slots = (row * width + column)[column < width]
+    column = slots % width
+    others = iter(unravel(slots // width, rows.sizes))
+    coordinates = tuple(column if d == along[0] else next(others) for d in range(x.pattern.ndim))
     sizes = list(x.pattern.sizes)
     if call.number is not None:
         sizes[along[0]] = width
-    flat = r.map(lambda t: t.reshape(-1, *t.shape[2:])[taken])
-    return from_coordinates(x.pattern.layout.exact_sibling, places, flat, sizes)
+    flat = r.map(lambda t: t.reshape(-1, *t.shape[2:])[slots])
+    return from_coordinates(x.pattern.layout.exact_sibling, coordinates, flat, sizes)
 
 
 ON_DENSE_DIMS, ON_PADDED_ROWS = ForRule(on_dense_dims), ForRule(on_padded_rows)
@@ -243,11 +245,11 @@ SLICEWISE = first_of(ON_DENSE_DIMS, ON_PADDED_ROWS)
 
 
 def lowers_by_segments(*rules: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: how rules run by segments, which is tried before their dense runs on values and on lines."""
+    """Decorator: the lowering of rules by segments, tried before the dense rule on values and on padded rows."""
 
-    def hang(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
         for rule in rules:
             rule.lowering(Sparse)(first_of(by_segments(function), SLICEWISE))
         return function
 
-    return hang
+    return decorator

@@ -1,17 +1,18 @@
-"""Products of stored elements with rows of a dense matrix, and the derivatives of them.
+"""Products of stored elements with rows of a dense matrix, and their derivatives.
 
-Of stored elements it is known in which row and in which column each is. Then
+With `row` and `column` the coordinates of each stored element:
 
-    multiply   (rows, n) = Σ over the elements of a row: element · dense[its column]
-    sample     (stored,) = left[its row] · right[its column], summed
+    spmm    (rows, n)  = Σ over the elements of a row: element · dense[its column]
+    sddmm   (stored,)  = left[its row] · right[its column], summed
 
-and each is the derivative of the other: of every order, without the (stored × n) table that plain indexing would make.
-In a graph the compiler fuses that table away, and plain indexing it is.
+Each is the derivative of the other, to any order, without the (stored × n) intermediate that plain indexing would
+allocate. In a compiled graph the compiler fuses that intermediate away, so plain indexing is used there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,18 +22,18 @@ from op_registry.records.tracing import computed_at_once
 
 aten = torch.ops.aten
 
-# What torch's kernels for sums of rows and for sampled products take; everything else goes by plain indexing.
-_BY_ROWS = (torch.float32, torch.float64)
+# The dtypes of torch's kernels for sums of rows and sampled products; other dtypes use plain indexing.
+_KERNEL_DTYPES = (torch.float32, torch.float64)
 
 
 class RowColumn:
-    """Where the stored elements of a matrix are, in the order of its rows.
+    """The coordinates of the stored elements of a matrix, and their order by row.
 
-    row, column  of every stored element as it is stored, int64 (stored,)
-    rows         how many rows there are
-    columns      how many columns
-
-    `in_order`: they are stored row by row. `ends`, where it is known: see :meth:`by_row`.
+    row, column  of every stored element in storage order, int64 (stored,)
+    rows         number of rows
+    columns      number of columns
+    in_order     whether elements are stored row by row
+    ends         where rows start and end, if known (see :meth:`by_row`)
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class RowColumn:
     def by_row(self) -> tuple[Tensor | None, Tensor, Tensor]:
         """The elements row by row.
 
-        order    the permutation that sorts them so, None where they are
+        order    the permutation that sorts them by row; None if they are stored so
         columns  int64 (stored,), in that order
-        ends     int64 (rows + 1,): where the elements of each row begin and end, in that order
+        ends     int64 (rows + 1,): where the elements of each row start and end, in that order
         """
         if self._sorted is None:
             order = None if self._in_order else self.row.argsort(stable=True)
@@ -67,41 +68,55 @@ class RowColumn:
         return (*self._sorted, self._ends)
 
 
-def spmm(values: Tensor, dense: Tensor, placed: RowColumn) -> Tensor:
-    """(rows, n) of values (stored,) and dense (columns, n), of one dtype; differentiable as often as is wished."""
+def spmm(values: Tensor, dense: Tensor, coordinates: RowColumn) -> Tensor:
+    """(rows, n) from values (stored,) and dense (columns, n) of one dtype; differentiable to any order."""
     if not _has_kernel(values, dense):
-        wide = accumulation_dtype(values.dtype)
-        terms = values.to(wide).unsqueeze(1) * dense.to(wide).index_select(0, placed.column)
-        return terms.new_zeros((placed.rows, dense.shape[1])).index_add(0, placed.row, terms).to(values.dtype)
-    result: Tensor = _Multiply.apply(values, dense, placed)
+        sum_dtype = accumulation_dtype(values.dtype)
+        terms = values.to(sum_dtype).unsqueeze(1) * dense.to(sum_dtype).index_select(0, coordinates.column)
+        total = terms.new_zeros((coordinates.rows, dense.shape[1])).index_add(0, coordinates.row, terms)
+        return total.to(values.dtype)
+    result: Tensor = _Spmm.apply(values, dense, coordinates)
     return result
 
 
-def sddmm(left: Tensor, right: Tensor, placed: RowColumn) -> Tensor:
-    """(stored,) of left (rows, n) and right (columns, n), of one dtype; differentiable as often as is wished."""
+def sddmm(left: Tensor, right: Tensor, coordinates: RowColumn) -> Tensor:
+    """(stored,) from left (rows, n) and right (columns, n) of one dtype; differentiable to any order."""
     if not _has_kernel(left, right):
-        wide = accumulation_dtype(left.dtype)
-        terms = left.to(wide).index_select(0, placed.row) * right.to(wide).index_select(0, placed.column)
+        sum_dtype = accumulation_dtype(left.dtype)
+        rows = left.to(sum_dtype).index_select(0, coordinates.row)
+        terms = rows * right.to(sum_dtype).index_select(0, coordinates.column)
         return terms.sum(1).to(left.dtype)
-    result: Tensor = _Sample.apply(left, right, placed)
+    result: Tensor = _Sddmm.apply(left, right, coordinates)
     return result
 
 
 def _has_kernel(*factors: Tensor) -> bool:
-    fits = all(t.dtype in _BY_ROWS and t.device.type == "cpu" for t in factors)
-    return fits and computed_at_once(*factors)
+    supported = all(t.dtype in _KERNEL_DTYPES and t.device.type == "cpu" for t in factors)
+    return supported and computed_at_once(*factors)
 
 
-class _Multiply(torch.autograd.Function):
+class _Context(Protocol):
+    """What both functions save: their factors, and the coordinates."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
+    coordinates: RowColumn
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+
+
+class _Spmm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, dense: Tensor, placed: RowColumn) -> Tensor:
+    def forward(ctx: _Context, values: Tensor, dense: Tensor, coordinates: RowColumn) -> Tensor:
         ctx.save_for_backward(values, dense)
         ctx.save_for_forward(values, dense)
-        ctx.placed = placed
-        if 0 in (values.shape[0], placed.rows, dense.shape[1]):
-            return dense.new_zeros((placed.rows, dense.shape[1]))
-        order, columns, ends = placed.by_row()
-        # torch's sum of embeddings is a product with a sparse matrix by another name, and twice as fast as that.
+        ctx.coordinates = coordinates
+        if 0 in (values.shape[0], coordinates.rows, dense.shape[1]):
+            return dense.new_zeros((coordinates.rows, dense.shape[1]))
+        order, columns, ends = coordinates.by_row()
+        # A weighted sum of embeddings is a product with a sparse matrix, and twice as fast as torch's own product.
         weights = values if order is None else values[order]
         result: Tensor = aten._embedding_bag_forward_only(
             dense.contiguous(), columns, ends, False, 0, False, weights.contiguous(), True
@@ -109,47 +124,52 @@ class _Multiply(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         values, dense = ctx.saved_tensors
-        of_values = sddmm(grad, dense, ctx.placed) if ctx.needs_input_grad[0] else None
-        of_dense = spmm(values, grad, ctx.placed.transposed) if ctx.needs_input_grad[1] else None
-        return of_values, of_dense, None
+        values_grad = sddmm(grad, dense, ctx.coordinates) if ctx.needs_input_grad[0] else None
+        dense_grad = spmm(values, grad, ctx.coordinates.transposed) if ctx.needs_input_grad[1] else None
+        return values_grad, dense_grad, None
 
     @staticmethod
-    def jvp(ctx: Any, of_values: Tensor | None, of_dense: Tensor | None, _: Any) -> Any:
-        return _both(spmm, of_values, of_dense, ctx)
+    def jvp(ctx: _Context, values_tangent: Tensor | None, dense_tangent: Tensor | None, _: None) -> Tensor:
+        return _product_rule(spmm, values_tangent, dense_tangent, ctx)
 
 
-class _Sample(torch.autograd.Function):
+class _Sddmm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, placed: RowColumn) -> Tensor:
+    def forward(ctx: _Context, left: Tensor, right: Tensor, coordinates: RowColumn) -> Tensor:
         ctx.save_for_backward(left, right)
         ctx.save_for_forward(left, right)
-        ctx.placed = placed
-        stored = placed.row.shape[0]
-        if 0 in (stored, placed.rows, placed.columns, left.shape[1]):
+        ctx.coordinates = coordinates
+        stored = coordinates.row.shape[0]
+        if 0 in (stored, coordinates.rows, coordinates.columns, left.shape[1]):
             return left.new_zeros(stored)
-        # The derivative of that sum of embeddings by its weights; in any order.
+        # The gradient of the weighted sum of embeddings with respect to its weights; elements may be in any order.
         result: Tensor = aten._embedding_bag_per_sample_weights_backward(
-            left.contiguous(), right.contiguous(), placed.column, placed.column[:1], placed.row, 0
+            left.contiguous(), right.contiguous(), coordinates.column, coordinates.column[:1], coordinates.row, 0
         )
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         left, right = ctx.saved_tensors
-        of_left = spmm(grad, right, ctx.placed) if ctx.needs_input_grad[0] else None
-        of_right = spmm(grad, left, ctx.placed.transposed) if ctx.needs_input_grad[1] else None
-        return of_left, of_right, None
+        left_grad = spmm(grad, right, ctx.coordinates) if ctx.needs_input_grad[0] else None
+        right_grad = spmm(grad, left, ctx.coordinates.transposed) if ctx.needs_input_grad[1] else None
+        return left_grad, right_grad, None
 
     @staticmethod
-    def jvp(ctx: Any, of_left: Tensor | None, of_right: Tensor | None, _: Any) -> Any:
-        return _both(sddmm, of_left, of_right, ctx)
+    def jvp(ctx: _Context, left_tangent: Tensor | None, right_tangent: Tensor | None, _: None) -> Tensor:
+        return _product_rule(sddmm, left_tangent, right_tangent, ctx)
 
 
-def _both(product: Any, of_first: Tensor | None, of_second: Tensor | None, ctx: Any) -> Any:
-    """The derivative of a product of two: of the one, times the other, and the other way round."""
+def _product_rule(
+    product: Callable[[Tensor, Tensor, RowColumn], Tensor],
+    first_tangent: Tensor | None,
+    second_tangent: Tensor | None,
+    ctx: _Context,
+) -> Tensor:
+    """The tangent of a bilinear product: the tangent of each factor times the other factor."""
     first, second = ctx.saved_tensors
-    terms = [product(of_first, second, ctx.placed)] if of_first is not None else []
-    terms += [product(first, of_second, ctx.placed)] if of_second is not None else []
+    terms = [product(first_tangent, second, ctx.coordinates)] if first_tangent is not None else []
+    terms += [product(first, second_tangent, ctx.coordinates)] if second_tangent is not None else []
     return sum(terms[1:], terms[0])

@@ -209,7 +209,7 @@ def test_a_partner_stored_densely_is_not_forgotten(monkeypatch: pytest.MonkeyPat
         """Takes the other operand's mask for granted, where it is stored densely."""
         if isinstance(x, Sparse) and isinstance(other, Dense) and broadcast_shapes(x.shape, other.shape) == x.shape:
             theirs = other.data.expand(x.shape).contiguous()
-            return x.like(x.values.like(x.values.data * gather(theirs, x.pattern.places())))
+            return x.like(x.values.like(x.values.data * gather(theirs, x.pattern.coordinates())))
         raise NotLowered("not this one")
 
     settings = Settings(subject=EAGER, laws=("P4",), most=3, storages=("csr", "csr_first"))

@@ -361,51 +361,54 @@ def csr(crow: list[int], col: list[int], values: Any, size: tuple[int, ...], lay
 BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "negative": (
         lambda: coo([[0, -1]], 2, (3,)),
-        "a torch.sparse_coo tensor of shape (3,) is not well formed: indices of dimension 0 run from -1 to 0, and it "
-        "has 3 places. Construct it with check_invariants=True to find where it comes from.",
+        "a torch.sparse_coo tensor of shape (3,) is not well formed: indices of dimension 0 run from -1 to 0, and its "
+        "size is 3. Construct it with check_invariants=True to find where it comes from.",
     ),
     "out of range": (
         lambda: coo([[0, 1], [5, 7]], 2, (3, 6)),
-        "indices of dimension 1 run from 5 to 7, and it has 6 places",
+        "indices of dimension 1 run from 5 to 7, and its size is 6",
     ),
     "crow too short": (
         lambda: csr([0, 1], [0], 1, (3, 3)),
-        "crow_indices have 2 entries for each matrix, and 3 lines need 4",
+        "crow_indices have 2 entries for each matrix, and 3 rows need 4",
     ),
     "crow too long": (
         lambda: csr([0, 1, 1, 1, 1], [0], 1, (3, 3)),
-        "crow_indices have 5 entries for each matrix, and 3 lines",
+        "crow_indices have 5 entries for each matrix, and 3 rows",
     ),
     "crow starts late": (lambda: csr([1, 1, 1, 1], [0], 1, (3, 3)), "crow_indices begin with 1, not with 0"),
     "crow ends early": (
         lambda: csr([0, 0, 0, 1], [0, 1], 2, (3, 3)),
-        "crow_indices end with 1, and 2 col_indices are there",
+        "crow_indices end with 1, and there are 2 col_indices",
     ),
     "crow descends": (
         lambda: csr([0, 2, 1, 2], [0, 1], 2, (3, 3)),
-        "crow_indices descend from 2 to 1; they count the elements from",
+        "crow_indices descend from 2 to 1; they are running counts",
     ),
     "crow descends by more than int64 holds": (
         lambda: csr([0, 2**63 - 1, -2, 2], [0, 1], 2, (3, 3)),
-        "crow_indices descend from 9223372036854775807 to -2; they count the elements from",
+        "crow_indices descend from 9223372036854775807 to -2; they are running counts",
     ),
     "col out of range": (
         lambda: csr([0, 1, 1, 1], [3], 1, (3, 3)),
-        "col_indices run from 3 to 3, and there are 3 places",
+        "col_indices run from 3 to 3, and that dimension has size 3",
     ),
     "col negative": (
         lambda: csr([0, 1, 1, 1], [-1], 1, (3, 3)),
-        "col_indices run from -1 to -1, and there are 3 places",
+        "col_indices run from -1 to -1, and that dimension has size 3",
     ),
     "values too few": (lambda: csr([0, 1, 2, 2], [0, 1], 1, (3, 3)), "there are 1 values for 2 col_indices"),
-    "by column": (lambda: csr([0, 1, 1], [3], 1, (3, 2), CSC), "row_indices run from 3 to 3, and there are 3 places"),
+    "by column": (
+        lambda: csr([0, 1, 1], [3], 1, (3, 2), CSC),
+        "row_indices run from 3 to 3, and that dimension has size 3",
+    ),
     "blocks that do not divide": (
         lambda: csr([0, 1], [0], torch.ones(1, 2, 2), (3, 3), BSR),
         "blocks of (2, 2) do not divide a matrix of (3, 3)",
     ),
     "blocks out of range": (
         lambda: csr([0, 1, 1], [2], torch.ones(1, 2, 2), (4, 4), BSC),
-        "row_indices run from 2 to 2, and there are 2 places",
+        "row_indices run from 2 to 2, and that dimension has size 2",
     ),
     "indices that are no integers": (
         lambda: torch.sparse_csr_tensor(

@@ -41,9 +41,9 @@ class Numbered(Layout):
         return unravel(pieces[0], sizes)
 
     def pieces_of(
-        self, places: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64
+        self, coordinates: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64
     ) -> tuple[Tensor, ...]:
-        return (ravel(places, sizes).to(dtype),)
+        return (ravel(coordinates, sizes).to(dtype),)
 
 
 NUMBERED = register_layout(Numbered())

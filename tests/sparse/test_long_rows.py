@@ -24,9 +24,7 @@ def test_every_row_is_reduced_by_itself(lengths, width, word):
     ends = torch.tensor([0, *lengths]).cumsum(0)
     rows = values.split(lengths)
     expected = [getattr(row, word)() if len(row) else torch.tensor(IDENTITY[word], dtype=row.dtype) for row in rows]
-    torch.testing.assert_close(
-        RowChunks(ends, stored, width, values.dtype).reduced(values, word), torch.stack(expected)
-    )
+    torch.testing.assert_close(RowChunks(ends, stored, width, values.dtype).reduce(values, word), torch.stack(expected))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -34,9 +32,9 @@ def test_a_row_sees_nothing_of_its_neighbours(bad):
     values = torch.ones(100, dtype=torch.float64)
     values[37:61] = bad
     chunks = RowChunks(torch.tensor([0, 37, 61, 100]), 100, 16, values.dtype)
-    assert chunks.reduced(values, "sum")[[0, 2]].tolist() == [37, 39]
-    assert chunks.reduced(values, "amax")[[0, 2]].tolist() == [1, 1]
-    assert chunks.reduced(values, "amin")[[0, 2]].tolist() == [1, 1]
+    assert chunks.reduce(values, "sum")[[0, 2]].tolist() == [37, 39]
+    assert chunks.reduce(values, "amax")[[0, 2]].tolist() == [1, 1]
+    assert chunks.reduce(values, "amin")[[0, 2]].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("word", ["sum", "amax", "amin", "mean", "softmax"])

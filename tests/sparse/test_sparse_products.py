@@ -148,15 +148,15 @@ def test_the_kernels_have_derivatives_of_every_order(in_order):
     if not in_order:
         shuffled = torch.randperm(len(row), generator=torch.Generator().manual_seed(4))
         row, column = row[shuffled], column[shuffled]
-    placed = RowColumn(row, column, 5, 4, in_order=in_order)
+    coordinates = RowColumn(row, column, 5, 4, in_order=in_order)
     values, dense, left, right = plain(len(row)), plain(4, 3), plain(5, 3, seed=2), plain(4, 3, seed=3)
     whole = torch.zeros(5, 4, dtype=torch.float64).index_put((row, column), values)
-    torch.testing.assert_close(spmm(values, dense, placed), whole @ dense)
-    torch.testing.assert_close(sddmm(left, right, placed), (left @ right.t())[row, column])
+    torch.testing.assert_close(spmm(values, dense, coordinates), whole @ dense)
+    torch.testing.assert_close(sddmm(left, right, coordinates), (left @ right.t())[row, column])
     for function, arguments in ((spmm, (values, dense)), (sddmm, (left, right))):
         inputs = [a.clone().requires_grad_() for a in arguments]
-        assert gradcheck(lambda *a, f=function: f(*a, placed), inputs)
-        assert gradgradcheck(lambda *a, f=function: f(*a, placed), inputs)
+        assert gradcheck(lambda *a, f=function: f(*a, coordinates), inputs)
+        assert gradgradcheck(lambda *a, f=function: f(*a, coordinates), inputs)
         # The plain formula, which a graph and other dtypes take, says the same.
         narrow = [a.to(torch.complex128) for a in arguments]
-        torch.testing.assert_close(function(*narrow, placed).real, function(*arguments, placed))
+        torch.testing.assert_close(function(*narrow, coordinates).real, function(*arguments, coordinates))

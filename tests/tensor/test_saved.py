@@ -247,7 +247,7 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     "sizes too small": (changed("sizes", lambda s: tuple(1 for _ in s)), "indices|divide"),
     "two million lines": (
         where(lambda p: len(p.get("pieces", ())) == 2, changed("sizes", lambda s: (*s[:-2], 2_000_000, 2_000_000))),
-        r"\w+_indices have \d+ entries for each matrix, and \d+ lines need",
+        r"\w+_indices have \d+ entries for each matrix, and \d+ (block )?(rows|columns) need",
     ),
     "indices of float": (
         piece(-1, lambda p: p.double()),
@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     "too many indices": (piece(-1, lambda p: torch.cat([p, p], -1)), "values|entries"),
     "an index too large": (
         piece(-1, put(-1, 10**9)),
-        "run from -?\\d+ to 1000000000, and (it has|there are) \\d+ places",
+        "run from -?\\d+ to 1000000000, and (its size is|that dimension has size) \\d+",
     ),
     "a negative index": (piece(-1, put(0, -1)), "run from -1 to \\d+, and"),
     "an index twice": (with_two(twice), "its indices list an element twice, or are not in"),

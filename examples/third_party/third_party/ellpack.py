@@ -46,18 +46,18 @@ class Ellpack(Layout):
         """Rows lie one after another, which is all that sums and extrema of rows want to know."""
         return torch.arange(math.prod(sizes[:-1]) + 1, device=pieces[0].device) * width(pieces, sizes)
 
-    def cover(self, places: Coordinates, sizes: Sequence[int], block: object) -> tuple[Pieces, Tensor]:
+    def cover(self, coordinates: Coordinates, sizes: Sequence[int], block: object) -> tuple[Pieces, Tensor]:
         """Rows as wide as the fullest one. Of the columns that a row does not need, the first ones fill it.
 
         Then a slot that is filled has its own number as column: before it are as many elements as there are columns.
         """
-        rows, row = math.prod(sizes[:-1]), ravel(places[:-1], sizes[:-1])
+        rows, row = math.prod(sizes[:-1]), ravel(coordinates[:-1], sizes[:-1])
         if being_traced(row):
             raise MaskedSemanticsError("how many elements the fullest row of ELLPACK has is not known while compiling")
         counts = row.new_zeros(rows).scatter_add(0, row, torch.ones_like(row))
         wide = int(counts.max()) if rows else 0
-        order = ravel(places, sizes).argsort()
-        row, column = row[order], places[-1][order]
+        order = ravel(coordinates, sizes).argsort()
+        row, column = row[order], coordinates[-1][order]
         rank = torch.arange(row.shape[0], device=row.device) - (counts.cumsum(0) - counts)[row]
         fillers_before = torch.minimum(column - rank, wide - counts[row])
         slot = row * wide + rank + fillers_before

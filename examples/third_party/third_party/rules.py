@@ -83,7 +83,7 @@ def row_dot_of_stored(op: Any, x: Any, vector: Any) -> Dense:
         raise NotLowered("only a matrix whose elements are stored one by one, and a dense vector")
     if 0 in x.shape:
         raise NotLowered("there is nothing in it")
-    rows, columns = x.pattern.places()
+    rows, columns = x.pattern.coordinates()
     of_column = vector.take_rows(columns)
     pairs = x.flat.masked_by(of_column.full_validity)
     products = pairs.filled(0) * pairs.like(of_column.data).filled(0)

@@ -118,7 +118,7 @@ def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float |
     rows = torch.cat(outputs, 1).squeeze(0)
     if all(keys):
         return Dense(rows)
-    has_keys = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.places()[0]]
+    has_keys = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.coordinates()[0]]
     return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
 
 

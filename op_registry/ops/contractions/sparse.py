@@ -53,11 +53,11 @@ def row_column(x: Sparse, batched: bool) -> RowColumn:
 
     `batched`: the columns of all batches lie side by side as well, so that the matrix is block-diagonal.
     """
-    return x.pattern.remembered(("placed", batched), lambda: _row_column(x, batched))
+    return x.pattern.cached(("row_column", batched), lambda: _row_column(x, batched))
 
 
 def _row_column(x: Sparse, batched: bool) -> RowColumn:
-    pattern, coordinates = x.pattern, x.pattern.places()
+    pattern, coordinates = x.pattern, x.pattern.coordinates()
     *batch, rows, columns = pattern.sizes
     number = math.prod(batch)
     row = ravel(coordinates[:-1], pattern.sizes[:-1])

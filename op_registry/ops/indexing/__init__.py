@@ -13,11 +13,11 @@ of its source; elements that are not written keep theirs.
     backward        backward operators of embeddings
 """
 
-from op_registry.authoring import Sparse, first_of, without_op
+from op_registry.authoring import Sparse, first_of
 from op_registry.ops.indexing import assignment, backward, embedding, packed, rules, scatter, sparse, sparse_writing
 
 __all__ = ["assignment", "backward", "embedding", "packed", "rules", "scatter", "sparse", "sparse_writing"]
 
 # A dense table first, whose index may be sparse, then a sparse one; for embeddings the other way round.
-rules.index_select.lowering(Sparse)(first_of(sparse.index_select_of_dense, without_op(sparse.index_select)))
+rules.index_select.lowering(Sparse)(first_of(sparse.index_select_of_dense, sparse.index_select_of_sparse))
 embedding.embedding.lowering(Sparse)(first_of(sparse.embedding_of_sparse, packed.embedding_of_rows))

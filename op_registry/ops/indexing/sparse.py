@@ -29,11 +29,11 @@ from op_registry.authoring import (
     map_dense_dim,
     sorted_coordinates,
     to_dense,
+    unpadded_elements,
     unravel,
     valid_elements,
     valid_elements_of,
     with_coordinates,
-    without_block_padding,
     wrap_dim,
 )
 from op_registry.ops.indexing import rules as indexing
@@ -76,7 +76,7 @@ def gather(
     if isinstance(index, Sparse):
         if index.dense_sizes:
             raise NotLowered("its index has dense dimensions")
-        flat, coordinates = index.flat, index.pattern.places()
+        flat, coordinates = index.flat, index.pattern.coordinates()
         aten.gather(as_tensor_of((x.shape[axis],), x), 0, flat.filled(0))  # raises where one is out of range
         aten.gather(as_tensor_of(x.shape, x), dim, as_tensor_of(index.shape, x, safe.dtype))  # torch's other errors
         read = [flat.filled(0).to(torch.int64) if d == axis else c for d, c in enumerate(coordinates)]
@@ -171,7 +171,7 @@ def embedding_of_sparse(
         raise NotLowered("its weight is no sparse matrix, or its indices are sparse, or scale_grad_by_freq=True")
     aten.embedding(as_tensor_of(weight.shape, weight, torch.float32), indices.filled(0))  # raises torch's errors
     if 0 <= padding_idx < weight.shape[0]:
-        rows = weight.pattern.fold(weight.pattern.places()[0])
+        rows = weight.pattern.fold(weight.pattern.coordinates()[0])
         rows = rows.reshape(rows.shape + (1,) * (weight.values.ndim - rows.ndim))
         data = weight.values.data
         weight = weight.like(weight.values.like(torch.where(rows == padding_idx, data.detach(), data)))
@@ -206,6 +206,13 @@ def true_coordinates(mask: Dense | Sparse, shape: Sequence[int]) -> Coordinates:
 # ---------------------------------------------------------------------------------------- one index along a dimension
 
 
+def index_select_of_sparse(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse) -> Sparse:
+    """`index_select` from a sparse tensor."""
+    if not isinstance(x, Sparse):
+        raise NotLowered("the tensor that it reads is stored densely")
+    return index_select(x, dim, index)
+
+
 def index_select(x: Sparse, dim: int, index: Dense | Sparse) -> Sparse:
     axis = wrap_dim(dim, x.ndim)
     index = to_dense(index)  # as long as the result
@@ -215,7 +222,7 @@ def index_select(x: Sparse, dim: int, index: Dense | Sparse) -> Sparse:
         return _index_select_dense_dim(x, axis, index)
     safe = index.filled(0).reshape(-1).to(torch.int64)
     aten.index_select(as_tensor_of((x.shape[axis],), x), 0, index.filled(0))  # raises where one is out of range
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     # A join of the index with the stored coordinates, which are sorted and counted for that.
     order = coordinates[axis].argsort(stable=True)
     counts = torch.zeros(x.shape[axis], dtype=torch.int64, device=x.device)

@@ -149,7 +149,7 @@ def index_fill(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Spars
     aten.index_fill(none, 0, flat_index.filled(0), 0)  # raises where one is out of range
     rows, valid = in_range(flat_index.filled(0), x.shape[axis]), flat_index.valid
     filled_rows = none.index_fill(0, rows if valid is None else rows[valid], True)
-    filled = filled_rows[x.pattern.fold(x.pattern.places()[axis])]
+    filled = filled_rows[x.pattern.fold(x.pattern.coordinates()[axis])]
     filled = filled.reshape(filled.shape + (1,) * (x.values.ndim - filled.ndim))
     if not isinstance(value, Dense):
         return x.like(x.values.like(torch.where(filled, torch.full_like(x.values.data, value), x.values.data)))

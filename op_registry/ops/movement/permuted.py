@@ -59,7 +59,7 @@ def expand(x: Permuted, size: Sequence[int], *, implicit: bool = False) -> Permu
     shape = tuple(torch.empty(x.shape, device="meta").expand(list(size)).shape)
     if len(shape) != x.ndim:
         raise NotLowered("it adds dimensions in front")
-    base_shape = [shape[x.back[d]] for d in range(x.ndim)]
+    base_shape = [shape[x.inverse[d]] for d in range(x.ndim)]
     return x.like(sparse_movement.expand(x.base, base_shape))
 
 

@@ -31,9 +31,9 @@ from op_registry.authoring import (
     ravel,
     refuse_dense_dims,
     repeat_sparse,
+    unpadded_elements,
     unravel,
     with_coordinates,
-    without_block_padding,
     wrap_dim,
 )
 from op_registry.ops.movement import joins, views
@@ -69,7 +69,7 @@ def in_order_of(x: Sparse, order: Sequence[int]) -> Sparse | Permuted:
         return x.like(x.values.map(lambda t: t.permute(inner))) if list(order) != list(range(x.ndim)) else x
     if set(order[:sparse]) != set(range(sparse)):
         return Permuted(x, order)
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     inner = [0, *(d - sparse + 1 for d in order[sparse:])]
     moved = flat.map(lambda t: t.permute(inner))
     return with_coordinates(
@@ -97,7 +97,7 @@ def unsqueeze(x: Sparse, dim: int) -> Sparse:
     dim = wrap_dim(dim, x.ndim + 1)
     if dim > x.pattern.ndim or (dim == x.pattern.ndim and x.dense_sizes):
         return map_dense_dim(x, dim, lambda t, d: t.unsqueeze(d))
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     zeros = torch.zeros_like(coordinates[0])
     sizes = x.pattern.sizes
     return with_coordinates(x, (*coordinates[:dim], zeros, *coordinates[dim:]), flat, (*sizes[:dim], 1, *sizes[dim:]))
@@ -111,7 +111,7 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Sparse:
     if not any(d < sparse for d in removed):
         dense = [d - sparse + x.pattern.lead for d in sorted(removed)]
         return x.like(x.values.map(lambda t: t.squeeze(dense))) if dense else x
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     inner = [d - sparse + 1 for d in sorted(removed) if d >= sparse]
     flat = flat.map(lambda t: t.squeeze(inner)) if inner else flat
     kept = [d for d in range(sparse) if d not in removed]
@@ -133,7 +133,7 @@ def view(x: Sparse, size: Sequence[int]) -> Sparse:
         raise NotLowered("no sparse dimension is left")
     if x.pattern.layout.row_major:  # a view does not change that order
         return Sparse(x.values, x.pattern.viewed(shape[:new_sparse], x.pattern.layout.with_room(new_sparse)))
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     offsets = ravel(coordinates, x.pattern.sizes[:sparse])
     return with_coordinates(x, unravel(offsets, shape[:new_sparse]), flat, shape[:new_sparse])
 
@@ -147,7 +147,7 @@ def filtered(x: Sparse, dim: int, choose: Callable[[Tensor], tuple[Tensor, Tenso
     choose  given those coordinates, says which of them are kept, and the new coordinate of each
     size    the new size of `dim`; None removes it
     """
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     kept, moved = choose(coordinates[dim])
     index = kept.nonzero()[:, 0]
     new_coordinates: list[Tensor] = [c[index] for c in coordinates]
@@ -221,7 +221,7 @@ def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Sparse
     refuse_dense_dims(x)
     a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
     length = torch.empty(x.shape, device="meta").diagonal(offset, dim1, dim2).shape[-1]
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     index = (coordinates[b] - coordinates[a] == offset).nonzero()[:, 0]
     diagonal_coordinate = torch.minimum(coordinates[a], coordinates[b])[index]
     others = [coordinates[d][index] for d in range(x.ndim) if d not in (a, b)]
@@ -243,7 +243,7 @@ def _flip(x: Sparse, dims: Sequence[int]) -> Sparse:
     if not any(d < sparse for d in flipped):
         dense = [d - sparse + x.pattern.lead for d in flipped]
         return x.like(x.values.map(lambda t: t.flip(dense)))
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     inner = [d - sparse + 1 for d in flipped if d >= sparse]
     flat = flat.map(lambda t: t.flip(inner)) if inner else flat
     return with_coordinates(
@@ -277,7 +277,7 @@ def roll(x: Sparse, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
     if dims and len(shifts) == len(dims) and not any(d < x.pattern.ndim for d in dims):
         values_dims = [d - x.pattern.ndim + x.pattern.lead for d in dims]
         return x.like(x.values.map(lambda t: t.roll(shifts, values_dims)))
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     if not dims:
         refuse_dense_dims(x)
         offsets = (ravel(coordinates, x.pattern.sizes) + shifts[0]) % max(math.prod(x.shape), 1)
@@ -321,7 +321,7 @@ def cat(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
             raise NotLowered("it joins along a dense dimension, and its operands do not share a sparsity pattern")
         return first.like(concat_values([x.values for x in tensors], dim - first.pattern.ndim + first.pattern.lead))
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
-    parts = [without_block_padding(x) for x in tensors]
+    parts = [unpadded_elements(x) for x in tensors]
     starts = [sum(x.shape[dim] for x in tensors[:n]) for n in range(len(tensors))]
     coordinates: list[Coordinates] = [
         tuple(c + start if d == dim else c for d, c in enumerate(own))

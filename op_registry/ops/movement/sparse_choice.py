@@ -55,7 +55,7 @@ def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
         chosen = as_int8(aligned.data if chosen_by else ~aligned.data)
         validity = intersect(values.full_validity, intersect(aligned.validity, chosen))
         assert validity is not None
-        parts.append((Dense(values.data.to(dtype), validity.expand(values.shape)), stored.pattern.places()))
+        parts.append((Dense(values.data.to(dtype), validity.expand(values.shape)), stored.pattern.coordinates()))
     flat = concat_values([flat for flat, _ in parts])
     coordinates = tuple(torch.cat(c) for c in zip(*(c for _, c in parts), strict=True))
     if not being_traced(flat.data):

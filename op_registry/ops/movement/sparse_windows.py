@@ -15,8 +15,8 @@ from op_registry.authoring import (
     lowers,
     refuse_dense_dims,
     select_along,
+    unpadded_elements,
     with_coordinates,
-    without_block_padding,
     wrap_dim,
 )
 from op_registry.ops.movement import rules as movement
@@ -71,7 +71,7 @@ def unfold(x: Sparse, dimension: int, size: int, step: int) -> Sparse:
     refuse_dense_dims(x)
     shape = torch.empty(x.shape, device="meta").unfold(dimension, size, step).shape
     dim = wrap_dim(dimension, x.ndim)
-    flat, coordinates = without_block_padding(x)
+    flat, coordinates = unpadded_elements(x)
     stored = coordinates[dim].shape[0]
     most_windows = -(-size // step)  # that contain one element
     source = torch.arange(stored, device=x.device).repeat_interleave(most_windows)

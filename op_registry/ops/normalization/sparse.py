@@ -83,7 +83,7 @@ def rms_norm(
     count = over.count(flat)
     eps = torch.finfo(values.dtype).eps if eps is None else eps
     scale = torch.where(count == 0, 1, over.sum(values.square()) / nonzero_count(count) + eps).rsqrt()
-    normalised = Dense(values * over.spread(scale), flat.validity).filled(0)
+    normalised = Dense(values * over.broadcast_to_elements(scale), flat.validity).filled(0)
     return x.folded(Dense(affine(normalised, w, None).to(dtype), valid_in_all(x.flat, w)))
 
 

@@ -23,5 +23,5 @@ def softmax(
     total = over.sum(exponentials)
     total = torch.where(total == 0, 1, total)  # 0 only if nothing in the slice is valid; else at least 1, or NaN
     if "log" in name:
-        return x.like((shifted.filled(0) - over.spread(total.log())).to(result))
-    return x.like((exponentials / over.spread(total)).to(result))
+        return x.like((shifted.filled(0) - over.broadcast_to_elements(total.log())).to(result))
+    return x.like((exponentials / over.broadcast_to_elements(total)).to(result))

@@ -29,10 +29,10 @@ def dropout(op: OpOverload, input: Sparse, p: float, train: bool) -> Sparse:
     values = input.values.data
     if values.device.type == "cpu":  # torch's steps on CPU, the last two for the stored rows alone
         padded = values.new_empty((*sizes, *dense)).bernoulli_(1 - p).flatten(0, 1)
-        factors = padded.index_select(0, input.pattern.at()).div_(1 - p)
+        factors = padded.index_select(0, input.pattern.positions()).div_(1 - p)
     else:
         padded = aten.dropout(values.new_ones((*sizes, *dense)), p, True).flatten(0, 1)
-        factors = padded.index_select(0, input.pattern.at())
+        factors = padded.index_select(0, input.pattern.positions())
     return input.like(input.values.like(values * factors))
 
 

@@ -101,13 +101,13 @@ def amax(over: Segments, x: Dense, op: OpOverload) -> Dense | tuple[Dense, Dense
 def extremum(over: Segments, x: Dense, op: OpOverload) -> Dense:
     """The maximum (minimum); its derivative is that of the mean of the valid elements that equal it."""
     filled = Dense(x.data.detach(), x.validity).filled(identity_of(op, x.dtype))
-    peak = over.extremum(filled, op._schema.name.partition("::")[2])
+    peak = over.extremum(filled, "amax" if op is aten.amax.default else "amin")
     exists = segment_validity(over, x)
     if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
         return Dense(peak, exists)
-    ties = as_int8(Dense((filled == over.spread(peak)) | (filled != filled), x.validity).filled(False))
+    ties = as_int8(Dense((filled == over.broadcast_to_elements(peak)) | (filled != filled), x.validity).filled(False))
     base = torch.where(peak.isinf(), 0, peak)
-    rest = over.sum(Dense(x.data - over.spread(base), ties).filled(0))
+    rest = over.sum(Dense(x.data - over.broadcast_to_elements(base), ties).filled(0))
     tie_count = nonzero_count(over.count(Dense(x.data, ties)))
     return Dense((base + rest / tie_count).to(x.dtype), exists)
 
@@ -122,7 +122,7 @@ def logsumexp(over: Segments, x: Dense, op: OpOverload) -> Dense:
         raise NotLowered("complex numbers have no maximum")
     wide, peak, _ = segment_exponentials(over, x)
     base = torch.where(peak.isinf(), 0, peak)
-    shifted = Dense(wide.data - over.spread(base), wide.validity)
+    shifted = Dense(wide.data - over.broadcast_to_elements(base), wide.validity)
     total = over.sum(Dense(shifted.filled(0).exp(), x.validity).filled(0))
     exists = as_bool(segment_validity(over, x))
     # A slice of -inf only: the result is -inf, and its derivative that of the sum, 0.
