@@ -11,7 +11,8 @@ from torch import Tensor
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
 from op_registry.conformance.subject import Subject
-from op_registry.sparse.layout import COO, Layout, layout_called
+from op_registry.sparse.layout import COO, Layout
+from op_registry.sparse.layout_registry import layout_called
 
 # COO with one sparse dimension, the others dense.
 HYBRID = "hybrid"
@@ -41,7 +42,7 @@ class Eager(Subject):
 
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
         layout = COO if storage == HYBRID else layout_called(storage)
-        if layout is None or not is_masked_tensor(value) or value.ndim < (2 if storage == HYBRID else layout.least):
+        if layout is None or not is_masked_tensor(value) or value.ndim < (2 if storage == HYBRID else layout.min_dims):
             return value
         with torch.no_grad():
             mask = value.get_mask()

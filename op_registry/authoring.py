@@ -133,6 +133,7 @@ from op_registry.sparse.compose import (
     select_along,
     slice_of,
 )
+from op_registry.sparse.compressed import CSR
 from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.elements import (
     from_elements,
@@ -144,7 +145,8 @@ from op_registry.sparse.elements import (
     valid_elements_of,
 )
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES, ON_VALUES, align_to, lead_operand
-from op_registry.sparse.layout import COO, CSR, Layout, register_layout
+from op_registry.sparse.layout import COO, Layout
+from op_registry.sparse.layout_registry import register_layout
 from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
 from op_registry.sparse.lowering import first_of, never
 from op_registry.sparse.permuted import AnyRecord, Permuted, in_base_order, on_last_dims, to_base_order, to_dense

@@ -28,7 +28,8 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import resolve
 from op_registry.records.dense import Dense
 from op_registry.rule import in_dispatcher
-from op_registry.sparse.layout import COO, CSC, CSR, PACKED, Layout
+from op_registry.sparse.compressed import CSC, CSR, PACKED
+from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.record import Sparse
 
 # A family, one of torch's functions or aten overloads, or the name of one.

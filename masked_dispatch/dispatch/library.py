@@ -28,7 +28,8 @@ from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout import DENSE, layout_named
+from op_registry.sparse.layout import DENSE
+from op_registry.sparse.layout_registry import layout_named
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted, to_dense
 from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims

@@ -14,7 +14,7 @@ from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.compose import call
 from op_registry.sparse.elements import lookup, valid_elements_of
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout import layout_named
+from op_registry.sparse.layout_registry import layout_named
 from op_registry.sparse.permuted import Permuted, to_dense
 from op_registry.sparse.record import (
     NotLowered,

@@ -25,8 +25,10 @@ from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
+from op_registry.sparse.compressed import CSR, Compressed
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout import COO, CSR, Compressed, Layout, layout_named, layout_of
+from op_registry.sparse.layout import COO, Layout
+from op_registry.sparse.layout_registry import layout_named, layout_of
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse, coalesce, without_invalid

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.layout import Layout, layout_named, layout_names
+from op_registry.sparse.layout import Layout
+from op_registry.sparse.layout_registry import layout_named, layout_names
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.well_formed import INDEX_DTYPES
 
@@ -120,8 +121,8 @@ def _problem_of_layout(layout: object, sizes: tuple[int, ...], block: tuple[int,
     if not _is_tuple_of_integers(sizes) or any(size < 0 for size in sizes):
         return f"the sizes of its sparse dimensions are {sizes!r}"
     if not known.has_room(len(sizes)):
-        at_least = "at least " * (known.most != known.least)
-        return f"{layout} has {at_least}{known.least} sparse dimensions, and its sizes are {sizes}"
+        at_least = "at least " * (known.max_dims != known.min_dims)
+        return f"{layout} has {at_least}{known.min_dims} sparse dimensions, and its sizes are {sizes}"
     if (block is not None) != known.blocks:
         return f"its layout is {layout} and its block size {block}"
     if block is not None and (not _is_tuple_of_integers(block) or len(block) != 2 or any(b < 1 for b in block)):

@@ -27,7 +27,8 @@ from masked_dispatch.torch_internals import (
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, savable
-from op_registry.sparse.layout import DENSE, Layout, layout_named, version_of
+from op_registry.sparse.layout import DENSE, Layout
+from op_registry.sparse.layout_registry import layout_named, version_of
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse

@@ -32,7 +32,8 @@ from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import as_int8
 from op_registry.report import database_calls
 from op_registry.rule import Rule, path_in_package
-from op_registry.sparse.layout import BUILT_IN, Layout
+from op_registry.sparse.layout import Layout
+from op_registry.sparse.layout_registry import BUILT_IN
 from op_registry.sparse.lowering import FirstOf, ForRule, Lowering, lowering_of, never, run_sparsely
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse, from_dense
@@ -186,7 +187,7 @@ def _stored(call: Arguments, layout: Layout) -> Arguments | None:
             return leaf
         mask = masks.get(id(leaf))
         dense = Dense(leaf, None if mask is None else as_int8(mask))
-        if id(leaf) not in masks or leaf.ndim < layout.least or not leaf.numel():
+        if id(leaf) not in masks or leaf.ndim < layout.min_dims or not leaf.numel():
             return dense
         any_stored = True
         return from_dense(dense, layout, block=(1, 1) if layout.blocks else None)

@@ -112,9 +112,9 @@ class Segments:
     @property
     def ends(self) -> Tensor | None:
         """Where slices start and end, (slices + 1,), if they are contiguous in storage; else None."""
-        pattern, line_dim = self.pattern, self.pattern.layout.line_dim
-        in_order = line_dim == -1 or pattern.ndim == 2
-        return pattern.ends() if self.along == (pattern.ndim + line_dim,) and in_order else None
+        pattern, inner_dim = self.pattern, self.pattern.layout.inner_dim
+        in_order = inner_dim == -1 or pattern.ndim == 2
+        return pattern.ends() if self.along == (pattern.ndim + inner_dim,) and in_order else None
 
     def _segment_ids(self) -> Tensor:
         coordinates = self.pattern.coordinates()

@@ -14,7 +14,7 @@ from op_registry.conformance.mutant_calls import Call, Way
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, strangers_fates
 from op_registry.records.dense import Dense
-from op_registry.sparse.layout import CSR
+from op_registry.sparse.compressed import CSR
 from op_registry.sparse.lowering import run_sparsely
 from op_registry.sparse.record import Sparse, from_dense
 

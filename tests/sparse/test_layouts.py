@@ -15,20 +15,9 @@ from torch import Tensor
 import masked_dispatch as md
 from op_registry.authoring import Coordinates, Layout, ravel, register_layout, unravel
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.sparse.layout import (
-    BSC,
-    BSR,
-    BUILT_IN,
-    COO,
-    CSC,
-    CSR,
-    PACKED,
-    Compressed,
-    Coo,
-    layout_named,
-    layout_of,
-    version_of,
-)
+from op_registry.sparse.compressed import BSC, BSR, CSC, CSR, PACKED, Compressed
+from op_registry.sparse.layout import COO, Coo
+from op_registry.sparse.layout_registry import BUILT_IN, layout_named, layout_of, version_of
 
 
 @dataclass(frozen=True)

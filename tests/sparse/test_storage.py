@@ -187,7 +187,7 @@ def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
         ({"layout": torch.sparse_bsr, "blocksize": (3, 2)}, "blocks of (3, 2) do not divide a matrix of (4, 6)"),
         (
             {"layout": torch.sparse_csr, "sparse_dim": 1},
-            "has at least 2 sparse dimensions and at most 2, and is asked to have 1",
+            "has at least 2 sparse dimensions and at most 2, not 1;",
         ),
         (
             {"layout": torch.sparse_coo, "sparse_dim": 3},

@@ -305,7 +305,7 @@ def test_messages():
     for blocksize in (5, (5, 7, 1)):
         with pytest.raises(ValueError, match=r"a blocksize is \(rows, columns\), not"):
             x.to_sparse_bsr(blocksize)
-    with pytest.raises(ValueError, match="at least 1 sparse dimension and at most 2, and is asked to have 3"):
+    with pytest.raises(ValueError, match="at least 1 sparse dimension and at most 2, not 3;"):
         x.to_sparse(sparse_dim=3)
     with pytest.raises(md.MaskedSemanticsError, match=r"from_lengths\(data\.to_padded_tensor\(0\), lengths\)"):
         md.as_masked_tensor(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))

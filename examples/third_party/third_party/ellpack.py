@@ -32,7 +32,7 @@ class Ellpack(Layout):
     """One piece: the columns of (rows · width,) elements, row by row. Batches are one long list of rows."""
 
     name = "ellpack"
-    least = 2
+    min_dims = 2
     # What lists the same elements without invalid ones to fill the rows.
     exact_sibling = CSR
 
