@@ -1,24 +1,24 @@
-"""The vocabulary of rule authors: everything that a rule, dense or sparse, is written in.
+"""The API for rule authors: everything that a rule, dense or sparse, needs.
 
-The built-in rule book imports from here and from its own family alone (tests/house/test_imports.py), so that each of
-its files can be read as a tutorial; rules of another library are written in the same words::
+Built-in rules import only from here and from their own family (tests/house/test_imports.py), so that each of their
+files can be read as a tutorial; rules of another library use the same API::
 
     from op_registry.authoring import REDUCTION, Dense, elementwise, masked_rule
 
-    gelu_fast = elementwise(torch.ops.mylib.gelu_fast)  # one line, if a category's law says it all
+    gelu_fast = elementwise(torch.ops.mylib.gelu_fast)  # one line, if a category's law is enough
 
 
-    @masked_rule(torch.ops.mylib.span, category=REDUCTION)  # else a function with the operator's own signature
+    @masked_rule(torch.ops.mylib.span, category=REDUCTION)  # else a function with the operator's signature
     def span(x: Dense, dim: int) -> Dense:
         data = x.filled(-math.inf).amax(dim) - x.filled(math.inf).amin(dim)
         return Dense(data, x.any_valid(dim))
 
-A rule sees :class:`Dense` records in place of tensors, and gives back records (masked results) or plain tensors (plain
-results, where its category or ``plain=`` says so). It must not let data under a mask reach anything: fill before the
-operation, never multiply after. It is plain differentiable torch; a backward is never written.
+A rule gets :class:`Dense` records in place of tensors, and returns records (masked results) or plain tensors (plain
+results, if its category or ``plain=`` says so). Data under a mask must not affect anything: fill before the operation,
+never multiply after. A rule is plain differentiable torch code and never defines a backward.
 
 A lowering runs the rule on :class:`Sparse` records without making them dense, ``@rule.lowering(Sparse)``; it raises
-:class:`NotLowered`, with the reason, for a call that it does not take. docs/write-a-rule.md goes through both.
+:class:`NotLowered`, with the reason, for a call that it does not handle. docs/write-a-rule.md shows both.
 """
 
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
@@ -164,7 +164,7 @@ from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 
 __all__ = [
-    # Categories: laws that many operators share, and rules that follow from one in a line.
+    # Categories: laws that many operators share, and functions that register operators under one in a line.
     "ACCUMULATION",
     "ASSIGNMENT",
     "ATTENTION",
@@ -196,7 +196,7 @@ __all__ = [
     "reduction",
     "refused",
     "scan",
-    # Rules of their own: a function with the operator's signature.
+    # Rules that are functions with the operator's signature.
     "contract",
     "data_of",
     "known_all_valid",
@@ -250,7 +250,7 @@ __all__ = [
     "autocast_on",
     "result_dtype",
     "upcast_under_autocast",
-    # Slices: what reductions, scans, norms and sorts are written in.
+    # Slices: helpers for reductions, scans, norms and sorts.
     "DenseSlices",
     "Moments",
     "Order",
@@ -273,7 +273,7 @@ __all__ = [
     "sort_valid",
     "squeeze_reduced",
     "valid_first_positions",
-    # Gradient formulas, called by hand.
+    # Gradient formulas that users call directly.
     "bind_by_name",
     "derivative",
     "requested_gradients",
@@ -290,7 +290,7 @@ __all__ = [
     "Coordinates",
     "ravel",
     "unravel",
-    # Layouts: how sparse records list what they store, and storages of your own.
+    # Layouts: how sparse records list stored elements, and layouts of your own.
     "COO",
     "CSR",
     "Layout",

@@ -1,11 +1,11 @@
-"""The categories: each a law that many operators share, and the generic dense run that obeys it.
+"""The categories: each a law that many operators share, and a generic dense run that obeys it.
 
-A category function registers operators in one line and gives back their :class:`Rule`::
+A category function registers operators in one line and returns their :class:`Rule`::
 
     exp = elementwise(aten.exp)
     amax = reduction(aten.amax, identity=lowest)
 
-Operators that follow a law in a way of their own are written as functions with the operator's own signature::
+Operators that follow a law but need a run of their own are functions with the operator's signature::
 
     @masked_rule(aten.cummax.default, category=SCAN)
     def cummax(x, dim): ...
@@ -37,13 +37,13 @@ from op_registry.sparse.slicewise import SLICEWISE
 Operator = OpOverload | OpOverloadPacket
 
 
-def data_of(value: Any) -> Any:
-    """Arguments as plain torch takes them: each record's raw data. Only for operators that mix no two positions."""
+def data_of(value: object) -> Any:
+    """Arguments for plain torch: the raw data of each record. Only for operators that do not mix positions."""
     return map_tensors(lambda record: record.data, value, Dense)
 
 
-def results_like(result: Any, validity: Tensor | None) -> Any:
-    """Each tensor of an operator's result as a record with `validity`."""
+def results_like(result: object, validity: Tensor | None) -> Any:
+    """Each tensor of a result as a record with `validity`."""
     return map_tensors(lambda data: Dense(data, validity), result, Tensor)
 
 
@@ -51,17 +51,18 @@ def results_like(result: Any, validity: Tensor | None) -> Any:
 
 
 def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """The operator on the raw data. It mixes no two indices, so garbage stays under the mask …
+    """The operator on the raw data: it does not mix elements, so that masked data stays masked.
 
-    … except that the derivative with respect to one operand reads the others (0 · NaN in backward), and that kernels
-    may trap on garbage. There, operands are first filled wherever the result will be invalid. The traits say when:
+    There are two exceptions. The derivative with respect to one operand reads the others (0 · NaN in backward), and
+    some kernels fail on arbitrary data. In these cases operands are first filled where the result will be invalid. The
+    traits say when:
 
-    derivative  "linear" where the derivative for one operand computes with no other's value (add, and selections
-                such as maximum); "bilinear" where it is multiplied by the others (mul: each operand is filled where
-                it is itself invalid); "general" (the default) for the rest
-    neutral     the fill: there the function and its first two derivatives for every operand are finite (default 1)
-    traps       True where a kernel must not see garbage: it may raise, crash, run away, or choose by it how to compute
-                its neighbours; "integers" or "complex" where only the kernel for these does
+    derivative  "linear" if the derivative with respect to one operand does not use the others' values (add, and
+                selections such as maximum); "bilinear" if it is a product with the others (mul: each operand is filled
+                where it is invalid itself); "general" (the default) otherwise
+    neutral     the fill value: the function and its first two derivatives are finite there (default 1)
+    traps       True if the kernel must not see masked data: it may raise, crash, fail to terminate, or let it affect
+                neighbouring elements; "integers" or "complex" if only the kernel for these does
     """
     traits = _traits or {}
     records = [*records_in(args), *records_in(kwargs.values())]
@@ -85,7 +86,7 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
 
 
 def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
-    """Whether the operator's kernel must not see garbage of these records' dtypes."""
+    """Whether the operator's kernel must not see masked data of these records' dtypes."""
     traps = traits.get("traps", False)
     if traps == "integers":
         return not all(r.dtype.is_floating_point or r.dtype.is_complex for r in records)
@@ -95,10 +96,9 @@ def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
 
 
 def endangered(records: Sequence[Dense], validity: Tensor) -> bool:
-    """Whether a gradient may reach a valid element from an index where the result, which has `validity`, is invalid.
+    """Whether a valid element may get a gradient from an index at which the result, which has `validity`, is invalid.
 
-    An operand that is invalid wherever the result is has its gradient masked there anyway; only detect_anomaly would
-    object to its value.
+    The gradient of an operand with the same validity is masked there; only detect_anomaly would see its value.
     """
     return any(
         (record.validity is not validity or torch.is_anomaly_enabled())
@@ -109,7 +109,7 @@ def endangered(records: Sequence[Dense], validity: Tensor) -> bool:
 
 
 def type_beside(scalar: Tensor, records: Sequence[Dense]) -> torch.dtype:
-    """The dtype in which a 0-d tensor takes part beside `records`; given a shape, it would weigh in with its own."""
+    """The dtype to which torch promotes a 0-d tensor beside `records`, as it would not if the tensor had dimensions."""
     types = (torch.result_type(record.data, scalar) for record in records if record.ndim > 0)
     return functools.reduce(torch.promote_types, types)
 
@@ -127,7 +127,7 @@ ELEMENTWISE = Category(
 def run_movement(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """The operator on the data and on the validity alike.
 
-    Operators that write zeros of their own move the *in*validity instead, so that what they write is valid.
+    For operators that write zeros themselves, the *in*validity is moved instead, so that those zeros are valid.
     """
     writes = (_traits or {}).get("writes", False)
     records = list(records_in(args))
@@ -153,14 +153,14 @@ MOVEMENT = Category(
     "movement",
     "an element moves with its validity; zeros that the operation writes are valid",
     run_movement,
-    why_dense="it moves elements to places for which no layout has a rule of its own",
+    why_dense="it moves elements, and no lowering computes their new coordinates",
 )
 
 # ------------------------------------------------------------------------------------------------------ reduction
 
 
 def _argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The value that `name` takes in a call, the schema's default included; None where the operator lacks it."""
+    """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
     if name in kwargs:
         return kwargs[name]
     for position, argument in enumerate(op._schema.arguments):
@@ -191,7 +191,7 @@ REDUCTION = Category(
 
 
 def run_scan(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """The operator on data filled with its identity; a step that is invalid carries the running value unchanged."""
+    """The operator on data filled with its identity, so that an invalid step leaves the running value unchanged."""
     identity = (_traits or {})["identity"]
     value = identity(x.dtype) if callable(identity) else identity
     return x.like(op(x.filled(value), *args, **kwargs))
@@ -211,23 +211,23 @@ SCAN = Category(
 def contract(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
     """A sum of products over index tuples whose factors are all valid: fill with 0, count tuples to find the mask.
 
-    The mask is the same contraction of the validities. With one masked factor the others' validity is all ones, and
-    still has to be contracted: a convolution's padding and a size-0 dimension decide what had a contribution at all.
+    The mask is the same contraction of the validities. With one masked factor, the all-ones validity of the others is
+    still contracted: a convolution's padding or a size-0 dimension may leave an output without any contribution.
     """
     data = op(*map_tensors(lambda r: r.filled(0), args, Dense), **kwargs)
     if all(record.validity is None for record in records_in(args)):
         return Dense(data)
 
-    def counted(record: Dense) -> Tensor:
+    def validity_of(record: Dense) -> Tensor:
         v = record.full_validity
         return torch.ones_like(record.data, dtype=torch.float32) if v is None else v.to(torch.float32)
 
-    def present(record: Dense) -> Tensor:
+    def ones_of(record: Dense) -> Tensor:
         return torch.ones_like(record.data, dtype=torch.float32)
 
     with torch.no_grad(), autocast_off(data.device):
-        valid_tuples = op(*map_tensors(counted, args, Dense), **kwargs)
-        all_tuples = op(*map_tensors(present, args, Dense), **kwargs)
+        valid_tuples = op(*map_tensors(validity_of, args, Dense), **kwargs)
+        all_tuples = op(*map_tensors(ones_of, args, Dense), **kwargs)
         # Counts are sums of non-negative terms: at least one term keeps them ≥ 1 whatever the rounding.
         valid = (valid_tuples > 0.5) | (all_tuples < 0.5)
     return Dense(data, as_int8(valid))
@@ -244,19 +244,19 @@ CONTRACTION = Category(
 
 
 def run_opaque(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The operator itself where everything is valid, a refusal where it is not or cannot be known."""
+    """The operator itself if all elements are known to be valid; otherwise an error."""
     for record in [*records_in(args), *records_in(kwargs.values())]:
         if not known_all_valid(record):
             raise MaskedSemanticsError(
                 f"{packet_name(op)} has no meaning on partly valid input (it mixes all elements of shape "
-                f"{tuple(record.shape)}, and nothing says how to leave some out). Fill them first with "
+                f"{tuple(record.shape)}, and no rule says how to leave some out). Fill them first with "
                 f"x.to_tensor(value), or register a rule of your own for {op}."
             )
     return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), None)
 
 
 def known_all_valid(record: Dense) -> bool:
-    """Whether every element is valid; while tracing only a mask counts that is absent, or has nothing to mask."""
+    """Whether every element is known to be valid; while tracing, only if no mask is stored or the tensor is empty."""
     if record.validity is None or record.data.numel() == 0:
         return True
     if being_traced(record.validity):
@@ -269,28 +269,26 @@ OPAQUE = Category(
     "mixes everything; runs where every element is valid, refused otherwise",
     run_opaque,
     closed=True,
-    why_dense="it works on a whole slice at once, in which nothing may be missing",
+    why_dense="it works on a whole slice at once, in which no element may be missing",
 )
 
 # --------------------------------------------------------------------------------------------------------- refused
 
 
 def run_refused(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """No result: why there is none, and what to do instead. `reason` and `instead` are the rule's traits."""
+    """Raise the refusal; `reason` and `instead` are the rule's traits."""
     traits = _traits or {}
     raise MaskedSemanticsError(refusal(op, traits["reason"], traits["instead"]))
 
 
 def refusal(op: OpOverload, reason: str, instead: str) -> str:
-    """The text of a refusal."""
+    """The error message of a refusal."""
     return f"{packet_name(op)} is refused on masked tensors: {reason}. {instead}."
 
 
-REFUSED = Category(
-    "refused", "has no meaning on masked tensors, for the reason that it gives", run_refused, closed=True
-)
+REFUSED = Category("refused", "has no meaning on masked tensors, for the reason stated", run_refused, closed=True)
 
-# ------------------------------------------------------------- laws whose operators bring a run of their own
+# ---------------------------------------------------------------------- laws whose operators have their own runs
 
 NORMALIZATION = Category(
     "normalization",
@@ -298,32 +296,30 @@ NORMALIZATION = Category(
     slices=Slices("each"),
     lowerings={Sparse: SLICEWISE},
 )
-JOIN = Category(
-    "join", "each element arrives with its validity", why_dense="it joins operands whose places are stored differently"
-)
+JOIN = Category("join", "each element arrives with its validity", why_dense="it joins operands with different patterns")
 ASSIGNMENT = Category(
     "assignment",
     "the written element takes the value and the validity of what is written; an invalid index writes nothing",
-    why_dense="it writes to places that are computed, and need not be stored",
+    why_dense="it writes at computed coordinates, which may not be stored",
 )
 ACCUMULATION = Category(
     "accumulation",
     "a reduction over valid contributions; valid with at least one, or a valid self",
-    why_dense="its contributions are scattered to places that are computed, and need not be stored",
+    why_dense="it scatters contributions to computed coordinates, which may not be stored",
 )
 INDEXING = Category(
     "indexing",
     "an element moves with its validity; an invalid index gives an invalid element",
-    why_dense="it reads places that are computed, and need not be stored",
+    why_dense="it reads at computed coordinates, which may not be stored",
 )
 FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)", plainly=True)
 QUERY = Category("query", "a plain answer about the valid elements", plainly=True)
 SORTING = Category(
     "sorting",
-    "valid elements in order, first, in both directions; the first n places are valid",
+    "valid elements in order, first, in both directions; the first n elements are valid",
     slices=Slices("front"),
     lowerings={Sparse: SLICEWISE},
-    why_dense="it orders elements across what is stored",
+    why_dense="it orders elements across stored and absent ones",
 )
 LOSS = Category(
     "loss",
@@ -338,7 +334,7 @@ ATTENTION = Category(
 RECURRENT = Category(
     "recurrent",
     "a scan over time: an invalid step carries the state unchanged; valid where the step's input is",
-    why_dense="a step reads the state that the step before it left, whether it was stored or not",
+    why_dense="a step reads the state of the previous step, whether that step is stored or not",
 )
 RANDOM = Category(
     "random",
@@ -356,10 +352,10 @@ DERIVATIVE = Category(
     "what autograd gives for the masked operator that it is the derivative of; masked as its variable is",
     why_dense="the formula of the derivative is written for dense operands",
 )
-# A rule of this category is written in other operators. Its run is given the call's own tensors, masked and plain, in
-# place of records: for operators that write to several tensors, of which some may be masked and others not.
-COMPOSITE = Category("composite", "other operators, each piece under its own law", closed=True)
-PLUMBING = Category("plumbing", "what autograd and the compiler ask of a tensor; data and mask alike", plainly=True)
+# Rules of this category are composed of other operators. Their runs get the tensors of the call, masked and plain, in
+# place of records: for operators that write to several tensors, only some of which may be masked.
+COMPOSITE = Category("composite", "other operators, each under its own law", closed=True)
+PLUMBING = Category("plumbing", "queries by autograd and the compiler; data and mask alike", plainly=True)
 
 
 # --------------------------------------------------------------------------------------------------- registration
@@ -395,10 +391,10 @@ def masked_rule(
 ) -> Callable[[Run], Rule]:
     """Decorator: a function with the operator's own signature becomes its rule.
 
-    One function that serves several overloads may ask for the overload as its first argument (`takes_op`). Keyword
-    arguments are the rule's traits: one that refuses says for what `reason`, one that works slice by slice how it does,
-    ``slices=Slices(…)``, so that it can run on the stored elements of sparse slices, and one that gives plain tensors
-    beside records which results these are, ``plain=(1,)``.
+    With `takes_op`, the function gets the overload as its first argument, for functions that serve several. Keyword
+    arguments are the rule's traits: the `reason` of a refusal; ``slices=Slices(…)``, how the operator works slice by
+    slice, so that it can run on the stored elements of sparse slices; ``plain=(1,)``, the indices of results that are
+    plain tensors.
     """
 
     def register(function: Run) -> Rule:

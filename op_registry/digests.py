@@ -1,4 +1,4 @@
-"""Digests of code that are the same in every process, by which compiled graphs on disk are found again."""
+"""Digests of code that are the same in every process, as cache keys of compiled graphs on disk."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 
 def digest_of(*parts: str) -> str:
-    """A short name for `parts`, the same in every process."""
+    """A digest of strings, the same in every process."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
 @functools.cache
 def source_digest(path: str) -> str:
-    """A digest of a source file, or of every source file below a folder; of the name alone where there is none."""
+    """A digest of a source file, or of all source files below a folder; of its name if it does not exist."""
     root = Path(path)
     files = sorted(root.rglob("*.py")) if root.is_dir() else [root] if root.is_file() else []
     return digest_of(root.name, *(f.read_text(encoding="utf-8", errors="replace") for f in files))
 
 
 def digest_of_code(*values: Any) -> str:
-    """A digest of functions and values, by their sources and the values that they close over.
+    """A digest of functions and values: of their sources and the values that they close over.
 
-    Anything else (a closure over a tensor, an object with a ``__call__``) gets a unique digest: it is compiled anew in
+    Anything else (a closure over a tensor, an object with a ``__call__``) gets a unique digest, and is recompiled in
     every process.
     """
     return digest_of(*_digest_parts(values, ()))
@@ -43,14 +43,14 @@ def _digest_parts(value: object, above: tuple[Any, ...]) -> list[str]:
         return [str(value)]
     if any(value is other for other in above):
         return ["itself"]  # a recursive function closes over itself
-    inner = _contents(value)
-    if inner is None:
+    contents = _contents(value)
+    if contents is None:
         return [f"{os.getpid()} {os.urandom(8).hex()}"]
-    return [part for v in inner for part in _digest_parts(v, (*above, value))]
+    return [part for v in contents for part in _digest_parts(v, (*above, value))]
 
 
 def _contents(value: object) -> list[Any] | None:
-    """The parts of a value; None for a kind that is not known."""
+    """The parts of a value; None for types that cannot be hashed."""
     if isinstance(value, (tuple, list)):
         return [type(value).__name__, *value]
     if isinstance(value, Mapping):
@@ -60,6 +60,6 @@ def _contents(value: object) -> list[Any] | None:
     if isinstance(value, FunctionType):
         code = value.__code__
         closed_over = [cell.cell_contents for cell in value.__closure__ or ()]
-        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return [source_digest(code.co_filename), value.__qualname__, code.co_firstlineno, *closed_over, *given]
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return [source_digest(code.co_filename), value.__qualname__, code.co_firstlineno, *closed_over, *defaults]
     return None

@@ -1,11 +1,11 @@
 """The registry: which rule an aten overload has, and who is notified when that changes.
 
-``registry.add(rule)`` refuses a second rule for an overload and says where the first one is; ``replace`` is the
-deliberate form; ``overlay()`` gives rules that hold inside a ``with`` block, for the thread or task that opened it.
+``registry.add(rule)`` refuses a second rule for an overload and reports where the first one is; ``replace`` changes a
+rule deliberately; ``overlay()`` holds rules for a ``with`` block, in the thread or task that opened it.
 
-``version`` names the state that the caller sees: a compiled graph is valid for one version only, and leaving an overlay
-restores the version from before it. Compilers keep graphs on disk, so a version also means the same in every process:
-it is a digest of the files that rules are written in (digests.py).
+``version`` identifies the state that the caller sees: a compiled graph is valid for one version only, and leaving an
+overlay restores the previous version. Compilers store graphs on disk, so a version is the same in every process: it is
+a digest of the source files of the rules (digests.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Listener = Callable[[OpOverload], None]
 
 
 class Layer:
-    """Rules by overload, and a digest of all that has been registered or amended in it."""
+    """Rules by overload, and a digest of everything registered or changed in them."""
 
     def __init__(self, version: str = "") -> None:
-        # None: the overload has no rule, whatever lies below.
+        # None: the overload has no rule here, even if a layer below has one.
         self.rules: dict[OpOverload, Rule | None] = {}
         self.version = version
 
@@ -41,26 +41,26 @@ class Overlay(Layer):
         self._registry = registry
 
     def add(self, rule: Rule) -> Rule:
-        """As :meth:`Registry.add`, for this overlay."""
+        """Like :meth:`Registry.add`, in this overlay."""
         return self._registry._add(rule, self)
 
     def replace(self, rule: Rule | OpOverload, run: Run | None = None) -> Rule:
-        """As :meth:`Registry.replace`, for this overlay."""
+        """Like :meth:`Registry.replace`, in this overlay."""
         return self._registry._replace(rule, run, self)
 
     def withdraw(self, op: OpOverload) -> None:
-        """Let an overload have no rule inside this overlay: it decomposes, or is refused."""
+        """Remove the rule of an overload inside this overlay: it then decomposes, or is refused."""
         self._registry._withdraw(op, self)
 
 
-# The overlays in force, outermost first: what an autograd node remembers of where it was recorded.
+# The overlays in force, outermost first. Autograd nodes store the scope in which they were recorded.
 Scope = tuple[Overlay, ...]
 
 
 class Registry:
-    """Rules by overload. Overlays add and replace without touching what lies below.
+    """Rules by overload. Overlays add and replace rules without changing the layers below.
 
-    ever_overlaid   every overload that any overlay has given a rule; the others need no lookup in overlays
+    ever_overlaid   every overload that any overlay has given a rule; others need no lookup in overlays
     """
 
     def __init__(self) -> None:
@@ -82,31 +82,31 @@ class Registry:
 
     @property
     def scope(self) -> Scope:
-        """The overlays that hold for the caller, outermost first."""
+        """The overlays in force for the caller, outermost first."""
         return self._scope.get()
 
     @property
     def version(self) -> str:
-        """A name for the rules that hold for the caller, the same in every process for the same sources."""
+        """A digest of the rules in force for the caller, the same in every process for the same sources."""
         above = [overlay.version for overlay in self.scope if overlay.rules]
         return digest_of(self._base.version, *above) if above else self._base.version
 
     def get(self, op: OpOverload) -> Rule | None:
-        """The rule written for exactly this overload, if there is one; `resolve` also knows derived forms."""
+        """The rule registered for exactly this overload, if any; `resolve` also handles derived forms."""
         for overlay in reversed(self.scope):
             if op in overlay.rules:
                 return overlay.rules[op]
         return self._base.rules.get(op)
 
     def written(self, op: OpOverload) -> Rule | None:
-        """The rule that the rule book has for an overload, whatever has been replaced; for others, the rule in force.
+        """The built-in rule of an overload, even if it has been replaced; for other overloads, the rule in force.
 
         Built-in lowerings are composed of built-in rules: replacing the rule of `sum` must not change `trace`.
         """
         return self._book.get(op) or self.get(op)
 
     def close_book(self) -> None:
-        """Declare the rules that are registered so far to be the rule book."""
+        """Declare the rules registered so far to be the built-in ones."""
         self._book = MappingProxyType(dict(self._base.rules))
 
     def add(self, rule: Rule) -> Rule:
@@ -138,7 +138,7 @@ class Registry:
     def _replace(self, rule: Rule | OpOverload, run: Run | None, layer: Layer) -> Rule:
         if isinstance(rule, OpOverload):
             if run is None:
-                raise TypeError("registry.replace(op, function) needs the function that is to run")
+                raise TypeError("registry.replace(op, function) needs a function")
             replaced = self.get(rule)
             category = replaced.category if replaced and not replaced.category.closed else OVERRIDE
             rule = Rule((rule,), category, run, takes_op=False, where=written_at(3))
@@ -159,7 +159,7 @@ class Registry:
         layer.rules.update(dict.fromkeys(rule.ops, rule))
 
         def changed(rule: Rule) -> None:
-            if isinstance(self._book, MappingProxyType):  # the book's version covers its own rules
+            if isinstance(self._book, MappingProxyType):  # the version of the sources covers the built-in rules
                 layer.version = digest_of(layer.version, rule.fingerprint())
             for op in rule.ops:
                 self._notify(op)
@@ -173,7 +173,7 @@ class Registry:
             listener(op)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener(op)` for every overload that has a rule, and whenever one is given or changes its rule."""
+        """Call `listener(op)` for every overload that has a rule, and whenever a rule is set or changes."""
         self._listeners.append(listener)
         for op in self:
             listener(op)
@@ -182,19 +182,19 @@ class Registry:
     def overlay(self) -> Iterator[Overlay]:
         """Rules added or replaced inside the block hold until its end, for the thread or task that opened it.
 
-        They also hold for the backward of what runs inside the block, whenever and in whichever thread that runs. An
-        asyncio task or a ``contextvars`` copy made inside sees them too. Overlays may end in any order.
+        They also hold in the backward of what runs inside the block, at any time and in any thread, and in
+        asyncio tasks and ``contextvars`` copies created inside. Overlays may end in any order.
         """
-        mine = Overlay(self)
-        self._scope.set((*self.scope, mine))
+        opened = Overlay(self)
+        self._scope.set((*self.scope, opened))
         try:
-            yield mine
+            yield opened
         finally:
-            self._scope.set(tuple(overlay for overlay in self.scope if overlay is not mine))
+            self._scope.set(tuple(overlay for overlay in self.scope if overlay is not opened))
 
     @contextlib.contextmanager
     def within(self, scope: Scope) -> Iterator[None]:
-        """Let exactly the overlays of `scope` hold inside the block: for backwards, which run anywhere and later."""
+        """Put exactly the overlays of `scope` in force inside the block, for backwards, which run in any thread."""
         token = self._scope.set(scope)
         try:
             yield

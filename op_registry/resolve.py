@@ -1,11 +1,11 @@
-"""What an overload means: the one function that dispatch, coverage and error messages ask.
+"""What an overload means: the only function that dispatch, coverage and error messages ask.
 
-The ladder, first match wins:
+The first match wins:
 
-1. a rule written for the overload
-2. the rule of its functional form, written back (in-place, out=), or of its single-tensor form (_foreach_; out= of
-   these are written back from the form that returns a list)
-3. torch's own decomposition (CompositeImplicit operators), whose pieces are resolved in turn
+1. a rule registered for the overload
+2. the rule of its functional form, written back (in-place, out=), or of its single-tensor form (_foreach_; their out=
+   forms are written back from the form that returns a list)
+3. torch's own decomposition (CompositeImplicit operators), whose operators are resolved in turn
 4. nothing: the operator is refused
 """
 
@@ -25,7 +25,7 @@ Kind = Literal["rule", "written back", "each of a list", "decomposes", "missing"
 
 @dataclass(frozen=True)
 class Meaning:
-    """How an overload is served: `kind`, and the rule and overload it rests on where there is one."""
+    """How an overload is served: `kind`, and the rule and the overload that it is derived from, if any."""
 
     kind: Kind
     op: OpOverload
@@ -41,7 +41,7 @@ class Meaning:
 
 
 def resolve(op: OpOverload) -> Meaning:
-    """The meaning of `op` under the present state of the registry."""
+    """The meaning of `op` in the current state of the registry."""
     rule = registry.get(op)
     if rule is not None:
         return Meaning("rule", op, op, rule)
@@ -58,12 +58,12 @@ def resolve(op: OpOverload) -> Meaning:
 
 
 def decomposes(op: OpOverload) -> bool:
-    """Whether torch itself defines the operator by others (CompositeImplicit)."""
+    """Whether torch itself defines the operator in terms of others (CompositeImplicit)."""
     return bool(op._can_decompose())
 
 
 def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Another operator by its own rule: for rules that are composed of others."""
+    """Run another operator by its rule, for rules that are composed of others."""
     rule = resolve(op).rule
     assert rule is not None, f"{op} has lost its rule"
     return rule.bind(op)(*args, **kwargs)

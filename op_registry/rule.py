@@ -1,8 +1,8 @@
 """A rule: what one aten operator means on masked tensors, as a value that prints as a sentence.
 
-A rule gets its facets after it is made: a lowering for each other storage record, an oracle of its own, samples of its
-own, and gaps (exact, perishable exceptions that conformance runs as strict expected failures). They belong to the rule,
-not to the operator: a rule that replaces it starts without them.
+More can be attached to a rule after it is created: lowerings to other storage records, an oracle, samples, and gaps
+(exact exceptions to a law, which conformance runs as strict expected failures). They belong to the rule, not to the
+operator: a rule that replaces it starts without them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.digests import digest_of_code
 
 Run = Callable[..., Any]
-# Whatever runs a rule on another storage record (see op_registry.sparse.lowering).
+# Whatever can run a rule on another storage record (see op_registry.sparse.lowering).
 Lowering = TypeVar("Lowering")
 
 
 @dataclass(frozen=True)
 class Slices:
-    """How an operator that works slice by slice does so: what a lowering to the stored elements of a slice relies on.
+    """How an operator works slice by slice, for lowerings that run it on the stored elements of each slice.
 
-    gives             "one" result for each slice (sum), one for "each" element in its place (cumsum, softmax), or
-                      elements in order at the "front" of the slice (sort)
-    dim               the argument that names the dimensions of a slice; without it, everything is one slice
-    positions         which of the results are positions in the slice
-    number            the argument that says how many elements a slice must have
-    none_for_no_dims  whether an empty list of dimensions means none of them, and not all
+    gives             "one" result per slice (sum), one for "each" element (cumsum, softmax), or elements in order at
+                      the "front" of the slice (sort)
+    dim               the argument with the dimensions of a slice; without it, the whole tensor is one slice
+    positions         the indices of results that are positions in the slice
+    number            the argument with the number of elements that a slice must have at least
+    none_for_no_dims  whether an empty list of dimensions means none of them rather than all
     needs_elements    whether torch refuses an input without elements
     """
 
@@ -46,15 +46,15 @@ class Slices:
 class Category:
     """A law that many operators share.
 
-    name       what coverage and error messages call it
-    law        the law in a sentence, as the semantics page has it
-    run        the generic dense run, called as ``run(op, *args, **kwargs)`` with records for tensors; None where each
-               operator brings its own
+    name       its name in coverage and error messages
+    law        the law in a sentence, as on the semantics page
+    run        the generic dense run, called as ``run(op, *args, **kwargs)`` with records for tensors; None if each
+               operator has its own
     slices     how its operators work slice by slice, if they do
     lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.sparse.lowering`)
-    closed     whether nothing but its own rules can follow it: a function put in the place of one follows no law
-    plainly    whether its rules answer with plain tensors; elsewhere a plain result would have lost its mask
-    why_dense  why its rules need dense storage where no lowering is written for them
+    closed     whether its law holds for its own rules only: a function that replaces one of them follows no law
+    plainly    whether its rules return plain tensors; in other categories a plain result would have lost its mask
+    why_dense  why its rules need dense storage if they have no lowering
     """
 
     name: str
@@ -70,12 +70,12 @@ class Category:
         return f"{self.name}: {self.law}"
 
 
-OVERRIDE = Category("override", "as its own text says")
+OVERRIDE = Category("override", "as its own documentation says")
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A named exception to a law, with its reason; `law` and `where` say exactly which check must fail."""
+    """A named exception to a law, with its reason; `law` and `where` identify the check that must fail."""
 
     law: str
     why: str
@@ -92,10 +92,10 @@ class Rule:
     ops        the aten overloads that the rule serves, all functional or all views
     category   the law it follows
     run        called with the operator's own arguments, records in place of tensors
-    takes_op   whether `run` wants the overload as its first argument (category runs do)
-    traits     what its category or a lowering needs to know of the operator: identity=…, derivative=…, slices=…
-    where      file and line in which the rule was written
-    lowerings  how it runs on other storage records where that is not its category's way, by the record's type
+    takes_op   whether `run` takes the overload as its first argument (category runs do)
+    traits     what its category or a lowering needs to know about the operator: identity=…, derivative=…, slices=…
+    where      file and line of its definition
+    lowerings  how it runs on other storage records, in place of its category's lowerings, by the record's type
     """
 
     ops: tuple[OpOverload, ...]
@@ -120,7 +120,7 @@ class Rule:
         return f"{self.name} ({overloads}) is {self.category} [{self.where}]"
 
     def bind(self, op: OpOverload) -> Run:
-        """The run for one overload, to be called with that overload's arguments."""
+        """`run` for one overload, called with that overload's arguments."""
         if not self.takes_op:
             return self.run
         run, traits = self.run, self.traits if self.run is self.category.run else {}
@@ -131,29 +131,29 @@ class Rule:
         def bound_with_traits(*args: Any, **kwargs: Any) -> Any:
             return run(op, *args, _traits=traits, **kwargs)
 
-        chosen = bound_with_traits if traits else bound
-        chosen.__name__ = chosen.__qualname__ = f"{packet_name(op)}_rule"
-        return chosen
+        function = bound_with_traits if traits else bound
+        function.__name__ = function.__qualname__ = f"{packet_name(op)}_rule"
+        return function
 
     def fingerprint(self) -> str:
-        """A digest of what the rule does, the same in every process if its code allows (see digests.py)."""
+        """A digest of what the rule does, the same in every process if its code can be hashed (see digests.py)."""
         return digest_of_code(str(self), self.run, self.traits, self.lowerings)
 
     @property
     def slices(self) -> Slices | None:
-        """How the operator works slice by slice; None where it does not, or its rule does not say how."""
+        """How the operator works slice by slice; None if it does not, or its rule does not state how."""
         stated: Slices | None = self.traits.get("slices")
         return self.category.slices if stated is None and self.run is self.category.run else stated
 
     def is_plain(self, result: int) -> bool:
-        """Whether a result is meant to be a plain tensor: as all of the category's are, or as ``plain=(…)`` says."""
+        """Whether a result is meant to be a plain tensor: all of the category's are, or the rule says ``plain=(…)``."""
         return self.category.plainly or result in self.traits.get("plain", ())
 
     def lowering(self, record: type) -> Callable[[Lowering], Lowering]:
-        """Decorator: how the operator runs on another storage record, in place of its category's way.
+        """Decorator: how the operator runs on another storage record, in place of its category's lowering.
 
         The function is called as ``(op, *args, **kwargs)``, with the overload first, and raises NotLowered for a call
-        that it does not take. Several functions are written in the order in which they are tried::
+        that it does not handle. List alternatives in the order in which to try them::
 
             rule.lowering(Sparse)(first_of(by_rows, by_elements))
         """
@@ -161,9 +161,9 @@ class Rule:
         def add(run: Lowering) -> Lowering:
             if record in self.lowerings:
                 raise ValueError(
-                    f"{self.name} already has a lowering to {record.__name__}. Write its alternatives in one place, in "
-                    "the order in which they are to be tried: first_of(a, b), or give the operator a rule of its own "
-                    "by registry.replace(...)."
+                    f"{self.name} already has a lowering to {record.__name__}. List alternatives in one place, in the "
+                    "order in which to try them: first_of(a, b), or give the operator a rule of its own by "
+                    "registry.replace(...)."
                 )
             self.lowerings[record] = run
             for listener in self.listeners:
@@ -173,23 +173,23 @@ class Rule:
         return add
 
     def oracle(self, function: Run) -> Run:
-        """Decorator: a slow, obviously right implementation to compare with instead of the category's."""
+        """Decorator: a slow, obviously correct implementation to compare with, in place of the category's."""
         self.oracles.append(function)
         return function
 
     def samples(self, maker: Run) -> Run:
-        """Decorator: sample arguments, for operators that OpInfo does not know."""
+        """Decorator: sample arguments, for operators without an OpInfo."""
         self.sample_makers.append(maker)
         return maker
 
     def gap(self, law: str, *, why: str, where: str = "") -> Rule:
-        """Name an exception: conformance expects exactly this failure, and fails once it is gone."""
+        """Declare an exception: conformance expects exactly this failure, and fails once it is fixed."""
         self.gaps.append(Gap(law, why, where))
         return self
 
 
 def packet_name(op: OpOverload | OpOverloadPacket) -> str:
-    """`aten::add.Tensor` → `add`; other namespaces keep theirs: `mylib::gelu_fast`."""
+    """`aten::add.Tensor` → `add`; names in other namespaces are qualified: `mylib::gelu_fast`."""
     qualified = op._schema.name if isinstance(op, OpOverload) else op._qualified_op_name
     return qualified.removeprefix("aten::")
 
@@ -208,7 +208,7 @@ def overloads_of(op: OpOverload | OpOverloadPacket) -> tuple[OpOverload, ...]:
 
 
 def in_dispatcher(op: OpOverload) -> bool:
-    """Whether the overload can be dispatched at all: some, like eq.Tensor_list, live in TorchScript only."""
+    """Whether the overload can be dispatched at all: some, like eq.Tensor_list, exist in TorchScript only."""
     try:
         op._can_decompose()
     except RuntimeError:
@@ -222,13 +222,13 @@ def takes_tensor(op: OpOverload) -> bool:
 
 
 def written_at(depth: int) -> str:
-    """file:line of the caller `depth` frames up, for a rule to say where it is written."""
+    """file:line of the caller `depth` frames up, where a rule is defined."""
     frame = sys._getframe(depth)
     return f"{path_in_package(frame.f_code.co_filename, frame.f_globals.get('__name__', ''))}:{frame.f_lineno}"
 
 
 def path_in_package(file: str, module: str) -> str:
-    """The path of a module's file from its top-level package on; of a script the last three parts."""
+    """The path of a module's file, starting at its top-level package; for a script, its last three parts."""
     path = file.replace("\\", "/")
     root = path.rfind(f"/{module.partition('.')[0]}/")
     return path[root + 1 :] if root >= 0 else "/".join(path.split("/")[-3:])

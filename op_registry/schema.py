@@ -21,7 +21,7 @@ def _signature(op: OpOverload, without: frozenset[str] = frozenset()) -> list[tu
 
 
 def written_arguments(op: OpOverload) -> tuple[str, ...]:
-    """Names of the arguments that the overload writes to."""
+    """The names of the arguments that the overload writes to."""
     return tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
@@ -56,13 +56,13 @@ def is_view(op: OpOverload) -> bool:
 
 
 def changes_metadata(op: OpOverload) -> bool:
-    """In-place forms that change shape or strides and no value: transpose_, squeeze_ …"""
+    """Whether the overload is an in-place form that changes shape or strides only: transpose_, squeeze_ …"""
     return torch.Tag.inplace_view in op.tags
 
 
 @functools.cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The overload that computes what `op` writes: add.Tensor for add_.Tensor and add.out; None where there is none."""
+    """The overload that computes what `op` writes, if any: add.Tensor for add_.Tensor and add.out."""
     if not op._schema.is_mutable:
         return None
     if is_out(op):
@@ -87,34 +87,34 @@ def functional_form(op: OpOverload) -> OpOverload | None:
 
 
 def functional_call(op: OpOverload) -> Callable[..., Any]:
-    """The functional form, to be called as `op` is.
+    """The functional form as a function with the signature of `op`.
 
-    It has op's defaults too (bernoulli_(p=0.5) is bernoulli(p)) and op's order (polygamma_(x, n) is polygamma(n, x)).
+    That includes op's defaults (bernoulli_(p=0.5) is bernoulli(p)) and its order (polygamma_(x, n) is polygamma(n, x)).
     """
     base = functional_form(op)
     assert base is not None, f"{op} has no functional form"
     required = {a.name for a in base._schema.arguments if not a.has_default_value()}
     names = [a.name for a in op._schema.arguments]
-    lost = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value() and a.name in required}
-    if not lost and names[0] == base._schema.arguments[0].name:
+    defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value() and a.name in required}
+    if not defaults and names[0] == base._schema.arguments[0].name:
         return base
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return base(**(lost | dict(zip(names, args, strict=False)) | kwargs))
+        return base(**(defaults | dict(zip(names, args, strict=False)) | kwargs))
 
     return call
 
 
 @functools.cache
 def single_form(op: OpOverload) -> OpOverloadPacket | None:
-    """The operator on one tensor that a _foreach_ overload applies to each: add_ for _foreach_add_."""
+    """The single-tensor operator that a _foreach_ overload applies to each tensor: add_ for _foreach_add_."""
     if not is_foreach(op):
         return None
     name = op._schema.name.replace("::_foreach_", "::")
     if name.endswith(("::norm", "::powsum")):
         return torch.ops.aten.linalg_vector_norm if name.endswith("::norm") else None
     if is_inplace_of_lists(op) or op._overloadname.startswith("Scalar"):
-        # maximum has neither an in-place form nor one for numbers; clamp_min is both.
+        # maximum has neither an in-place form nor one with a number; clamp_min has both.
         name = name.replace("::maximum", "::clamp_min").replace("::minimum", "::clamp_max")
     return _packet(name)
 

@@ -1,4 +1,4 @@
-"""Rules for partly valid slices: where nothing is masked, the operator itself runs."""
+"""Rules for partly valid slices: if all elements are valid, the operator itself runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from op_registry.rule import Category, Rule, Run, Slices, overloads_of, written_
 
 
 def masked_slices(*operators: Operator, category: Category, slices: Slices | None = None) -> Callable[[Run], Rule]:
-    """Decorator: a function for partly valid input, with the operator's own signature after the overload, as its rule.
+    """Decorator: registers a function of the overload and the operator's own arguments as the rule for masked input.
 
-    Where nothing is masked, or the input has no element at all, the operator itself runs and its result is valid.
-    `slices` says how it works on a slice, if it is to run on the stored elements of sparse ones.
+    If nothing is masked, or the input is empty, the operator itself runs and its result is valid. `slices` states how
+    the operator works on a slice, so that it can run on the stored elements of sparse slices.
     """
     traits = {"slices": slices} if slices else {}
 

@@ -273,7 +273,7 @@ def test_a_rule_that_is_replaced_takes_its_lowerings_along() -> None:
 def test_alternatives_are_written_in_one_place() -> None:
     rule = Rule((aten.exp.default,), REDUCTION, constant(0), takes_op=False, where="here")
     rule.lowering(Sparse)(first_of(never("a"), never("b")))
-    with pytest.raises(ValueError, match=r"exp already has a lowering to Sparse\. Write its alternatives in one place"):
+    with pytest.raises(ValueError, match=r"exp already has a lowering to Sparse\. List alternatives in one place"):
         rule.lowering(Sparse)(never("c"))
 
 

@@ -94,16 +94,10 @@ def sparse_by_dense(a: Sparse, b: Dense) -> Dense:
     if b.ndim not in (2, a.ndim) or a.ndim > 3:
         raise NotLowered("its operands are broadcast over batches")
     check_factors(a, b)
-    coordinates, flat = row_column(a, batched=b.ndim == 3), a.flat
-    columns = b.shape[-1]
-    shape = (*a.shape[:-1], columns)
-    data = spmm(flat.filled(0), b.filled(0).flatten(0, -2), coordinates).reshape(shape)
-    if b.validity is None or b.shape[-1] == 0:
-        row_exists = Segments(a, (a.pattern.ndim - 1,)).count(flat) > 0
-        return Dense(data, as_int8(row_exists).reshape(*a.shape[:-1], 1))
-    b_valid = as_int8(b.full_validity).to(torch.float32).flatten(0, -2)  # type: ignore[arg-type]
-    valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), b_valid, coordinates)
-    return Dense(data, as_int8(valid_products > 0.5).reshape(shape))
+    b_valid = None if b.full_validity is None else b.full_validity.flatten(0, -2)
+    coordinates = row_column(a, batched=b.ndim == 3)
+    data, validity = stored_by_rows(a, b.filled(0).flatten(0, -2), b_valid, coordinates, along=a.pattern.ndim - 1)
+    return Dense(*(t.reshape(*a.shape[:-1], t.shape[-1]) for t in (data, validity)))
 
 
 def dense_by_sparse(a: Dense, b: Sparse) -> Dense:
@@ -111,14 +105,26 @@ def dense_by_sparse(a: Dense, b: Sparse) -> Dense:
     if a.ndim != 2 or b.ndim != 2:
         raise NotLowered("its operands are broadcast over batches")
     check_factors(a, b)
-    coordinates, flat = row_column(b, batched=False).transposed, b.flat
-    data = spmm(flat.filled(0), a.filled(0).t(), coordinates).t().contiguous()
-    if a.validity is None or a.shape[0] == 0:
-        column_exists = Segments(b, (0,)).count(flat) > 0
-        return Dense(data, as_int8(column_exists).reshape(1, -1))
-    a_valid = as_int8(a.full_validity).to(torch.float32)  # type: ignore[arg-type]
-    valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), a_valid.t(), coordinates)
-    return Dense(data, as_int8(valid_products > 0.5).t())
+    a_valid = None if a.full_validity is None else a.full_validity.t()
+    data, validity = stored_by_rows(b, a.filled(0).t(), a_valid, row_column(b, batched=False).transposed, along=0)
+    return Dense(data.t().contiguous(), validity.t())
+
+
+def stored_by_rows(
+    x: Sparse, rows: Tensor, rows_valid: Tensor | None, coordinates: RowColumn, along: int
+) -> tuple[Tensor, Tensor]:
+    """Data and validity of the products of stored elements with rows of a dense matrix, summed along one dimension.
+
+    `rows` holds 0 where invalid. If all of it is valid (None), a row of the result is valid where `x` stores a valid
+    element: validity (rows, 1).
+    """
+    flat = x.flat
+    data = spmm(flat.filled(0), rows, coordinates)
+    if rows_valid is None or rows.shape[-1] == 0:
+        return data, as_int8(Segments(x, (along,)).count(flat) > 0).unsqueeze(1)
+    valid_rows = as_int8(rows_valid).to(torch.float32)
+    valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), valid_rows, coordinates)
+    return data, as_int8(valid_products > 0.5)
 
 
 def sparse_by_sparse(a: Sparse, b: Sparse) -> Sparse:

@@ -55,13 +55,8 @@ def standardised(x: Dense, over: DenseSlices | Segments, eps: float | Tensor) ->
     m = moments(x, over)
     variance = m.square / nonzero_count(m.count)
     scale = torch.where(m.count == 0, 1, variance + eps).rsqrt()
-    return (
-        Dense(
-            (m.deviation - over.broadcast_to_elements(m.shift)) * over.broadcast_to_elements(scale), x.validity
-        ).filled(0),
-        m,
-        scale,
-    )
+    centered = m.deviation - over.broadcast_to_elements(m.shift)
+    return Dense(centered * over.broadcast_to_elements(scale), x.validity).filled(0), m, scale
 
 
 def shaped(parameter: Dense | None, shape: Sequence[int]) -> Dense | None:

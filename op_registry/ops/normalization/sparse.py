@@ -62,6 +62,16 @@ def parameter_at(parameter: Dense | Sparse | None, x: Sparse) -> Dense | None:
     return Sparse(gathered, x.pattern).flat
 
 
+def normalised(
+    x: Sparse, over: Segments, parameters: tuple[Dense | None, Dense | None], eps: float, dtype: torch.dtype
+) -> tuple[Sparse, Moments, Tensor]:
+    """`x` standardised over its slices, scaled and shifted by a parameter per element; the moments; the scales."""
+    weight, bias = parameters
+    values, m, scale = standardised(x.flat, over, eps)
+    result = Dense(affine(values, weight, bias).to(dtype), valid_in_all(x.flat, weight, bias))
+    return x.folded(result), m, scale
+
+
 def rms_norm(
     op: OpOverload,
     x: Dense | Sparse,
@@ -107,8 +117,7 @@ def layer_norm(
         return aten.layer_norm(row, normalized_shape, *parameters, eps)
 
     dtype = result_dtype(flat, (w, b), one_slice)
-    values, m, scale = standardised(flat, over, eps)
-    result = x.folded(Dense(affine(values, w, b).to(dtype), valid_in_all(flat, w, b)))
+    result, m, scale = normalised(x, over, (w, b), eps, dtype)
     if op is aten.layer_norm.default:
         return result
     shape = [*x.shape[: x.ndim - len(normalized_shape)], *(1 for _ in normalized_shape)]
@@ -181,9 +190,7 @@ def _grouped(
     split = call(aten.view.default, coo, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
     sparse = split.pattern.ndim
     over = Segments(split, range(2, sparse), [d - sparse + 1 for d in range(sparse, split.ndim)])
-    values, m, scale = standardised(split.flat, over, eps)
-    w, b = by_channel(w, coo), by_channel(b, coo)
-    result = coo.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(coo.flat, w, b)))
+    result, m, scale = normalised(coo, over, (by_channel(w, coo), by_channel(b, coo)), eps, x.dtype)
     return to_layout(result, x.pattern.layout.exact_sibling), m, scale
 
 
@@ -197,9 +204,7 @@ def _by_own_statistics(
     if not dims:
         raise NotLowered("its statistics run over dense dimensions only")
     over = Segments(x, dims, range(1, x.ndim - sparse + 1))
-    values, m, scale = standardised(x.flat, over, eps)
-    w, b = by_channel(weight, x), by_channel(bias, x)
-    return x.folded(Dense(affine(values, w, b).to(x.dtype), valid_in_all(x.flat, w, b))), m, scale
+    return normalised(x, over, (by_channel(weight, x), by_channel(bias, x)), eps, x.dtype)
 
 
 def _by_given_statistics(
