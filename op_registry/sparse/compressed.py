@@ -19,10 +19,10 @@ from op_registry.sparse.well_formed import problem_of_compressed, rows_ascend
 
 @dataclass(frozen=True)
 class Compressed(Layout):
-    """Two pieces: where each row (or column) starts among the entries, (rows + 1,), and the other index, (n,).
+    """Two pieces: where each *line* starts among the entries, (lines + 1,), and the index of each entry in it, (n,).
 
-    Entries are elements, or blocks. Batches are one long list of rows and need not have equal nnz; only torch's own
-    tensors require that.
+    A line is a row, or with `by="column"` a column. Entries are elements, or blocks. Batches are one long list of lines
+    and need not have equal nnz; only torch's own tensors require that.
     """
 
     by: Literal["row", "column"] = "row"
@@ -65,8 +65,8 @@ class Compressed(Layout):
 
     def coordinates(self, pieces: Pieces, sizes: Sequence[int]) -> Coordinates:
         starts, plain = pieces
-        batch_lines = torch.arange(starts.shape[0] - 1, device=plain.device)
-        line = torch.repeat_interleave(batch_lines, starts.diff(), output_size=plain.shape[0])
+        all_lines = torch.arange(starts.shape[0] - 1, device=plain.device)
+        line = torch.repeat_interleave(all_lines, starts.diff(), output_size=plain.shape[0])
         batch: Coordinates = ()
         if len(sizes) > 2:
             lines = sizes[-1] if self.by_column else sizes[-2]
