@@ -109,7 +109,8 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     check_mask(tensor, mask)
     sparse = unwrap_any(tensor)
     if isinstance(sparse, Permuted):
-        return wrap_sparse_record(sparse.like(_masked_by(sparse.base, mask.expand(sparse.shape).permute(sparse.inverse))))
+        mask_of_base = mask.expand(sparse.shape).permute(sparse.inverse)
+        return wrap_sparse_record(sparse.like(_masked_by(sparse.base, mask_of_base)))
     if isinstance(sparse, Sparse):
         return wrap_sparse_record(_masked_by(sparse, mask))
     record = _record(tensor)
