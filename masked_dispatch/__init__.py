@@ -61,6 +61,7 @@ from masked_dispatch.api.reductions import (
     vector_norm,
 )
 from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_topk, sparse_where
+from masked_dispatch.api.windows import windows
 from masked_dispatch.autograd import engine as _gradients
 from masked_dispatch.densify_policy import densify
 from masked_dispatch.dispatch import compile as _compile
@@ -130,4 +131,5 @@ __all__ = [
     "var",
     "var_mean",
     "vector_norm",
+    "windows",
 ]

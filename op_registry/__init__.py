@@ -1,6 +1,7 @@
 """What each aten operator means on masked tensors: rules by overload, the laws they follow, and tests of those laws.
 
 registry         the rules in force; overlays replace them for a while
+windows          what windows mean: missing values or padding
 resolve          what an operator means, and by which rule
 check            run the laws on an operator, torch's or your own
 authoring        the vocabulary that rules are written in

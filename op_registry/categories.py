@@ -387,18 +387,22 @@ refused = _of_category(REFUSED)
 
 
 def masked_rule(
-    *operators: Operator, category: Category, takes_op: bool = False, **traits: Any
+    *operators: Operator,
+    category: Category,
+    takes_op: bool = False,
+    register: Callable[[Rule], Rule] = registry.add,
+    **traits: Any,
 ) -> Callable[[Run], Rule]:
     """Decorator: a function with the operator's own signature becomes its rule.
 
     With `takes_op`, the function gets the overload as its first argument, for functions that serve several. Keyword
     arguments are the rule's traits: the `reason` of a refusal; ``slices=Slices(…)``, how the operator works slice by
     slice, so that it can run on the stored elements of sparse slices; ``plain=(1,)``, the indices of results that are
-    plain tensors.
+    plain tensors. `register` takes the rule; an overlay's ``add``, for example.
     """
 
-    def register(function: Run) -> Rule:
+    def decorate(function: Run) -> Rule:
         ops = tuple(o for operator in operators for o in overloads_of(operator))
-        return registry.add(Rule(ops, category, function, takes_op, where=written_at(2), traits=traits))
+        return register(Rule(ops, category, function, takes_op, where=written_at(2), traits=traits))
 
-    return register
+    return decorate

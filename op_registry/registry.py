@@ -34,7 +34,7 @@ class Layer:
 
 
 class Overlay(Layer):
-    """The rules of one ``with registry.overlay() as mine:`` block."""
+    """The rules of ``with registry.overlay() as mine:``; they may be put in force again, ``registry.overlay(mine)``."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()
@@ -179,18 +179,23 @@ class Registry:
             listener(op)
 
     @contextlib.contextmanager
-    def overlay(self) -> Iterator[Overlay]:
+    def overlay(self, prepared: Overlay | None = None) -> Iterator[Overlay]:
         """Rules added or replaced inside the block hold until its end, for the thread or task that opened it.
+
+        With `prepared`, an ``Overlay(registry)``, its rules hold too.
 
         They also hold in the backward of what runs inside the block, at any time and in any thread, and in
         asyncio tasks and ``contextvars`` copies created inside. Overlays may end in any order.
         """
-        opened = Overlay(self)
-        self._scope.set((*self.scope, opened))
+        opened = Overlay(self) if prepared is None else prepared
+        is_outermost = opened not in self.scope
+        if is_outermost:
+            self._scope.set((*self.scope, opened))
         try:
             yield opened
         finally:
-            self._scope.set(tuple(overlay for overlay in self.scope if overlay is not opened))
+            if is_outermost:
+                self._scope.set(tuple(overlay for overlay in self.scope if overlay is not opened))
 
     @contextlib.contextmanager
     def within(self, scope: Scope) -> Iterator[None]:

@@ -5,6 +5,7 @@ accumulate.py     sums of the valid contributions
 reductions.py     torch's reductions and scans with skipna and min_count
 skipna.py         what skipna and min_count mean
 sparsify.py       sparse tensors from the elements that meet a condition
+windows.py        whether windows read missing values or padding
 choose.py         choosing a storage layout by measured cost
 crossovers.py     the measurements (generated)
 explain.py        what happens in a call

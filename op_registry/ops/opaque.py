@@ -1,4 +1,4 @@
-"""Linear algebra, Fourier transforms and grid sampling: every output element depends on every input element.
+"""Linear algebra and Fourier transforms: every output element depends on every input element.
 
 Law: they run where every element is valid and are refused otherwise; while tracing, a stored mask is not known to be
 all valid. A matrix with a missing element has no inverse, and the transform of a signal with missing samples would need
@@ -69,5 +69,3 @@ _fft_c2c = opaque(aten._fft_c2c)
 # Composites of transforms and of operators that have a masked meaning: opaque as a whole, like the transforms.
 stft = opaque(aten.stft)
 istft = opaque(aten.istft)
-grid_sampler_2d = opaque(aten.grid_sampler_2d, aten._grid_sampler_2d_cpu_fallback)
-grid_sampler_3d = opaque(aten.grid_sampler_3d)

@@ -24,6 +24,7 @@ FLOORS = {
         ("slice_rules", "derivatives"),
         ("authoring",),
         ("ops",),
+        ("windows",),
         ("conformance",),
         ("report", "testing"),
         ("__main__",),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import masked_dispatch
 from gradient_formulas import hidden, saved
-from masked_dispatch import MaskedSemanticsError, masked_tensor
+from masked_dispatch import MaskedSemanticsError, as_masked_tensor, masked_tensor
 from masked_dispatch.torch_internals import aten_overloads
 from op_registry.report.coverage import state_of
 
@@ -241,14 +241,22 @@ def test_bags_of_which_nothing_is_known_are_refused():
         aten._embedding_bag_backward(grad, indices, *kept, *options, True, None)
 
 
-def test_formulas_of_opaque_operators_are_opaque():
+@pytest.mark.parametrize("name", ["grid_sampler_2d_backward", "_grid_sampler_2d_cpu_fallback_backward"])
+def test_grid_sampler_backward_is_the_gradient(name):
+    torch.manual_seed(0)
     grad, x, grid = torch.randn(1, 1, 2, 2), torch.randn(1, 1, 3, 3), torch.rand(1, 2, 2, 2)
-    options = (0, 0, False, [True, True])
-    mine = aten.grid_sampler_2d_backward(masked_tensor(grad), x, grid, *options)
-    for a, b in zip(mine, aten.grid_sampler_2d_backward(grad, x, grid, *options), strict=True):
+    formula, options = getattr(aten, name), (0, 0, False)
+    wanted = ([True, True],) if name == "grid_sampler_2d_backward" else ()
+    mine = formula(masked_tensor(grad), x, grid, *options, *wanted)
+    for a, b in zip(mine, formula(grad, x, grid, *options, *wanted), strict=True):
         assert a.to_tensor(0).equal(b)
-    with pytest.raises(MaskedSemanticsError, match="grid_sampler_2d_backward has no meaning on partly valid input"):
-        aten.grid_sampler_2d_backward(masked_tensor(grad, torch.tensor([True, False])), x, grid, *options)
+    mask = torch.tensor([True, True, False])
+    holey, points = masked_tensor(x, mask.expand(x.shape)).requires_grad_(), grid.clone().requires_grad_()
+    sampled = aten.grid_sampler_2d(holey, points, *options)
+    expected = torch.autograd.grad(sampled, (holey, points), grad)
+    mine = formula(grad, holey.detach(), grid, *options, *wanted)
+    for a, b in zip(mine, expected, strict=True):
+        torch.testing.assert_close(as_masked_tensor(a).to_tensor(0), as_masked_tensor(b).to_tensor(0))
 
 
 # Storage that masked tensors do not have, cells that torch takes apart before they could be called, and stubs.

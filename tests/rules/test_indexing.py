@@ -154,11 +154,13 @@ def test_index_fill_is_elementwise():
     shows(apply(aten.index_fill.int_Tensor, rows, 1, plain([0]), masked(9.0, F)), [[None, 0], [None, None]])
 
 
-def test_masked_scatter_is_opaque():
-    x, source = masked([1, 2], [T, F]), plain([3, 4])
-    with pytest.raises(MaskedSemanticsError):
-        apply(aten.masked_scatter.default, x, plain([T, T]), source)
-    shows(apply(aten.masked_scatter.default, masked([1, 2], [T, T]), plain([F, T]), source), [1, 3])
+def test_masked_scatter():
+    x, source = masked([1, 2, 3], [T, F, T]), masked([7, 8, 9], [F, T, T])
+    shows(apply(aten.masked_scatter.default, x, plain([T, T, F]), source), [None, 8, 3])
+    # An invalid entry of the mask writes nothing and consumes nothing.
+    shows(apply(aten.masked_scatter.default, x, masked([T, T, T], [F, T, T]), source), [1, None, 8])
+    rows = apply(aten.masked_scatter.default, x, plain([[T, F, F], [F, F, T]]), plain([5, 6]))
+    shows(rows, [[5, None, 3], [1, None, 6]])
 
 
 # -------------------------------------------------------------------------------------------------------- accumulation

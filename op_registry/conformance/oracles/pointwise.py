@@ -200,7 +200,7 @@ def normal(c: Call) -> Any:
     linalg_matrix_rank linalg_cond linalg_tensorinv linalg_tensorsolve triangular_solve
     fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2 fft_ihfftn
     fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn stft istft _fft_c2c _fft_r2c _fft_c2r
-    ctc_loss _ctc_loss grid_sampler grid_sampler_2d grid_sampler_3d masked_scatter"""
+    ctc_loss _ctc_loss"""
 )
 def opaque(c: Call) -> Any:
     """Every result depends on all elements: plain torch's if all are valid, refused otherwise."""

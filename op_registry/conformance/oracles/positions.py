@@ -368,3 +368,16 @@ def put(c: Call) -> Expected:
     flat = [operand.map(lambda t: t.reshape(-1)) for operand in (x, index, source)]
     args = (flat[0], [flat[1]], flat[2], c["accumulate"])
     return index_put(Call.of(torch.ops.aten.index_put.default, args, {})).map(lambda t: t.reshape(x.shape))
+
+
+@oracle("masked_scatter")
+def masked_scatter(c: Call) -> Expected:
+    """Element by element, in order; an invalid entry of the mask writes nothing and consumes nothing."""
+    shape = torch.broadcast_shapes(c["self"].shape, c["mask"].shape)
+    x, mask = (operand.map(lambda t: t.expand(shape)) for operand in (c["self"], c["mask"]))
+    data, known = x.data.clone(), x.mask.clone()
+    source = c["source"].map(lambda t: t.reshape(-1))
+    written = (target for target in _coordinates(shape) if bool(mask.mask[target]) and bool(mask.data[target]))
+    for read, target in enumerate(written):
+        data[target], known[target] = source.data[read], source.mask[read]
+    return Expected(data, known)

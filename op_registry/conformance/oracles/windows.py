@@ -224,3 +224,32 @@ def interpolate(c: Call) -> Any:
 
     each = groups([x], _in_each_plane(x, len(spatial), [window.tolist() for window in windows]))
     return reduce_groups(each, one, c.plain(), (lambda group: group.size) if needs_all else 1)
+
+
+@oracle("grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback")
+def grid_sampler(c: Call) -> Any:
+    """The weighted mean of the valid taps, times the weight inside; bicubic needs every tap that has a weight."""
+    x, grid, plain = c["input"], c["grid"], c.plain()
+    bicubic = c["interpolation_mode"] == 2
+    spatial, count = x.shape[2:], math.prod(x.shape[2:])
+    basis = torch.eye(count, dtype=grid.data.dtype).reshape(count, 1, *spatial)
+    points_valid = grid.mask.all(-1).flatten(1)
+    values, masks = [], []
+    for sample in range(x.shape[0]):
+        points = torch.where(grid.mask[sample], grid.data[sample], 0)
+        # (taps, points): the operator is linear in its input.
+        weights = c.plain(input=basis, grid=points.expand(count, *points.shape)).flatten(1)
+        for channel in range(x.shape[1]):
+            data, mask = x.data[sample, channel].reshape(-1), x.mask[sample, channel].reshape(-1)
+            for point, weight in enumerate(weights.unbind(1)):
+                inside = weight.detach() != 0
+                kept = inside & mask
+                value = (weight[kept] * data[kept]).sum()
+                if not bicubic and bool(kept.any()):
+                    value = value * weight[inside].sum() / weight[kept].sum()
+                known = kept.equal(inside) if bicubic else bool(kept.any()) or not bool(inside.any())
+                values.append(value)
+                masks.append(known and bool(points_valid[sample, point]))
+    if not values:
+        return valid(plain)
+    return Expected(torch.stack(values).reshape(plain.shape), torch.tensor(masks).reshape(plain.shape))

@@ -30,7 +30,6 @@ from op_registry.authoring import (
     masked_rule,
     offset_within_data,
     on_device_of,
-    opaque,
     run_movement,
     valid_in_all,
     validity_in_strides_of_data,
@@ -243,4 +242,11 @@ def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
     return Dense(data.clone(memory_format=torch.contiguous_format), on_device_of(data, source.validity))
 
 
-masked_scatter = opaque(aten.masked_scatter.default)
+@masked_rule(aten.masked_scatter.default, category=ASSIGNMENT)
+def masked_scatter(x: Dense, mask: Dense, source: Dense) -> Dense:
+    """The elements of `source`, in order, where `mask` is True; an invalid entry of it consumes none."""
+    selected = mask.filled(False)
+    data = aten.masked_scatter(x.data, selected, source.filled(0))
+    if x.validity is None and source.validity is None:
+        return Dense(data)
+    return Dense(data, aten.masked_scatter(as_int8(full_mask(x)), selected, as_int8(full_mask(source))))

@@ -1,7 +1,8 @@
-"""Backward operators of embeddings, called directly; op_registry/derivatives.py states the law."""
+"""Backward operators of embeddings and masked_scatter, called directly; op_registry/derivatives.py states the law."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from op_registry.authoring import (
     bind_by_name,
     known_all_valid,
     masked_rule,
-    opaque,
     packet_name,
 )
 
@@ -58,4 +58,7 @@ def _embedding_bag_backward(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
     )
 
 
-masked_scatter_backward = opaque(aten.masked_scatter_backward.default)
+@masked_rule(aten.masked_scatter_backward.default, category=DERIVATIVE)
+def masked_scatter_backward(grad_output: Dense, mask: Dense, sizes: Sequence[int]) -> Dense:
+    """For `source`: the gradient's elements where `mask` is True, in order, then zeros."""
+    return Dense(aten.masked_scatter_backward(grad_output.filled(0), mask.filled(False), sizes))

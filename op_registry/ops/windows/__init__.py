@@ -1,14 +1,17 @@
-"""Windows: convolution, pooling, interpolation.
+"""Windows: convolution, pooling, interpolation, grid sampling.
 
 Law: each result is computed from the valid elements of its window; a window without valid elements is invalid.
 
     convolution    convolutions and transposed convolutions
     pooling        average and maximum pooling
+    padding        convolution and pooling inside masked_dispatch.windows("padding")
+    crops          the boxes of samples, and the windows that they have
     interpolation  resizing: nearest, linear, bicubic, antialiased
+    grid_sampling  grid_sample
     sparse         nearest-neighbour interpolation on sparse storage
     backward       torch's gradient formulas, called by hand
 """
 
-from op_registry.ops.windows import backward, convolution, interpolation, pooling, sparse
+from op_registry.ops.windows import backward, convolution, crops, grid_sampling, interpolation, padding, pooling, sparse
 
-__all__ = ["backward", "convolution", "interpolation", "pooling", "sparse"]
+__all__ = ["backward", "convolution", "crops", "grid_sampling", "interpolation", "padding", "pooling", "sparse"]

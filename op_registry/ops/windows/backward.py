@@ -17,7 +17,6 @@ from op_registry.authoring import (
     fill_where_invalid,
     intersect,
     masked_rule,
-    opaque,
     packet_name,
     requested_gradients,
     run_plain,
@@ -110,10 +109,3 @@ def _slow_conv2d_backward(
 )
 def upsample_backward(op: OpOverload, grad_output: Dense, *sizes: Any) -> Dense:
     return Dense(op(grad_output.filled(0), *sizes))
-
-
-_grid_sampler_backward = opaque(
-    aten.grid_sampler_2d_backward.default,
-    aten.grid_sampler_3d_backward.default,
-    aten._grid_sampler_2d_cpu_fallback_backward.default,
-)

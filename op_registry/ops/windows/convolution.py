@@ -221,11 +221,11 @@ def conv_tbc(self: Dense, weight: Dense, bias: Dense, pad: int = 0) -> Dense:
     def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
         return aten.conv1d(x, w, b, [1], [pad], [1], g)
 
-    input, filter = _permuted(self, (1, 2, 0)), _permuted(weight, (2, 1, 0))
+    input, filter = permuted(self, (1, 2, 0)), permuted(weight, (2, 1, 0))
     valid = convolved_validity(convolve, input, filter, 1, transposed=False, covered=covers(filter, [pad], [1]))
     return Dense(data, intersect(None if valid is None else valid.permute(2, 0, 1), bias.validity))
 
 
-def _permuted(x: Dense, dims: tuple[int, ...]) -> Dense:
+def permuted(x: Dense, dims: tuple[int, ...]) -> Dense:
     v = aligned_validity(x)
     return Dense(x.data.permute(dims), None if v is None else v.permute(dims))

@@ -1,0 +1,175 @@
+"""Samples cropped to the bounding box of their valid elements: what windows mean where a mask marks padding.
+
+A crop is given for each windowed dimension, by the first index of each sample's box and its number of indices; all
+tensors here are (samples, …), with one sample where all share a mask. A sample without valid elements has 0 indices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from op_registry.authoring import Dense, Number, aligned_validity, as_bool
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Each sample's box along one dimension.
+
+    start, length  (samples,) int64
+    size           of the dimension in the batch
+    """
+
+    start: Tensor
+    length: Tensor
+    size: int
+
+    @property
+    def stop(self) -> Tensor:
+        return self.start + self.length
+
+
+def crops(x: Dense, spatial: int) -> list[Crop]:
+    """The box of each sample of (N, C, *spatial) over all channels, dimension by dimension; (C, *spatial) is one."""
+    valid = aligned_validity(x)
+    assert valid is not None
+    sizes = x.shape[-spatial:]
+    batched = as_bool(valid).expand(*valid.shape[:-spatial], *sizes)
+    batched = (batched if x.ndim > spatial + 1 else batched.unsqueeze(0)).any(1)
+    boxes = []
+    for d, size in enumerate(sizes):
+        others = [1 + other for other in range(spatial) if other != d]
+        along = batched.any(others) if others else batched
+        index = torch.arange(size, device=x.device)
+        first = torch.where(along, index, size).amin(1)
+        last = torch.where(along, index, -1).amax(1)
+        boxes.append(Crop(torch.where(last < 0, 0, first), torch.where(last < 0, 0, last - first + 1), size))
+    return boxes
+
+
+def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:
+    """The product of what is given for each sample along each dimension, (samples, out), aligned with the data of `x`:
+    (samples, 1, *out), without samples if `x` has none.
+    """
+    spatial = len(along)
+    parts = [t.reshape(t.shape[0], 1, *(-1 if d == own else 1 for d in range(spatial))) for own, t in enumerate(along)]
+    product = parts[0]
+    for part in parts[1:]:
+        product = product & part if product.dtype is torch.bool else product * part
+    return product if x.ndim > spatial + 1 else product.squeeze(0)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The windows along one dimension.
+
+    out       number of windows in the batch
+    before    padding before the first element
+    after     padding after the last
+    by_ceil   whether the number of windows is rounded up, as in pooling with ceil_mode
+    """
+
+    out: int
+    kernel: int
+    stride: int
+    before: int
+    after: int
+    dilation: int = 1
+    by_ceil: bool = False
+
+    def taps(self, device: torch.device) -> Tensor:
+        """(out, kernel): the index that each tap of each window reads, in padding too."""
+        first = torch.arange(self.out, device=device) * self.stride - self.before
+        return first[:, None] + torch.arange(self.kernel, device=device) * self.dilation
+
+    def of_crop(self, crop: Crop) -> Tensor:
+        """(samples, out) bool: the windows that torch's size formula gives the crop.
+
+        Where a box begins between two strides, those of the batch that lie within the padded crop.
+        """
+        room = crop.length + self.before + self.after - self.dilation * (self.kernel - 1) - 1
+        if self.by_ceil:
+            count = torch.div(room + self.stride - 1, self.stride, rounding_mode="floor") + 1
+            # The last window has to begin in the crop or in the padding before it.
+            count = count - ((count - 1) * self.stride >= crop.length + self.before).to(count.dtype)
+            room = torch.maximum(room, (count - 1) * self.stride)
+        first = torch.arange(self.out, device=crop.start.device) * self.stride
+        begins, ends = crop.start[:, None], (crop.start + room)[:, None]
+        return (first >= begins) & (first <= ends) & (crop.length > 0)[:, None]
+
+    def elements(self, crop: Crop) -> Tensor:
+        """(samples, out): how many taps of each window are in the box."""
+        return self._count(crop.start, crop.stop, crop)
+
+    def with_padding(self, crop: Crop) -> Tensor:
+        """(samples, out): how many are in the box or in the crop's own padding."""
+        return self._count(crop.start - self.before, crop.stop + self.after, crop)
+
+    def _count(self, low: Tensor, high: Tensor, crop: Crop) -> Tensor:
+        taps = self.taps(crop.start.device)
+        inside = (taps >= low[:, None, None]) & (taps < high[:, None, None])
+        return inside.sum(-1)
+
+
+@dataclass(frozen=True)
+class TransposedGeometry:
+    """The windows of a transposed convolution along one dimension."""
+
+    out: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    output_padding: int
+
+    def of_crop(self, crop: Crop) -> Tensor:
+        """(samples, out) bool: the outputs that torch's size formula gives the crop."""
+        first = crop.start * self.stride
+        span = self.dilation * (self.kernel - 1) + self.output_padding - 2 * self.padding
+        count = (crop.length - 1) * self.stride + span + 1
+        index = torch.arange(self.out, device=crop.start.device)
+        return (index >= first[:, None]) & (index < (first + count)[:, None]) & (crop.length > 0)[:, None]
+
+    def elements(self, crop: Crop) -> Tensor:
+        """(samples, out): how many elements of the box each output reads; 0 in the gaps between strides."""
+        position = torch.arange(self.out, device=crop.start.device)[:, None] + self.padding
+        source = position - torch.arange(self.kernel, device=crop.start.device) * self.dilation
+        index = torch.div(source, self.stride, rounding_mode="floor")
+        reads = (source >= 0) & (source % self.stride == 0)
+        inside = (index >= crop.start[:, None, None]) & (index < crop.stop[:, None, None]) & reads
+        return inside.sum(-1)
+
+
+# -------------------------------------------------------------------------------------------------------- adaptive bins
+
+
+def adaptive_bins(crop: Crop, out: int) -> tuple[Tensor, Tensor]:
+    """The bins of adaptive pooling of each sample's box: indices of the batch, and which of them a bin has.
+
+    (samples, out, widest) int64 and bool
+    """
+    widest = math.ceil(crop.size / out) + 1
+    number = torch.arange(out, device=crop.start.device)
+    length = crop.length[:, None]
+    first = torch.div(number * length, out, rounding_mode="floor")
+    last = -torch.div(-(number + 1) * length, out, rounding_mode="floor")
+    offset = torch.arange(widest, device=crop.start.device)
+    inside = offset < (last - first)[..., None]
+    index = crop.start[:, None, None] + first[..., None] + offset
+    return torch.where(inside, index, 0), inside
+
+
+def gather_bins(t: Tensor, dim: int, index: Tensor, inside: Tensor, outside: Number) -> Tensor:
+    """`t` (N, C, …) read along `dim` at (samples, out, widest), and `outside` where a bin has no such element.
+
+    `dim` becomes `out`, and the elements of a bin are added as the last dimension.
+    """
+    samples, out, widest = index.shape
+    moved = t.movedim(dim, -1)
+    aligned = (samples, *[1] * (moved.ndim - 2), out * widest)
+    read = moved.gather(-1, index.reshape(aligned).expand(*moved.shape[:-1], out * widest))
+    return torch.where(inside.reshape(aligned), read, outside).unflatten(-1, (out, widest)).movedim(-2, dim)

@@ -1,0 +1,172 @@
+"""Sampling at grid points: torch.nn.functional.grid_sample and its kernels.
+
+Law: the sum over the valid taps of a grid point, times (weight of all taps inside the input) / (weight of the valid
+ones), as in interpolation. Taps outside, under 'zeros', are padding: no elements, and in neither weight. Bicubic
+weights may be negative, so that some of them do not give a mean: there every weighted tap inside must be valid. The
+result is valid where the grid point is, and a tap of non-zero weight is valid or none lies inside (torch's 0).
+
+torch's kernel runs on the filled data, on the mask and on ones; so the weights are its own, and differentiable in the
+grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    DERIVATIVE,
+    POOLING,
+    Dense,
+    all_valid,
+    as_bool,
+    as_int8,
+    by_rule,
+    intersect,
+    masked_rule,
+    requested_gradients,
+    run_plain,
+    vjp,
+)
+from op_registry.ops.windows.pooling import numeric_validity
+
+aten = torch.ops.aten
+
+BICUBIC = 2
+ZEROS, REFLECTION = 0, 2
+
+
+@masked_rule(
+    aten.grid_sampler_2d.default,
+    aten.grid_sampler_3d.default,
+    aten._grid_sampler_2d_cpu_fallback.default,
+    category=POOLING,
+    takes_op=True,
+)
+def grid_sampler(
+    op: OpOverload, input: Dense, grid: Dense, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Dense:
+    points = grid.filled(0)
+    options = (interpolation_mode, padding_mode, align_corners)
+    points_valid = None if grid.validity is None else as_int8(as_bool(grid.validity).all(-1)).unsqueeze(1)
+    if input.validity is None:
+        return Dense(op(input.data, points, *options), points_valid)
+    # Data and mask in one dtype: in half precision, torch rounds where a grid point lies.
+    mask = numeric_validity(input, input.ndim - 2).expand(input.shape[0], -1, *input.shape[2:]).to(input.dtype)
+    if interpolation_mode == BICUBIC:
+        data = op(input.filled(0), points, *options)
+        return Dense(data, intersect(bicubic_validity(mask, points, padding_mode, align_corners), points_valid))
+    data = op(input.filled(0), points, *options)
+    weight_of_valid = op(mask, points, *options)
+    weight_inside = op(torch.ones_like(mask[:, :1]), points, *options)
+    some_valid, none_inside = weight_of_valid != 0, weight_inside == 0
+    share = torch.where(some_valid, weight_inside, 1) / torch.where(some_valid, weight_of_valid, 1)
+    return Dense(data * share, intersect(as_int8(some_valid | none_inside), points_valid))
+
+
+@masked_rule(aten.cudnn_grid_sampler.default, category=POOLING)
+def cudnn_grid_sampler(self: Dense, grid: Dense) -> Dense:
+    """Bilinear, with zeros outside and aligned corners."""
+    if all_valid(self, grid):
+        return Dense(aten.cudnn_grid_sampler(self.data, grid.data))
+    result: Dense = by_rule(aten.grid_sampler_2d.default, self, grid, 0, ZEROS, True)
+    return result
+
+
+# -------------------------------------------------------------------------------------------------------------- bicubic
+
+
+def bicubic_validity(mask: Tensor, grid: Tensor, padding_mode: int, align_corners: bool) -> Tensor:
+    """(N, C or 1, H_out, W_out) int8: where no invalid element of `mask` has a weight.
+
+    mask  (N, C or 1, H, W), 1 where valid
+    grid  (N, H_out, W_out, 2)
+    """
+    height, width = mask.shape[-2:]
+    columns, column_weighted = taps(grid[..., 0].detach(), width, padding_mode, align_corners)
+    rows, row_weighted = taps(grid[..., 1].detach(), height, padding_mode, align_corners)
+    flat = (mask == 0).flatten(2)
+    invalid = None
+    for row, row_counts in zip(rows, row_weighted, strict=True):
+        for column, column_counts in zip(columns, column_weighted, strict=True):
+            index = (row * width + column).flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1)
+            is_invalid = flat.gather(2, index) & (row_counts & column_counts).flatten(1).unsqueeze(1)
+            invalid = is_invalid if invalid is None else invalid | is_invalid
+    assert invalid is not None
+    return as_int8(~invalid.unflatten(2, grid.shape[1:3]))
+
+
+def taps(coordinate: Tensor, size: int, padding_mode: int, align_corners: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """The indices along one dimension of the four taps of each grid point, and whether each has a weight and is inside.
+
+    A point that lies on an index has the weight of that index alone (torch's coefficients are exactly 0 there).
+    """
+    position = (coordinate + 1) / 2 * (size - 1) if align_corners else ((coordinate + 1) * size - 1) / 2
+    first = position.floor()
+    between = position != first
+    indices, weighted = [], []
+    for offset in (-1, 0, 1, 2):
+        tap = first + offset
+        counts = between if offset else torch.ones_like(between)
+        if padding_mode == ZEROS:
+            counts = counts & (tap >= 0) & (tap < size)
+        elif padding_mode == REFLECTION:
+            tap = reflected(tap, size, align_corners)
+        indices.append(tap.nan_to_num(0).clamp(0, size - 1).to(torch.int64))
+        weighted.append(counts)
+    return indices, weighted
+
+
+def reflected(position: Tensor, size: int, align_corners: bool) -> Tensor:
+    """Positions outside, reflected at the first and last element (`align_corners`), or at their outer borders."""
+    low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+    if span == 0:
+        return torch.zeros_like(position)
+    distance = (position - low).abs()
+    rest, flips = distance.remainder(span), (distance / span).floor()
+    return torch.where(flips.remainder(2) == 0, rest, span - rest) + low
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+@masked_rule(
+    aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default, category=DERIVATIVE, takes_op=True
+)
+def grid_sampler_backward(
+    op: OpOverload,
+    grad_output: Dense,
+    input: Dense,
+    grid: Dense,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Dense | None, ...]:
+    """For input and grid."""
+    options = (interpolation_mode, padding_mode, align_corners)
+    if all_valid(grad_output, input, grid):
+        return run_plain(op, (grad_output, input, grid, *options, output_mask), {})
+    sampler = aten.grid_sampler_2d if op is aten.grid_sampler_2d_backward.default else aten.grid_sampler_3d
+
+    def sample(x: Dense, points: Dense) -> Any:
+        return by_rule(sampler.default, x, points, *options)
+
+    return requested_gradients(vjp(sample, (input, grid), grad_output), output_mask)
+
+
+@masked_rule(aten._grid_sampler_2d_cpu_fallback_backward.default, category=DERIVATIVE)
+def _grid_sampler_2d_cpu_fallback_backward(
+    grad_output: Dense, input: Dense, grid: Dense, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> tuple[Dense | None, ...]:
+    """As grid_sampler_2d_backward, both gradients."""
+    options = (interpolation_mode, padding_mode, align_corners)
+    if all_valid(grad_output, input, grid):
+        return run_plain(aten._grid_sampler_2d_cpu_fallback_backward.default, (grad_output, input, grid, *options), {})
+    return grid_sampler_backward.bind(aten.grid_sampler_2d_backward.default)(
+        grad_output, input, grid, *options, (True, True)
+    )

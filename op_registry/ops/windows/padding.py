@@ -1,0 +1,417 @@
+"""Convolution and pooling where a mask marks padding, in force inside ``masked_dispatch.windows("padding")``.
+
+Law: each sample counts as cropped to the bounding box of its valid elements, over all channels; holes inside the box
+stay missing values. An output is valid where torch's own size formula gives the crop one, and where one tap is valid or
+no tap is in the box (padding alone, the gaps of a transposed convolution). So with padding at the end a batch equals
+the loop over its samples without it, at any depth. `count_include_pad` counts the crop's own padding, and adaptive
+pooling bins each sample's box.
+
+What a window reads outside of the box is invalid and counts for nothing, as always: beside adaptive pooling, only the
+results' masks differ from the rules for missing values, and the divisors of averages.
+
+These rules wait in RULES; the overlay that has them is made when it is first entered, so that nobody else pays for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    CONTRACTION,
+    MOVEMENT,
+    POOLING,
+    Dense,
+    MaskedSemanticsError,
+    Rule,
+    as_bool,
+    as_int8,
+    intersect,
+    lowest,
+    map_tensors,
+    masked_rule,
+    packet_name,
+)
+from op_registry.ops.windows import convolution, pooling
+from op_registry.ops.windows.crops import (
+    Crop,
+    Geometry,
+    TransposedGeometry,
+    adaptive_bins,
+    crops,
+    gather_bins,
+    per_sample,
+)
+from op_registry.ops.windows.pooling import max_pooled, numeric_validity, spatial_dims
+
+aten = torch.ops.aten
+Sizes = Sequence[int]
+RULES: list[Rule] = []
+
+
+def when_padding(rule: Rule) -> Rule:
+    """For `masked_rule`: the rule is not registered; it waits for the overlay."""
+    RULES.append(rule)
+    return rule
+
+
+def per_dim(sizes: Sizes, spatial: int) -> Sequence[int]:
+    return list(sizes) * spatial if len(sizes) == 1 else sizes
+
+
+# --------------------------------------------------------------------------------------------------------- convolutions
+
+
+def cropped(
+    convolve: Callable[[Dense | None], Dense],
+    x: Dense,
+    bias: Dense | None,
+    spatial: int,
+    windows: Callable[[torch.Size], Sequence[Geometry | TransposedGeometry]],
+) -> Dense:
+    """`convolve(bias)`, the convolution of missing values, with the masks of the crops' convolutions.
+
+    windows   of each dimension, for the sizes of the output
+    """
+    if x.validity is None:
+        return convolve(bias)
+    result = convolve(None if bias is None else Dense(bias.filled(0)))
+    along = list(zip(windows(result.shape[-spatial:]), crops(x, spatial), strict=True))
+    valid = per_sample([window.of_crop(box) for window, box in along], x)
+    if result.validity is not None:
+        nothing_read = per_sample([window.elements(box) for window, box in along], x) == 0
+        valid = valid & (as_bool(result.validity) | nothing_read)
+    per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
+    return Dense(result.data, intersect(as_int8(valid), per_channel))
+
+
+def convolution_windows(
+    weight: Dense, stride: Sizes, padding: Sizes | str, dilation: Sizes
+) -> Callable[[torch.Size], list[Geometry]]:
+    kernel = weight.shape[2:]
+    spatial = len(kernel)
+    strides, dilations = per_dim(stride, spatial), per_dim(dilation, spatial)
+    if isinstance(padding, str):
+        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilations, strict=True)]
+        before = [total // 2 for total in totals]
+        after = [total - b for total, b in zip(totals, before, strict=True)]
+    else:
+        before = after = list(per_dim(padding, spatial))
+    return lambda out: list(map(Geometry, out, kernel, strides, before, after, dilations))
+
+
+def transposed_windows(
+    weight: Dense, stride: Sizes, padding: Sizes, output_padding: Sizes, dilation: Sizes
+) -> Callable[[torch.Size], list[TransposedGeometry]]:
+    kernel = weight.shape[2:]
+    sizes = [per_dim(s, len(kernel)) for s in (stride, padding, dilation, output_padding)]
+    return lambda out: list(map(TransposedGeometry, out, kernel, *sizes))
+
+
+@masked_rule(
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
+    aten._convolution_mode.default,
+    category=CONTRACTION,
+    takes_op=True,
+    register=when_padding,
+)
+def conv(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = (1,),
+    padding: Sizes | str = (0,),
+    dilation: Sizes = (1,),
+    groups: int = 1,
+) -> Dense:
+    by_name = isinstance(padding, str) or op._overloadname == "padding"
+    padding = "valid" if by_name and not isinstance(padding, str) else padding
+    rule = convolution.conv_padding if by_name else convolution.conv
+
+    def convolve(b: Dense | None) -> Dense:
+        result: Dense = rule.run(op, input, weight, b, stride, padding, dilation, groups)
+        return result
+
+    windows = convolution_windows(weight, stride, padding, dilation)
+    return cropped(convolve, input, bias, weight.ndim - 2, windows)
+
+
+@masked_rule(
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+    category=CONTRACTION,
+    takes_op=True,
+    register=when_padding,
+)
+def conv_transpose(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = (1,),
+    padding: Sizes = (0,),
+    output_padding: Sizes = (0,),
+    groups: int = 1,
+    dilation: Sizes = (1,),
+) -> Dense:
+    def convolve(b: Dense | None) -> Dense:
+        arguments = (stride, padding, output_padding, groups, dilation)
+        result: Dense = convolution.conv_transpose.run(op, input, weight, b, *arguments)
+        return result
+
+    windows = transposed_windows(weight, stride, padding, output_padding, dilation)
+    return cropped(convolve, input, bias, weight.ndim - 2, windows)
+
+
+@masked_rule(
+    aten.convolution.default,
+    aten._convolution.default,
+    aten._convolution.deprecated,
+    category=CONTRACTION,
+    takes_op=True,
+    register=when_padding,
+)
+def any_convolution(
+    op: OpOverload,
+    input: Dense,
+    weight: Dense,
+    bias: Dense | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    *flags: bool,
+) -> Dense:
+    def convolve(b: Dense | None) -> Dense:
+        arguments = (stride, padding, dilation, transposed, output_padding, groups, *flags)
+        result: Dense = convolution.convolution.run(op, input, weight, b, *arguments)
+        return result
+
+    if transposed:
+        return cropped(
+            convolve,
+            input,
+            bias,
+            weight.ndim - 2,
+            transposed_windows(weight, stride, padding, output_padding, dilation),
+        )
+    return cropped(convolve, input, bias, weight.ndim - 2, convolution_windows(weight, stride, padding, dilation))
+
+
+@masked_rule(aten.conv_tbc.default, category=CONTRACTION, register=when_padding)
+def conv_tbc(self: Dense, weight: Dense, bias: Dense, pad: int = 0) -> Dense:
+    """Time, batch, channel: conv1d with dimensions in another order (weight: taps, in, out)."""
+    x, filter = convolution.permuted(self, (1, 2, 0)), convolution.permuted(weight, (2, 1, 0))
+    result = conv.run(aten.conv1d.default, x, filter, bias, (1,), (pad,))
+    return convolution.permuted(result, (2, 0, 1))
+
+
+# -------------------------------------------------------------------------------------------------------------- pooling
+
+
+def pooling_windows(
+    kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool, out: torch.Size, dilation: Sizes = (1,)
+) -> list[Geometry]:
+    spatial = len(out)
+    kernels = per_dim(kernel_size, spatial)
+    strides = per_dim(stride, spatial) if stride else kernels
+    pads, dilations = per_dim(padding, spatial), per_dim(dilation, spatial)
+    return [
+        Geometry(size, k, s, p, p, d, by_ceil=ceil_mode)
+        for size, k, s, p, d in zip(out, kernels, strides, pads, dilations, strict=True)
+    ]
+
+
+@masked_rule(
+    aten.avg_pool1d.default,
+    aten.avg_pool2d.default,
+    aten.avg_pool3d.default,
+    category=POOLING,
+    takes_op=True,
+    register=when_padding,
+)
+def avg_pool(
+    op: OpOverload,
+    self: Dense,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Dense:
+    """The sum of the window, divided by the number of its valid elements and of the crop's own padding in it."""
+    spatial = spatial_dims(op)
+    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad)
+    override = () if divisor_override is None else (divisor_override,)
+    if self.validity is None:
+        return Dense(op(self.data, *arguments, *override))
+    mask = numeric_validity(self, spatial)
+    valid_share = op(mask, *arguments)
+    boxes = crops(self, spatial)
+    windows = pooling_windows(kernel_size, stride, padding, ceil_mode, valid_share.shape[-spatial:])
+    along = list(zip(windows, boxes, strict=True))
+    of_crop = per_sample([window.of_crop(box) for window, box in along], self)
+    validity = as_int8(of_crop & (valid_share != 0))
+    if divisor_override is not None:
+        result: Dense = pooling.avg_pool2d.run(op, self, *arguments, divisor_override)
+        return Dense(result.data, validity)
+    # What the kernel divides by: the window's elements of the batch, and the batch's padding if it counts.
+    batch = [Crop(box.start.new_zeros(1), box.start.new_full((1,), box.size), box.size) for box in boxes]
+    counted = Geometry.with_padding if count_include_pad else Geometry.elements
+    divisor = per_sample([counted(window, whole) for window, whole in zip(windows, batch, strict=True)], self)
+    divisor = divisor.to(mask.dtype)
+    count = torch.round(valid_share * divisor)
+    if count_include_pad:
+        with_padding = per_sample([window.with_padding(box) for window, box in along], self)
+        count = count + (with_padding - per_sample([window.elements(box) for window, box in along], self))
+    data = op(self.filled(0).to(mask.dtype), *arguments)
+    mean = data * divisor / torch.where(as_bool(validity), count, 1).to(mask.dtype)
+    if not self.dtype.is_floating_point:
+        mean = torch.trunc(mean * (1 + 1e-6))  # rounding may have put it just below a whole number
+    return Dense(mean.to(self.dtype), validity)
+
+
+@masked_rule(
+    aten.max_pool1d.default,
+    aten.max_pool2d.default,
+    aten.max_pool3d.default,
+    aten.max_pool1d_with_indices.default,
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool3d_with_indices.default,
+    category=POOLING,
+    takes_op=True,
+    register=when_padding,
+)
+def max_pool(
+    op: OpOverload,
+    self: Dense,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+    ceil_mode: bool = False,
+) -> Any:
+    """The maxima of missing values; their indices count in the batch."""
+    spatial = spatial_dims(op)
+
+    def pool(x: Tensor) -> Any:
+        return op(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+    result = max_pooled(pool, self, spatial)
+    if self.validity is None:
+        return result
+    first = result if isinstance(result, Dense) else result[0]
+    assert first.validity is not None
+    windows = pooling_windows(kernel_size, stride, padding, ceil_mode, first.shape[-spatial:], dilation)
+    along = list(zip(windows, crops(self, spatial), strict=True))
+    of_crop = per_sample([window.of_crop(box) for window, box in along], self)
+    nothing_read = per_sample([window.elements(box) for window, box in along], self) == 0
+    valid = as_int8(of_crop & (as_bool(first.validity) | nothing_read))
+    return Dense(result.data, valid) if isinstance(result, Dense) else tuple(Dense(r.data, valid) for r in result)
+
+
+@masked_rule(
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool3d.default,
+    category=POOLING,
+    takes_op=True,
+    register=when_padding,
+)
+def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
+    """The mean of the valid elements of each bin of the sample's box."""
+    spatial = spatial_dims(op)
+    if self.validity is None:
+        return Dense(op(self.data, output_size))
+    mask = numeric_validity(self, spatial)
+    total, count = self.filled(0).to(mask.dtype), mask
+    if self.ndim == spatial + 1:
+        total, count = total.unsqueeze(0), count.unsqueeze(0)
+    for d, (box, out) in enumerate(zip(crops(self, spatial), per_dim(output_size, spatial), strict=True)):
+        index, inside = adaptive_bins(box, out)
+        total = gather_bins(total, 2 + d, index, inside, 0).sum(-1)
+        count = gather_bins(count, 2 + d, index, inside, 0).sum(-1)
+    mean = total / torch.where(count > 0, count, 1)
+    if self.ndim == spatial + 1:
+        mean, count = mean.squeeze(0), count.squeeze(0)
+    if not self.dtype.is_floating_point:
+        mean = torch.trunc(mean * (1 + 1e-6))  # rounding may have put it just below a whole number
+    return Dense(mean.to(self.dtype), as_int8(count > 0))
+
+
+@masked_rule(
+    aten.adaptive_max_pool1d.default,
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d.default,
+    category=POOLING,
+    takes_op=True,
+    register=when_padding,
+)
+def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[Dense, Dense]:
+    """The greatest valid element of each bin of the sample's box, and its index in the batch's plane."""
+    spatial = spatial_dims(op)
+    if self.validity is None:
+        values, indices = op(self.data, output_size)
+        return Dense(values), Dense(indices)
+    data, valid = self.filled(lowest(self.dtype)), numeric_validity(self, spatial)
+    if self.ndim == spatial + 1:
+        data, valid = data.unsqueeze(0), valid.unsqueeze(0)
+    sizes = data.shape[2:]
+    position = torch.arange(math.prod(sizes), device=data.device).reshape(sizes).expand(data.shape)
+    for d, (box, out) in enumerate(zip(crops(self, spatial), per_dim(output_size, spatial), strict=True)):
+        index, inside = adaptive_bins(box, out)
+        data, chosen = gather_bins(data, 2 + d, index, inside, lowest(self.dtype)).max(-1)
+        position = gather_bins(position, 2 + d, index, inside, 0).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        valid = gather_bins(valid, 2 + d, index, inside, 0).amax(-1)
+    if self.ndim == spatial + 1:
+        data, position, valid = data.squeeze(0), position.squeeze(0), valid.squeeze(0)
+    validity = as_int8(valid > 0)
+    return Dense(data, validity), Dense(position, validity)
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@masked_rule(
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad3d.default,
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+    aten._pad_circular.default,
+    aten.fractional_max_pool2d.default,
+    aten.fractional_max_pool3d.default,
+    category=MOVEMENT,
+    takes_op=True,
+    register=when_padding,
+)
+def reads_beyond_the_box(op: OpOverload, self: Dense, *arguments: Any) -> Any:
+    """Refused unless all is valid: what they read depends on where the batch ends, not on where the sample does."""
+    if self.validity is None:
+        return map_tensors(
+            Dense, op(self.data, *(a.filled(0) if isinstance(a, Dense) else a for a in arguments)), Tensor
+        )
+    raise MaskedSemanticsError(
+        f"{packet_name(op)} of a partly valid tensor of shape {tuple(self.shape)} has no meaning inside "
+        "masked_dispatch.windows('padding'): what it reads depends on where the batch ends, not on where each sample "
+        "does. Apply it to each sample before they are padded to a batch, use zero padding (padding= of the "
+        "convolution), or fill it first with x.to_tensor(value)."
+    )

@@ -1,0 +1,33 @@
+"""What windows mean: whether a mask marks missing values, or padding around each sample."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Literal
+
+from op_registry.ops.windows.padding import RULES
+from op_registry.registry import Overlay, registry
+
+Meaning = Literal["missing", "padding"]
+
+
+@functools.cache
+def overlay_for_padding() -> Overlay:
+    """The rules of windows="padding"; made when first asked for, because kernels then choose at each call."""
+    overlay = Overlay(registry)
+    for rule in RULES:
+        overlay.replace(rule)
+    return overlay
+
+
+def windows_mean(meaning: Meaning) -> contextlib.AbstractContextManager[object]:
+    """Let windows have that meaning inside the block, and in the backward of what runs in it."""
+    if meaning == "padding":
+        return registry.overlay(overlay_for_padding())
+    if meaning == "missing":
+        if not overlay_for_padding.cache_info().currsize:
+            return contextlib.nullcontext()
+        padding = overlay_for_padding()
+        return registry.within(tuple(overlay for overlay in registry.scope if overlay is not padding))
+    raise ValueError(f"windows takes 'missing' or 'padding', not {meaning!r}")

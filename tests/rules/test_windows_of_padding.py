@@ -1,0 +1,291 @@
+"""windows("padding"): a padded batch through convolutions and pooling equals the loop over its samples."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from op_registry.windows import overlay_for_padding
+
+CHANNELS = 4
+
+
+def ragged(sizes, starts, shape, seed=0, holes=0.0):
+    """Samples of (CHANNELS, *size) with their masks, and the batch of `shape` in which each begins at its start."""
+    generator = torch.Generator().manual_seed(seed)
+    samples, data = [], torch.full((len(sizes), CHANNELS, *shape), torch.nan, dtype=torch.float64)
+    mask = torch.zeros(data.shape, dtype=torch.bool)
+    for number, (size, start) in enumerate(zip(sizes, starts, strict=True)):
+        sample = torch.randn(CHANNELS, *size, generator=generator, dtype=torch.float64)
+        valid = torch.rand(sample.shape, generator=generator) >= holes
+        valid[(0, *[0] * len(size))] = valid[(0, *[-1] * len(size))] = True  # so that the box is the sample
+        box = (number, slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
+        data[box], mask[box] = torch.where(valid, sample, torch.nan), valid
+        samples.append(md.masked_tensor(torch.where(valid, sample, torch.nan), valid))
+    return samples, md.masked_tensor(data, mask)
+
+
+def assert_equals_loop(fn: Callable[[Tensor], Tensor], samples, batch, offset=lambda start: start, starts=None):
+    """Values, masks and gradients of the batch and of the samples one by one."""
+    leaves = [batch.detach().requires_grad_(), *(sample.detach().requires_grad_() for sample in samples)]
+    with md.windows("padding"):
+        out = fn(leaves[0])
+    covered = torch.zeros(out.shape, dtype=torch.bool)
+    total = torch.zeros((), dtype=torch.float64)
+    for number, sample in enumerate(leaves[1:]):
+        expected = fn(sample.unsqueeze(0)).squeeze(0)
+        start = offset(starts[number]) if starts else (0,) * (expected.ndim - 1)
+        box = (number, slice(None), *(slice(s, s + n) for s, n in zip(start, expected.shape[1:], strict=True)))
+        known = expected.get_mask() if md.is_masked_tensor(expected) else torch.ones_like(expected, dtype=torch.bool)
+        assert torch.equal(out.get_mask()[box], known)
+        values = expected.to_tensor(0) if md.is_masked_tensor(expected) else expected
+        torch.testing.assert_close(out.to_tensor(0)[box], values, rtol=1e-12, atol=1e-12)
+        covered[box] = True
+        total = total + (values.sin()).sum()
+    assert not out.get_mask()[~covered].any()
+    grads = torch.autograd.grad(out.to_tensor(0).sin().sum(), leaves[0])
+    expected_grads = torch.autograd.grad(total, leaves[1:])
+    flat = torch.cat([g.to_tensor(0)[s.get_mask()] for g, s in zip(expected_grads, samples, strict=True)])
+    torch.testing.assert_close(
+        torch.cat([g.to_tensor(0)[m] for g, m in zip(grads[0].unbind(0), batch.get_mask().unbind(0), strict=True)]),
+        flat,
+        rtol=1e-10,
+        atol=1e-10,
+    )
+
+
+def weights(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def convolutions(n):
+    """Convolutions of n dimensions, of every geometry."""
+    conv = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
+    for stride, padding, dilation, kernel in itertools.product((1, 2), (0, 1, 3, "same", "valid"), (1, 2), (2, 3)):
+        if padding == "same" and (stride != 1 or (kernel % 2 == 0 and dilation % 2)):
+            continue  # refused by torch, or padded by a copy of the input, of which torch warns
+        w, b = weights(6, CHANNELS // 2, *[kernel] * n), weights(6)
+        yield (
+            f"conv{n}d-s{stride}-p{padding}-d{dilation}-k{kernel}",
+            lambda x, w=w, b=b, s=stride, p=padding, d=dilation: conv(x, w, b, s, p, d, 2),
+        )
+    transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[n - 1]
+    for stride, padding, dilation, extra in itertools.product((1, 2, 3), (0, 1), (1, 2), (0, 1)):
+        if extra >= max(stride, dilation):
+            continue
+        w, b = weights(CHANNELS, 3, *[2] * n), weights(3)
+        yield (
+            f"conv_transpose{n}d-s{stride}-p{padding}-d{dilation}-o{extra}",
+            lambda x, w=w, b=b, a=(stride, padding, extra, 1, dilation): transposed(x, w, b, *a),
+        )
+
+
+def poolings(n):
+    """Pooling of n dimensions, of every geometry."""
+    average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[n - 1]
+    for stride, padding, ceil, include in itertools.product((1, 2, 3), (0, 1), (False, True), (False, True)):
+        yield (
+            f"avg_pool{n}d-s{stride}-p{padding}-{'ceil' if ceil else 'floor'}-{'with' if include else 'without'}",
+            lambda x, a=(3, stride, padding, ceil, include): average(x, *a),
+        )
+    if n > 1:
+        yield f"avg_pool{n}d-divisor", lambda x: average(x, 2, 2, 1, divisor_override=5)
+    maximum = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]
+    for stride, padding, dilation, ceil in itertools.product((1, 2), (0, 1), (1, 2), (False, True)):
+        yield (
+            f"max_pool{n}d-s{stride}-p{padding}-d{dilation}-{'ceil' if ceil else 'floor'}",
+            lambda x, a=(2, stride, padding, dilation, ceil): maximum(x, *a),
+        )
+    adaptive = (
+        (F.adaptive_avg_pool1d, F.adaptive_max_pool1d),
+        (F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
+        (F.adaptive_avg_pool3d, F.adaptive_max_pool3d),
+    )[n - 1]
+    for pool, size in itertools.product(adaptive, (1, 2, 5)):
+        yield f"{pool.__name__}-{size}", lambda x, pool=pool, size=size: pool(x, size)
+
+
+SIZES = {
+    1: ([(9,), (5,), (12,), (7,)], (13,)),
+    2: ([(9, 6), (5, 10), (7, 7)], (10, 11)),
+    3: ([(6, 5, 7), (7, 6, 5)], (8, 7, 7)),
+}
+CASES = [
+    pytest.param(n, fn, id=name)
+    for n in (1, 2, 3)
+    for number, (name, fn) in enumerate((*convolutions(n), *poolings(n)))
+    if n == 1 or number % (3 * n - 4) == 0  # each geometry in one dimension, some in two and three
+]
+
+
+@pytest.mark.parametrize("holes", [0.0, 0.3], ids=["", "holes"])
+@pytest.mark.parametrize(("n", "fn"), CASES)
+def test_a_batch_padded_at_the_end_equals_the_loop(n, fn, holes):
+    sizes, shape = SIZES[n]
+    samples, batch = ragged(sizes, [(0,) * n] * len(sizes), shape, holes=holes)
+    assert_equals_loop(fn, samples, batch)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.conv1d(x, weights(2, CHANNELS, 3), None, 2, 1),
+        lambda x: F.avg_pool1d(x, 3, 2, 1),
+        lambda x: F.max_pool1d(x, 3, 2, 1, ceil_mode=True),
+    ],
+    ids=["conv", "avg", "max"],
+)
+def test_a_box_may_begin_anywhere_that_the_stride_divides(fn):
+    starts = [(0,), (2,), (4,)]
+    samples, batch = ragged([(9,), (6,), (7,)], starts, (14,), holes=0.3)
+    assert_equals_loop(fn, samples, batch, offset=lambda start: (start[0] // 2,), starts=starts)
+
+
+def test_transposed_convolutions_scale_the_start():
+    starts = [(0,), (1,), (3,)]
+    samples, batch = ragged([(4,), (5,), (3,)], starts, (7,))
+    w = weights(CHANNELS, 2, 3)
+    assert_equals_loop(
+        lambda x: F.conv_transpose1d(x, w, None, 2, 1), samples, batch, lambda start: (start[0] * 2,), starts
+    )
+
+
+def test_where_the_stride_does_not_divide_the_start_those_windows_count_that_lie_within():
+    x = md.masked_tensor(torch.arange(9.0)[None, None], torch.tensor([[[0, 1, 1, 1, 1, 1, 1, 0, 0]]]).bool())
+    with md.windows("padding"):
+        y = F.max_pool1d(x, 2, 2)
+    # The batch's windows begin at 0, 2, 4, 6: of these the second and third lie within [1, 6].
+    assert y.get_mask().tolist() == [[[False, True, True, False]]]
+
+
+def test_a_sample_without_valid_elements_stays_invalid():
+    x = md.masked_tensor(torch.zeros(2, 1, 5), torch.tensor([[[True]], [[False]]]).expand(2, 1, 5))
+    with md.windows("padding"):
+        for y in (
+            F.conv1d(x, torch.ones(1, 1, 3), torch.ones(1), padding=3),
+            F.avg_pool1d(x, 3, padding=1),
+            F.adaptive_avg_pool1d(x, 2),
+            F.adaptive_max_pool1d(x, 2),
+        ):
+            assert y.get_mask()[0].all()
+            assert not y.get_mask()[1].any()
+
+
+def test_nothing_under_the_mask_is_seen():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (11,))
+    for garbage in (float("inf"), 1e300, -0.0):
+        other = md.masked_tensor(torch.where(batch.get_mask(), batch.get_data(), garbage), batch.get_mask())
+        with md.windows("padding"):
+            for _, fn in (*convolutions(1), *poolings(1)):
+                assert torch.equal(fn(batch), fn(other))
+
+
+def test_samples_without_a_batch_dimension():
+    _, batch = ragged([(9,)], [(0,)], (12,))
+    with md.windows("padding"):
+        for _, fn in (*convolutions(1), *poolings(1)):
+            together, alone = fn(batch), fn(batch[0])
+            assert torch.equal(together[0], alone)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.pad(x, (1, 1), mode="reflect"),
+        lambda x: F.pad(x, (1, 1), mode="replicate"),
+        lambda x: F.pad(x, (1, 1), mode="circular"),
+        lambda x: F.fractional_max_pool2d(x.unsqueeze(2).expand(-1, -1, 4, -1), 2, 2),
+        nn.Conv1d(CHANNELS, 1, 3, padding=1, padding_mode="circular", dtype=torch.float64),
+    ],
+    ids=["reflect", "replicate", "circular", "fractional", "module"],
+)
+def test_what_reads_beyond_the_box_is_refused(fn):
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    full = md.masked_tensor(batch.to_tensor(0))
+    with md.windows("padding"):
+        fn(full)
+        with pytest.raises(
+            md.MaskedSemanticsError, match=r"has no meaning inside masked_dispatch.windows\('padding'\)"
+        ):
+            fn(batch)
+    fn(batch)
+
+
+# ------------------------------------------------------------------------------------------------------------ the scope
+
+
+def stack():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(CHANNELS, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 3, padding=1)).double()
+
+
+def test_scopes_nest_and_end():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    net = stack()
+    missing = net(batch).count()
+    with md.windows("padding"):
+        padding = net(batch).count()
+        with md.windows("missing"):
+            assert net(batch).count() == missing
+            with md.windows("padding"), md.windows("padding"):
+                assert net(batch).count() == padding
+        assert net(batch).count() == padding
+    assert net(batch).count() == missing != padding
+    with pytest.raises(ValueError, match="windows takes 'missing' or 'padding', not 'pad'"):
+        md.windows("pad")
+
+
+def test_a_module_may_have_a_meaning_of_its_own():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    net = stack()
+    with md.windows("padding"):
+        expected = net(batch)
+    missing = net(batch)
+    inner, outer = md.windows("missing", stack()), md.windows("padding", nn.Sequential(stack()))
+    assert torch.equal(outer(batch), expected)
+    for copied in (copy.deepcopy(outer), pickle.loads(pickle.dumps(outer))):
+        assert torch.equal(copied(batch), expected)
+    with md.windows("padding"):
+        assert torch.equal(inner(batch), missing)
+        assert torch.equal(net(batch), expected)
+    with pytest.raises(RuntimeError):
+        outer(torch.ones(1, CHANNELS + 1, 3, dtype=torch.float64))
+    assert torch.equal(net(batch), missing)  # a call that fails leaves its scope
+
+
+def test_compiled():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    net = stack()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    missing = compiled(batch)
+    assert torch.equal(missing, net(batch))
+    with md.windows("padding"):
+        x = batch.detach().requires_grad_()
+        y, expected = compiled(x), net(batch)
+        assert torch.equal(y.detach(), expected.detach())
+        y.to_tensor(0).sum().backward()
+    assert torch.equal(compiled(batch), missing)
+    outer = torch.compile(md.windows("padding", stack()), backend="aot_eager")
+    assert torch.equal(outer(batch).detach(), expected.detach())
+
+
+def test_sparse_storage_has_the_same_meaning():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    net = stack()
+    with md.windows("padding"):
+        assert torch.equal(net(batch.to_sparse()).to_dense(), net(batch))
+
+
+def test_nobody_else_pays():
+    """The rules are put in the registry when the scope is first entered, and for windows alone."""
+    overlay = overlay_for_padding()
+    names = {op._schema.name for op in overlay.rules}
+    assert all("conv" in name or "pool" in name or "_pad" in name for name in names)
