@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import masked_dispatch as md
 from op_registry.windows import overlay_for_padding
@@ -259,6 +260,17 @@ def test_a_module_may_have_a_meaning_of_its_own():
     with pytest.raises(RuntimeError):
         outer(torch.ones(1, CHANNELS + 1, 3, dtype=torch.float64))
     assert torch.equal(net(batch), missing)  # a call that fails leaves its scope
+
+
+def test_a_checkpointed_module_with_its_own_meaning():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    net = md.windows("padding", stack())
+    gradients = []
+    for call in (net, lambda x: checkpoint(net, x, use_reentrant=False)):
+        net.zero_grad()
+        call(batch).square().sum().backward()
+        gradients.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*gradients)
 
 
 def test_compiled():
