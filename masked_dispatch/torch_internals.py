@@ -37,6 +37,7 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
 23. inductor's lowerings are in a table by overload and tell a graph's inputs from computed values; importing its
     primitives defines the fused multiply-add ``prims.fma``
 24. Dynamo can be told that a dimension of a tensor is dynamic
+25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -463,6 +464,14 @@ def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
         return True
     is_wrapper = torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
     return is_wrapper and not isinstance(tensor, FunctionalTensor)
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile was given to return `function`; the function itself if it is not compiled."""
+    given: Callable[..., Any] | None = getattr(function, "_orig_mod", None)
+    if given is None:
+        given = getattr(function, "_torchdynamo_orig_callable", None)
+    return function if given is None else given
 
 
 def aten_overloads() -> Iterator[OpOverload]:

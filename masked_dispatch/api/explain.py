@@ -13,6 +13,12 @@ from torch.overrides import resolve_name
 
 from masked_dispatch.api.call_observer import Observer
 from masked_dispatch.api.explanation import Explanation
+from masked_dispatch.torch_internals import uncompiled
+
+UNCOMPILED = (
+    "explained as it runs uncompiled; what a compiled graph stores densely is in the log of masked_dispatch.storage, "
+    'and refused under densify("never")'
+)
 
 
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -24,7 +30,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     the current `densify` policy, and on copies. Tensors among the arguments (in lists, tuples and dicts too) are
     cloned, a module is deep-copied and random generators are reset afterwards, so that these do not change for the
     caller; other side effects of `function` happen. With sparsely stored arguments each operator runs twice, to find
-    out which lowering takes the call. An error of the call is part of the explanation and is not raised.
+    out which lowering takes the call. An error of the call is part of the explanation and is not raised. Of a compiled
+    function the explanation is what it does uncompiled, and says so.
 
     Raises TypeError if `function` can't be called.
     """
@@ -35,6 +42,9 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
         )
 
     observer, error = Observer(), ""
+    original = uncompiled(function)
+    note = "" if original is function else UNCOMPILED
+    function = original
     copies: dict[int, Tensor] = {}
     called = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     with torch.no_grad():
@@ -45,7 +55,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
             except Exception as raised:
                 error = f"{type(raised).__name__}: {raised}"
     name = resolve_name(function) or getattr(function, "__name__", None) or type(function).__name__
-    return Explanation(name, tuple(observer.steps), error)
+    return Explanation(name, tuple(observer.steps), error, note)
 
 
 def _copied(value: object, copies: dict[int, Tensor]) -> Any:

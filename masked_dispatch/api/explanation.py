@@ -51,11 +51,13 @@ class Explanation:
     name   the function
     steps  the operator calls with masked arguments, in order; a composite operator comes before the calls it makes
     error  what the call raised, or ""
+    note   what has to be known about it, or ""
     """
 
     name: str
     steps: tuple[Step, ...]
     error: str = ""
+    note: str = ""
 
     @property
     def densified(self) -> tuple[Densification, ...]:
@@ -66,7 +68,11 @@ class Explanation:
         calls = f"{len(self.steps)} operator call{'' if len(self.steps) == 1 else 's'} on masked tensors"
         dense = f", {len(self.densified)} stored densely" if self.densified else ""
         ends = f", raises {self.error.partition(':')[0]}" if self.error else ""
-        lines = [f"{self.name}: {calls}{dense}{ends}", *map(str, self.steps)]
+        lines = [
+            f"{self.name}: {calls}{dense}{ends}",
+            *([f"  ({self.note})"] if self.note else []),
+            *map(str, self.steps),
+        ]
         if self.error and not any(step.error for step in self.steps):
             lines.append(f"  raises {self.error}")
         return "\n".join(lines)

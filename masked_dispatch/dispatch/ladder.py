@@ -1,13 +1,14 @@
 """How a call reaches its rule.
 
-A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What the kernel does, first match:
+A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What the kernel does, first match
+(2 to 6 are the rungs of docs/architecture.md; views have a path of their own):
 
 1. view             torch's own view node on the wrapper; data and mask are viewed below autograd
 2. rule             unwrap the arguments, run the rule on plain tensors, wrap the results; a composite rule is written
-                    in other operators, gets the arguments unchanged, and its operators arrive here in turn
+                    in other operators and gets the arguments unchanged; each of its operators has its own kernel
 3. written back     in-place and out= forms: the functional form, then assigned (masked self) or updating (plain self)
 4. each of a list   _foreach_ forms: the single-tensor form on each element
-5. decomposes       torch's own decomposition, whose operators arrive here in turn
+5. decomposes       torch's own decomposition, each of whose operators has its own kernel
 6. nothing          MaskedSemanticsError, from `below_autograd`, where operators without a kernel end up
 
 Views, copies and whatever has no kernel arrive below autograd (`__torch_dispatch__`). An operator that autograd has

@@ -39,8 +39,8 @@ from op_registry.records.dims import Number
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import Layout
 
-# What a compiled graph relies on: who owns the validity, the rules, and a handle by which guards unshare it (all
-# handles compare equal).
+# What compiled graphs are guarded on: who owns the validity, the registry's version, and a handle through which a
+# guard can give the tensor a validity of its own (all handles compare equal).
 Context = tuple[str, str, GuardedInput | None]
 
 

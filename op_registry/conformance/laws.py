@@ -1,4 +1,7 @@
-"""The laws P1, P2 and P3 as checks on one trial. P5 is in gradients.py, P6 and P7 in modes.py, P8 in closed.py."""
+"""The laws P1, P2 and P3 as checks on one trial.
+
+P4 is in storages.py, P5 in gradients.py, P6 and P7 in modes.py, P8 in closed.py.
+"""
 
 from __future__ import annotations
 

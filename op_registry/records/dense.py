@@ -129,7 +129,7 @@ class Dense:
         return self._fact("count", dims, keepdim)
 
     def any_valid(self, dim: Dims = None, keepdim: bool = False) -> Tensor | None:
-        """Validity of a reduction over `dim`: at least one valid element, or an empty slice."""
+        """Validity of a reduction over `dim`: the slice has a valid element, or no elements at all (a size of 0)."""
         validity = self.validity
         if validity is None:
             return None

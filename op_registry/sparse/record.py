@@ -1,8 +1,8 @@
 """Sparse records: the values that a sparsely stored masked tensor stores, and its sparsity pattern.
 
-Elements that are not stored are invalid. A rule without a sparse run of its own gets dense records made from this one
-(lowering.py): the values in storage order, for operators that leave elements at their coordinates, or *padded rows*,
-the stored elements of each slice side by side.
+Elements that are not stored are invalid. A rule without a lowering of its own can run on dense records made from
+this one: the values in storage order (elementwise.py, slicewise.py), or *padded rows*, the stored elements of each
+slice side by side (padded_rows.py).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from op_registry.sparse.segment_kernels import IDENTITY, WIDTH, Reduction, RowCh
 
 
 class Segments:
-    """The slices of a sparse record that run over the sparse dimensions `along` and the dense dimensions `inside`.
+    """The slices of a sparse record, each over the sparse dimensions `along` and the dense dimensions `inside`.
 
     slices  the number of slices
     sizes   sizes of the remaining sparse dimensions
@@ -73,7 +73,7 @@ class Segments:
         return torch.segment_reduce(t, torch_name, offsets=self.ends, axis=0, unsafe=True, initial=initial)
 
     def extremum(self, t: Tensor, reduction: Literal["amax", "amin"]) -> Tensor:
-        """The maximum or minimum of each slice; not differentiable, and unspecified for slices that store nothing."""
+        """The maximum or minimum of each slice; not differentiable, and arbitrary for one without stored elements."""
         t = forward_ad.unpack_dual(t.detach()).primal
         if self.inside:
             t = torch.amax(t, self.inside, True) if reduction == "amax" else torch.amin(t, self.inside, True)

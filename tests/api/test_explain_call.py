@@ -239,6 +239,16 @@ def test_a_densification_is_logged_as_it_happens(layout: str, caplog: pytest.Log
     assert " stored densely, 60 bytes: " in said
 
 
+@pytest.mark.parametrize(
+    "compiled", [torch.compile(torch.cumsum), torch.compile(torch.nn.Softmax(1))], ids=["function", "module"]
+)
+def test_a_compiled_function_is_explained_uncompiled_and_says_so(compiled: Any) -> None:
+    arguments = (stored("sparse_csr"), 1) if not isinstance(compiled, torch.nn.Module) else (stored("sparse_csr"),)
+    said = md.explain(compiled, *arguments)
+    assert said.steps[0].op in (aten.cumsum.default, aten.softmax.int, aten._softmax.default)
+    assert "(explained as it runs uncompiled; what a compiled graph stores densely is in the log of" in str(said)
+
+
 def test_nothing_is_printed_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     assert logging.getLogger("masked_dispatch.storage").handlers == []
     F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))

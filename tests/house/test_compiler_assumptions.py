@@ -15,6 +15,7 @@ from masked_dispatch.torch_internals import (
     fused_multiply_add,
     guard_on,
     mark_dynamic,
+    uncompiled,
     while_compiling,
 )
 
@@ -201,6 +202,14 @@ def test_24_dimensions_are_marked_as_dynamic() -> None:
             mark_dynamic(x, 0)
             run(x)
         assert len(graphs) == 1
+
+
+def test_25_what_was_compiled_is_found_again() -> None:
+    module = torch.nn.Linear(1, 1)
+    with assumed("what torch.compile returns holds what it was given"):
+        assert uncompiled(torch.compile(setting_now)) is setting_now
+        assert uncompiled(torch.compile(module)) is module
+        assert uncompiled(module) is module
 
 
 SETTING: contextvars.ContextVar[int] = contextvars.ContextVar("setting")
