@@ -1,7 +1,8 @@
 """Reductions: sum, mean, var, amax, argmax, any, logsumexp …
 
 Law: torch's result on the slice with its invalid elements removed; valid where n ≥ 1 or the slice has
-size 0, where n is the number of valid elements. Indices refer to the original dimension and never point at an invalid element.
+size 0, where n is the number of valid elements. Indices refer to the original dimension and never point at an invalid
+element.
 
 Most rules fill with the operator's identity, which does not change the result. Three cases need more than that.
 
