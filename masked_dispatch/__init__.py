@@ -7,16 +7,18 @@ densification.py        reports of sparse operands stored densely
 densify_policy.py       when that is allowed
 tensor/                 the tensor subclasses as values
 autograd/               the differentiable boundary between tensors and records
-interop/                conversions to and from torch.sparse, torch.masked, DataLoader
+interop/                conversions to and from torch.sparse, torch.masked, numpy.ma; DataLoader, other processes
 dispatch/               how a call reaches its rule
 api/                    the exported functions
 functional.py           torch.func's transforms
 optim/                  optimizers for masked gradients
 storage.py              choosing a storage layout
+testing.py              comparing masked tensors in tests
 conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
 """
 
-from masked_dispatch import functional, optim, storage
+from masked_dispatch import functional, optim, storage, testing
+from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
 from masked_dispatch.api.construct import (
     as_masked_tensor,
@@ -68,6 +70,7 @@ from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import collate as _collation
+from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -78,6 +81,9 @@ _compile.install()
 _torch_masked.install()
 _gradients.install()
 _collation.install()
+_processes.install()
+_methods.install()
+testing.install()
 
 __all__ = [
     "InvalidValueError",
@@ -128,6 +134,7 @@ __all__ = [
     "std_mean",
     "storage",
     "sum",
+    "testing",
     "var",
     "var_mean",
     "vector_norm",

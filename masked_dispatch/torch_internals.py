@@ -38,6 +38,7 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     primitives defines the fused multiply-add ``prims.fma``
 24. Dynamo can be told that a dimension of a tensor is dynamic
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
+26. ``torch.testing.assert_close`` compares two tensors with the class ``TensorLikePair`` of its module
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -63,6 +64,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
+from torch.testing import _comparison
 from torch.utils import _pytree
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
 
@@ -427,6 +429,11 @@ NumberFormatter: Any = torch._tensor_str._Formatter
 # share_storage(view, base): give a view's wrapper the (empty) storage of its base's, by which compilers detect that two
 # inputs of a graph overlap.
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
+
+
+def replace_pair_of_tensors(derive: Callable[[Any], Any]) -> None:
+    """Let torch.testing.assert_close compare two tensors with a class derived from its own."""
+    _comparison.TensorLikePair = derive(_comparison.TensorLikePair)  # type: ignore[misc]
 
 
 def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor], torch.Tensor]]) -> None:

@@ -144,7 +144,11 @@ class Registry:
             rule = Rule((rule,), category, run, takes_op=False, where=written_at(3))
         for op in rule.ops:
             if self.get(op) is None:
-                raise KeyError(f"{op} has no rule to replace; use registry.add(...)")
+                # Not a KeyError, which shows its message in quotes.
+                raise LookupError(
+                    f"{op} has no rule to replace; register one with masked_rule, or registry.add(rule). "
+                    f"`python -m op_registry explain {op.name().partition('::')[2]}` shows what is registered."
+                )
         return self._set(rule, layer)
 
     def _withdraw(self, op: OpOverload, overlay: Overlay) -> None:

@@ -3,6 +3,7 @@
 construct.py      making masked tensors
 accumulate.py     sums of the valid contributions
 reductions.py     torch's reductions and scans with skipna and min_count
+methods.py        methods that name the functions with skipna and min_count
 skipna.py         what skipna and min_count mean
 sparsify.py       sparse tensors from the elements that meet a condition
 windows.py        whether windows read missing values or padding

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.cache_key import CODE_VERSION
 from masked_dispatch.tensor.checks import check_mask, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import constant_in_graphs, guard_on, while_compiling
 from op_registry import MaskedSemanticsError, registry
+from op_registry.records.validity import intersect
 from op_registry.sparse.layout import OF_TORCH
 
 if TYPE_CHECKING:
@@ -28,15 +30,14 @@ def masked_tensor(data: object, mask: object = None, *, requires_grad: bool = Fa
     """A new leaf from copies of data and mask, as torch.tensor makes one.
 
     data  a plain tensor of any shape and dtype (or anything torch.as_tensor takes). A torch.sparse tensor keeps its
-          layout: its specified elements are valid, where `mask` is too
+          layout: its specified elements are valid, where `mask` is too. A masked array of NumPy (numpy.ma) is invalid
+          where it is masked, and where `mask` says so
     mask  bool, or integers 0 and 1, True where valid; of data's shape or broadcastable to it; None: all valid
 
     Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit, and
     RuntimeError, as torch.tensor does, where data of this dtype cannot require grad.
     """
-    data = as_data(data, sparse=True)
-    if mask is not None:
-        mask = check_mask(data, mask)
+    data, mask = as_data_and_mask(data, mask)
     if data.layout is not torch.strided:
         masked = from_torch_sparse(data.detach().clone())
         if mask is not None:
@@ -58,15 +59,13 @@ def _checked(tensor: Tensor, requires_grad: bool) -> bool:
 def as_masked_tensor(data: object, mask: object = None) -> MaskedTensor:
     """A masked tensor that shares memory with `data`; differentiable with respect to it.
 
-    The mask's memory is shared if it is bool or int8 of data's shape and strides; otherwise the mask is copied. Data
-    that is already masked keeps its mask, intersected with `mask`. A torch.sparse tensor keeps its layout: its
-    specified elements are valid, and duplicates are summed. Its gradient is sparse.
+    The mask is copied: later writes to it do not show, and writes to the result do not reach it. Data that is already
+    masked gives a copy under both masks, as `mask_with` does. A torch.sparse tensor keeps its layout: its specified
+    elements are valid, and duplicates are summed. Its gradient is sparse.
 
     Raises as :func:`masked_tensor` does, and ValueError for a sparse tensor with malformed indices.
     """
-    data = as_data(data, sparse=True)
-    if mask is not None:
-        mask = check_mask(data, mask)
+    data, mask = as_data_and_mask(data, mask)
     if data.layout is not torch.strided:
         data = from_torch_sparse(data)
     if isinstance(data, MaskedTensor):
@@ -81,7 +80,7 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
     other   masked, of a shape that broadcasts to `tensor`'s
 
     Stored like `other` if that is stored sparsely and has the same shape; then nothing of the tensor's size is
-    allocated. Otherwise the result shares the values of `tensor`, like `mask_with`.
+    allocated. Like that of `mask_with`, the result is a copy.
 
     Raises TypeError if `other` is not masked, ValueError for shapes that do not broadcast.
     """
@@ -90,11 +89,11 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
 
 
 def from_nan(data: Tensor) -> MaskedTensor:
-    """`data` (floating point or complex), invalid where it is NaN; differentiable."""
-    data = as_data(data)
+    """`data` (floating point or complex), invalid where it is NaN; differentiable, and shares memory with `data`."""
+    data, mask = as_data_and_mask(data, sparse=False)
     if not (data.is_floating_point() or data.is_complex()):
         raise TypeError(f"from_nan needs floating point or complex data, which can hold NaN; got {data.dtype}")
-    return as_masked_tensor(data, ~torch.isnan(data))
+    return as_masked_tensor(data, intersect(~torch.isnan(data), mask))
 
 
 def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
@@ -103,7 +102,7 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     data     shape (B, …, T, …) with T at `dim`
     lengths  integers, shape (B,), each between 0 and T
     """
-    data = as_data(data)
+    data, mask = as_data_and_mask(data, sparse=False)
     lengths = torch.as_tensor(lengths, device=data.device)
     dim = dim % data.ndim
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
@@ -123,7 +122,7 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
             f"{data.shape[dim]} positions"
         )
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
-    return as_masked_tensor(data, positions < lengths.view(-1, *[1] * (data.ndim - 1)))
+    return as_masked_tensor(data, intersect(positions < lengths.view(-1, *[1] * (data.ndim - 1)), mask))
 
 
 def code_version() -> str:
@@ -140,6 +139,15 @@ def _guard_on_code_version(context: ComptimeContext) -> None:
 @constant_in_graphs
 def _code_version() -> str:
     return CODE_VERSION + registry.version
+
+
+def as_data_and_mask(data: object, mask: object = None, sparse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Data that can be masked, and its checked mask: the one given, and that of a masked array of NumPy."""
+    data, of_array = parts_of_masked_array(data)
+    data = as_data(data, sparse)
+    of_array = None if of_array is None else of_array.to(data.device)
+    given = None if mask is None else check_mask(data, mask)
+    return data, intersect(given, of_array)
 
 
 def as_data(data: object, sparse: bool = False) -> Tensor:

@@ -13,14 +13,12 @@ from masked_dispatch.tensor.layout_checks import check_layout
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.sparse.layout import Layout
 
-CSR = torch.sparse_csr
-
 
 def sparse_where(
     x: Tensor,
     condition: Tensor,
     *,
-    layout: torch.layout | Layout = CSR,
+    layout: torch.layout | Layout | None = None,
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
@@ -28,7 +26,7 @@ def sparse_where(
 
     x          a tensor, plain or masked, in any layout
     condition  a bool tensor that broadcasts to the shape of `x`; an invalid condition counts as False
-    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`
+    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector
 
     An element is valid if it is valid in `x` and the condition holds; the others are absent: invalid, not 0. To make a
     comparison ``c = x > y`` sparse, use ``sparse_where(c, c)``: True where it holds, absent elsewhere.
@@ -44,7 +42,7 @@ def sparse_where(
         raise TypeError(
             f"sparse_where takes a bool condition, and this one is {condition.dtype}; compare it, condition != 0"
         )
-    check_sparse(layout)
+    layout = sparse_layout(x, layout)
     name = check_layout(x, layout, sparse_dim, blocksize)
     result: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, name, sparse_dim, blocksize)
     return result
@@ -52,7 +50,7 @@ def sparse_where(
 
 def sparse_relu(
     x: Tensor,
-    layout: torch.layout | Layout = CSR,
+    layout: torch.layout | Layout | None = None,
     *,
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
@@ -68,7 +66,7 @@ def sparse_relu(
 def sparse_threshold(
     x: Tensor,
     threshold: float,
-    layout: torch.layout | Layout = CSR,
+    layout: torch.layout | Layout | None = None,
     *,
     sparse_dim: int | None = None,
     blocksize: tuple[int, int] | None = None,
@@ -76,7 +74,7 @@ def sparse_threshold(
     """The elements of `x` above a number, sparsely stored; differentiable.
 
     Elements at or below the threshold are absent: invalid, not 0. NaN is kept, as by torch's threshold.
-    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`
+    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector
 
     Raises ValueError for a layout that does not fit the shape.
     """
@@ -89,26 +87,30 @@ def sparse_topk(
     dim: int = -1,
     largest: bool = True,
     *,
-    layout: torch.layout | Layout = CSR,
+    layout: torch.layout | Layout | None = None,
     blocksize: tuple[int, int] | None = None,
 ) -> MaskedTensor:
     """The k largest (smallest) valid elements of each slice along `dim`, sparsely stored at their indices.
 
     Differentiable. The others are absent: invalid, not 0. A slice with fewer than k valid elements keeps them all; ties
     are broken as by torch.topk.
-    layout, blocksize  as for :meth:`MaskedTensor.to_layout`; every dimension is stored sparsely
+    layout, blocksize  as for :meth:`MaskedTensor.to_layout` (CSR by default, COO for a vector); every dimension
+        is stored sparsely
 
     Raises torch.topk's own errors for k and dim, and ValueError for a layout that does not fit the shape.
     """
-    check_sparse(layout)
+    layout = sparse_layout(x, layout)
     name = check_layout(x, layout, x.ndim, blocksize)
     result: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, name, blocksize)
     return result
 
 
-def check_sparse(layout: torch.layout | Layout) -> None:
-    """Raise ValueError for dense storage, which stores every element."""
+def sparse_layout(x: Tensor, layout: torch.layout | Layout | None) -> torch.layout | Layout:
+    """The layout that is asked for, or the default; dense storage, which would leave nothing out, is refused."""
+    if layout is None:
+        return torch.sparse_csr if x.ndim > 1 else torch.sparse_coo
     if layout is torch.strided:
         raise ValueError(
             "torch.strided stores every element: pass a sparse layout, or mask the others, x.mask_with(condition)"
         )
+    return layout

@@ -2,6 +2,7 @@
 
 ladder.py         the order in which an overload is served: view, rule, written back, list, decomposition, refusal
 run_rule.py       finding masked arguments, running a rule on records, wrapping its result
+plain_results.py  refusing results that would lose the mask
 fast_paths.py     kernels for the most common calls without derivatives
 views.py          views: torch's own view node, and the same view of data and mask
 writes.py         in-place and out= forms

@@ -18,7 +18,7 @@ from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.torch_sparse import to_torch_sparse
-from masked_dispatch.tensor.checks import check_mask, check_mask_source, mark_as_external, stored_validity
+from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import never_compiled, prepare_for_tracing
@@ -28,7 +28,7 @@ from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout import DENSE
+from op_registry.sparse.layout import COO, DENSE
 from op_registry.sparse.layout_registry import layout_named
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted, to_dense
@@ -45,19 +45,14 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> M
         prepare_for_tracing()
     if mask is None:
         return wrap_record(Dense(data, None))
-    validity, shared = stored_validity(data, mask)
-    tensor = wrap_record(Dense(data, validity))
-    if shared:
-        mark_as_external(tensor)
-    return tensor
+    return wrap_record(Dense(data, stored_validity(data, mask)))
 
 
 def _masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> MaskedTensor:
     del code_version
     record = _record(data)
     if mask is not None:
-        validity, shared = stored_validity(record.data, mask)
-        record = record.masked_by(validity.clone() if shared else validity)
+        record = record.masked_by(stored_validity(record.data, mask))
     return wrap_record(Dense(record.data.clone(), record.validity))
 
 
@@ -89,6 +84,18 @@ def _get_mask(tensor: Tensor) -> Tensor:
     return validity.to(torch.bool)
 
 
+def _compressed(tensor: Tensor) -> Tensor:
+    record = unwrap_any(tensor)
+    if isinstance(record, Permuted):
+        record = to_dense(record)
+    if isinstance(record, Sparse):  # COO lists elements in the order of their positions
+        record = to_layout(with_sparse_dims(record, record.ndim), COO).flat
+    validity = record.full_validity
+    if validity is None:
+        return record.data.clone(memory_format=torch.contiguous_format).view(-1)
+    return torch.masked_select(record.data, as_bool(validity))
+
+
 def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     if isinstance(tensor, SparseMaskedTensor):
         dims, stored = wrap_dims(dim, tensor.ndim), tensor.record
@@ -114,13 +121,13 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     if isinstance(sparse, Sparse):
         return wrap_sparse_record(_masked_by(sparse, mask))
     record = _record(tensor)
-    validity, _ = stored_validity(record.data, mask)
-    return wrap_record(Dense(record.data, intersect(record.validity, validity)))
+    return wrap_record(Dense(record.data.clone(), intersect(record.validity, stored_validity(record.data, mask))))
 
 
 def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
-    validity = align_to(Dense(mask.to(torch.int8)), record)
-    return record.like(record.values.masked_by(validity.data.expand(record.values.shape)))
+    validity = align_to(Dense(mask.to(torch.int8, copy=True)), record)
+    values = record.values.masked_by(validity.data.expand(record.values.shape))
+    return record.like(values.like(values.data.clone()))
 
 
 def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
@@ -129,11 +136,11 @@ def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
     if isinstance(source, Sparse) and source.shape == tensor.shape and not isinstance(record, Permuted):
         aligned = _values_like(record, source, tensor)
         values = aligned.map(lambda t: t.expand(source.values.shape)).masked_by(source.values.validity)
-        return wrap_sparse_record(source.like(values))
+        return wrap_sparse_record(source.like(values.like(values.data.clone())))
     if not isinstance(source, Dense) or isinstance(tensor, SparseMaskedTensor):
         return _mask_with(tensor, _get_mask(other))
     dense = _record(tensor)
-    return wrap_record(Dense(dense.data, intersect(dense.validity, source.validity)))
+    return wrap_record(Dense(dense.data.clone(), intersect(dense.validity, source.validity)))
 
 
 def _values_like(record: Dense | Sparse, source: Sparse, tensor: Tensor) -> Dense:
@@ -267,6 +274,7 @@ def install() -> None:
     _define("to_tensor.Tensor(Tensor x, Tensor fill) -> Tensor", _to_tensor)
     _define("get_data(Tensor x) -> Tensor", _get_data)
     _define("get_mask(Tensor x) -> Tensor", _get_mask)
+    _define("compressed(Tensor x) -> Tensor", _compressed)
     _define("count(Tensor x, int[]? dim, bool keepdim) -> Tensor", _count)
     _library.define("bytes_of(Tensor mask) -> Tensor")
     _library.impl("bytes_of", _bytes_of, "CompositeExplicitAutograd")

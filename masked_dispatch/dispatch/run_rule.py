@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -81,18 +82,8 @@ def _wrap_records(value: object, rule: Rule, result: int) -> Any:
         return wrap_record(value)
     if isinstance(value, (list, tuple)):
         return type(value)(_wrap_records(v, rule, result) for v in value)
-    if isinstance(value, Tensor) and not rule.is_plain(result) and not _known_to_be_empty(value):
-        raise TypeError(
-            f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
-            "would lose the mask; a rule returns Dense(data, validity). A rule may return plain results (a count, "
-            "indices) if its category is QUERY or if it declares them: masked_rule(…, plain=(1,))."
-        )
+    refuse_plain(value, rule, result)
     return value
-
-
-def _known_to_be_empty(value: Tensor) -> bool:
-    """Whether a tensor has no elements. Symbolic sizes are not compared, which would add a guard."""
-    return any(type(size) is int and size == 0 for size in value.shape)
 
 
 def run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse_writes import store
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
@@ -47,6 +48,8 @@ def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], belo
             for argument, record in zip(args, records, strict=True):
                 if record is result:
                     return argument  # a rule that returns its argument means the tensor itself
+            for n, value in enumerate(result if isinstance(result, tuple) else [result]):
+                refuse_plain(value, meaning.rule, n)
             return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
         if meaning.rule.category is REFUSED:
             return meaning.rule.bind(op)(*args, **kwargs)

@@ -8,10 +8,12 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.sparse import unwrap_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.messages import pattern_is_shared
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool
+from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.gather_scatter import gather, scatter_
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
 from op_registry.sparse.record import Sparse, from_dense, to_layout, with_sparse_dims
@@ -49,6 +51,9 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
         to_base = sorted(range(target.ndim), key=(target._order or range(target.ndim)).__getitem__)
         dense = written if isinstance(written, Dense) else to_dense(written)
         written = dense.map(lambda t: t.expand(target.shape).permute(to_base))
+    if target._kept.in_place:
+        store_in_place(target, written)
+        return
     if isinstance(written, Sparse):
         stored = to_layout(with_sparse_dims(written, target._pattern.ndim), layout, block)
     else:
@@ -56,6 +61,25 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
         stored = from_dense(written.map(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
     values = Dense(stored.values.data.to(target.dtype, copy=True), stored.values.validity)
     target.replace_record(target.permuted_like_self(Sparse(values, stored.pattern)))
+
+
+def store_in_place(target: SparseMaskedTensor, given: Dense | Sparse) -> None:
+    """Write values and validity to a tensor in shared memory, whose pattern stays."""
+    kept = target._kept
+    present = Sparse(Dense(kept.values, kept.validity), kept.pattern)
+    given = given.map(lambda t: t.expand(present.shape)) if isinstance(given, Dense) else given
+    given = with_sparse_dims(given, present.pattern.ndim) if isinstance(given, Sparse) else given
+    found = align_to(given, present)
+    if _number_valid(found.map(lambda t: t.expand(kept.values.shape))) < _number_valid(given):
+        raise MaskedSemanticsError(pattern_is_shared(target, target.storage_layout))
+    kept.write_in_place(found)
+
+
+def _number_valid(record: Dense | Sparse) -> int:
+    if isinstance(record, Sparse):
+        return int(record.count(range(record.ndim)))
+    validity = record.full_validity
+    return record.data.numel() if validity is None else int(validity.sum(dtype=torch.int64))
 
 
 def record_below(source: Tensor) -> AnyRecord:

@@ -15,7 +15,7 @@ from masked_dispatch.autograd.engine import accumulate_into
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
-from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
+from masked_dispatch.tensor.mask_sharing import computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
@@ -46,6 +46,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         target = args[0]
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
+            if target.device.type != "meta":
+                refuse_meta(op, target, args)
             if adds and engine_run() >= 0 and called_by_engine(1):
                 total = accumulate_into(target, args[1])
                 if total is not None:
@@ -80,13 +82,10 @@ def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Sequence[
         # Backward needs the old value of the target, so compute on a copy (torch's in-place forms save
         # `original_self` likewise).
         return compute(aten.clone.default(target), *args[1:], **kwargs)
-    family = target._family
-    if family is None:
+    if target._family is None:
         return compute(*args, **kwargs)
-    shared = family.shared
-    result = compute(*args, **kwargs)
-    family.shared = shared
-    return result
+    with computing_in_place(target):
+        return compute(*args, **kwargs)
 
 
 def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
@@ -114,6 +113,18 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
             "mask is a copy: several of its elements share one element of the base. Write to the base, or to a clone."
         )
+
+
+def refuse_meta(op: OpOverload, target: MaskedTensor, args: Sequence[Any]) -> None:
+    """Refuse operands without values: what is computed from them would overwrite the target with anything."""
+    for argument in args:
+        if isinstance(argument, (list, tuple)):
+            refuse_meta(op, target, argument)
+        elif isinstance(argument, Tensor) and argument.device.type == "meta":
+            raise RuntimeError(
+                f"{op}: an operand of shape {tuple(argument.shape)} is on meta and has no values to write to a masked "
+                f"tensor of shape {tuple(target.shape)} on {target.device}. Move it there first: index.to(device)."
+            )
 
 
 def update(target: Tensor, result: Tensor) -> Tensor:
@@ -255,7 +266,7 @@ def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str,
     with tracking_views_and_versions():
         tensor._data = view(tensor._data, *args[1:], **kwargs)
         tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)
-    tensor._family_memory = None
+    tensor._part_of_memory = None
     with metadata_only():
         op(*args, **kwargs)
     return tensor

@@ -2,5 +2,7 @@
 
 torch_sparse.py  torch.sparse tensors
 torch_masked.py  the functions of torch.masked
+numpy_masked.py  masked arrays of NumPy
 collate.py       torch.utils.data.DataLoader
+processes.py     sending to other processes
 """

@@ -269,6 +269,8 @@ def to_torch_sparse(
     if pattern is None or sparse_dim is not None or blocksize is not None or wanted != pattern.layout:
         if pattern is not None and blocksize is None and wanted.blocks:
             blocksize = pattern.block
+        if pattern is not None and sparse_dim is None and blocksize is not None:
+            sparse_dim = pattern.ndim
         tensor = tensor.to_layout(wanted, sparse_dim=sparse_dim, blocksize=blocksize)
     assert isinstance(tensor, SparseMaskedTensor)
     record = unwrap_sparse(tensor)

@@ -6,6 +6,7 @@ in_transform.py   masked tensors made inside a functorch transform
 mask_sharing.py   copy-on-write of masks between a tensor, its views and results
 mask_bytes.py     converting a bool mask to int8 in a compiled graph
 checks.py         checks of the data and masks that callers pass
+fills.py          what may replace invalid elements
 layout_checks.py  whether a storage layout fits a shape
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
 indexing.py       assignment by index to sparse storage

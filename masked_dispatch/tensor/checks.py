@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.mask_bytes import teach_inductor
-from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import recording, under_transform
 from op_registry.records.tracing import being_traced
@@ -31,7 +30,12 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
     if isinstance(mask, MaskedTensor):
         raise TypeError("the mask is itself a masked tensor; use x.mask_like(other), or pass other.get_mask()")
     if not isinstance(mask, Tensor):
+        if hasattr(mask, "get_fill_value"):
+            raise TypeError("the mask is itself a masked array of NumPy; pass mask.filled(False)")
         mask = torch.as_tensor(mask, device=data.device)
+    swapped = ""
+    if data.dtype is torch.bool and mask.dtype is not torch.bool:
+        swapped = " Are the two arguments exchanged? The data comes first: masked_tensor(data, mask)."
     if mask.requires_grad:
         raise ValueError(
             f"the mask (shape {tuple(mask.shape)}) requires grad; a mask has no gradient, pass mask.detach()"
@@ -39,7 +43,7 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"the mask has dtype {mask.dtype}; it has to be bool (True = valid), or integers 0 and 1. "
-            "Compare it: mask > 0.5"
+            f"Compare it: mask > 0.5.{swapped}"
         )
     if mask.device != data.device:
         raise RuntimeError(
@@ -53,11 +57,15 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
         raise TypeError(f"the mask has layout {mask.layout}; pass mask.to_dense()")
     if mask.dtype is torch.bool:
         return mask
-    if not values_unknown(mask) and mask.numel() and not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(
-            f"the mask has dtype {mask.dtype} and values between {mask.min().item()} and {mask.max().item()}; "
-            "integers in a mask have to be 0 (invalid) or 1 (valid). Compare it: mask != 0"
-        )
+    if not values_unknown(mask) and mask.numel():
+        # torch finds no extrema of wide unsigned integers.
+        wide = mask if mask.dtype in (torch.int8, torch.uint8) else mask.to(torch.int64)
+        least, most = (int(bound) for bound in wide.aminmax())
+        if least < 0 or most > 1:
+            raise ValueError(
+                f"the mask has dtype {mask.dtype} and values between {least} and {most}; "
+                f"integers in a mask have to be 0 (invalid) or 1 (valid). Compare it: mask != 0.{swapped}"
+            )
     return mask if mask.dtype is torch.int8 else mask.to(torch.int8)
 
 
@@ -79,29 +87,13 @@ def values_unknown(tensor: Tensor) -> bool:
     )
 
 
-def stored_validity(data: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
-    """A checked mask as the validity of `data`, and whether it is the caller's memory."""
+def stored_validity(data: Tensor, mask: Tensor) -> Tensor:
+    """A checked mask as the validity of `data`, in memory of its own: nobody else writes to it."""
     missing_dims = data.ndim - mask.ndim
     if missing_dims:
         mask = mask[(None,) * missing_dims]
-    if being_traced(mask) or under_transform():
-        if mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
-            teach_inductor()
-            return torch.ops.masked_dispatch.bytes_of(mask), False
-        return mask.to(torch.int8), False
-    if recording():
-        return mask.to(torch.int8, copy=True), False
-    shareable = mask.shape == data.shape and mask.stride() == data.stride() and data.ndim > 0
-    if mask.dtype is torch.bool:
-        if mask.stride(-1) != 1 if mask.ndim else False:
-            return mask.to(torch.int8), False
-        as_bytes = mask.view(torch.int8)
-        if mask.device.type != "meta" and bool(((as_bytes != 0) & (as_bytes != 1)).any()):
-            return mask.to(torch.int8), False
-        return (as_bytes, True) if shareable else (as_bytes.clone(), False)
-    return (mask, True) if shareable else (mask.clone(), False)
-
-
-def mark_as_external(tensor: MaskedTensor) -> None:
-    """Record that the tensor's validity is the caller's memory."""
-    ViewFamily(tensor, external=True)
+    if being_traced(mask) and mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
+        teach_inductor()
+        return torch.ops.masked_dispatch.bytes_of(mask)
+    # The conversion makes 1 of every byte of a bool mask that is not 0.
+    return mask.to(torch.int8, copy=True)

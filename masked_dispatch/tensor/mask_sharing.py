@@ -9,6 +9,8 @@ share this memory, the next write copies it first, and their validity does not c
 
 from __future__ import annotations
 
+import copy
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +27,7 @@ class Masked(Protocol):
 
     _stored_validity: Tensor | None
     _family: ViewFamily | None
-    _family_memory: Tensor | None
+    _part_of_memory: tuple[Tensor, Tensor] | None
     _snapshot: tuple[int, Tensor] | None
 
     @property
@@ -51,7 +53,8 @@ class ViewFamily:
     validity  its validity when the family was created
     memory    int8, one for each element that `data` spans; None until a write changes validity
     shared    whether a result outside the family shares `memory`, so that it must be copied before the next write
-    external  whether the members' validity is the caller's memory, which the caller may write to at any time
+    in_place  whether `memory` is never replaced, because other processes may share it: results get a copy of it
+    lock      held while `memory` is replaced or written to; readers do not take it
     writes    how often the graph being traced, or a functorch transform, has written to the validity
     graph_writes  notified when a graph writes to the validity of one of its inputs
 
@@ -59,47 +62,92 @@ class ViewFamily:
     again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("data", "external", "graph_writes", "memory", "shared", "validity", "writes")
+    __slots__ = ("data", "graph_writes", "in_place", "lock", "memory", "shared", "validity", "writes")
 
-    def __init__(self, founder: Masked, external: bool = False) -> None:
-        self.data = founder._data
-        self.validity = founder._stored_validity
+    def __init__(self, data: Tensor, validity: Tensor | None, in_place: bool = False) -> None:
+        self.data = data
+        self.validity = validity
         self.memory: Tensor | None = None
         self.shared = False
-        self.external = external
+        self.in_place = in_place
+        self.lock = threading.Lock()
         self.writes = 0
-        self.graph_writes = founder._graph_writes
-        founder._family = self
+        self.graph_writes: GraphWrites | None = None
+
+    @property
+    def span(self) -> int:
+        """How many elements `memory` has."""
+        return _last_element(self.data) - int(self.data.storage_offset()) + 1
 
     def unshare(self) -> None:
         """Give the family memory that nothing else shares."""
-        if self.memory is None:
-            span = _last_element(self.data) - self.data.storage_offset() + 1
-            self.memory = torch.ones(span, dtype=torch.int8, device=self.data.device)
+        with self.lock:
+            self._unshare()
+
+    def write(self, data: Tensor, validity: Tensor | None) -> None:
+        """Assign `validity` to the elements of `data`, a view of the family's data."""
+        with self.lock:
+            part = self.part_of(data, self._unshare())
+            if validity is None:
+                part.fill_(1)
+            else:
+                part.copy_(validity)
+
+    def _unshare(self) -> Tensor:
+        memory = self.memory
+        if memory is None:
+            memory = torch.ones(self.span, dtype=torch.int8, device=self.data.device)
             if self.validity is not None:
-                self.part_of(self.data).copy_(self.validity)
+                self.part_of(self.data, memory).copy_(self.validity)
             self.validity = None
-        elif self.shared:
-            self.memory = self.memory.clone()
+        elif self.shared and not self.in_place:
+            memory = memory.clone()
+        else:
+            return memory
+        # In this order, because readers do not take the lock: one that shares the new memory sets the flag after this.
         self.shared = False
+        self.memory = memory
+        return memory
+
+    def share_with_processes(self) -> None:
+        """Put the validity of all elements into shared memory, where it is written in place from now on."""
+        with self.lock:
+            self._unshare().share_memory_()
+            self.in_place = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ViewFamily:
+        """A family for the copies of the members: their data is copied with the same `memo`."""
+        copied = ViewFamily(copy.deepcopy(self.data, memo), _cloned(self.validity))
+        copied.memory = _cloned(self.memory)
+        return copied
+
+    def has_memory_of(self, data: Tensor) -> bool:
+        """Whether `data` lies in the memory of the family's data."""
+        if being_traced(data) or being_traced(self.data):
+            return False
+        mine, other = self.data.untyped_storage(), data.untyped_storage()
+        return mine.device == other.device and mine.data_ptr() == other.data_ptr() and self.data.dtype is data.dtype
 
     def validity_of(self, member: Masked) -> Tensor | None:
         """A member's current validity."""
-        if self.memory is not None and member._family_memory is not self.memory:
-            member._stored_validity = self.part_of(member._data)
-            member._family_memory = self.memory
-        return member._stored_validity
+        memory = self.memory
+        if memory is None:
+            return member._stored_validity
+        part = member._part_of_memory
+        if part is None or part[0] is not memory:
+            # One assignment, so that no other thread sees the part of one memory beside another memory.
+            member._part_of_memory = part = (memory, self.part_of(member._data, memory))
+        return part[1]
 
-    def part_of(self, data: Tensor) -> Tensor:
+    def part_of(self, data: Tensor, memory: Tensor) -> Tensor:
         """The part of the family's memory that is the validity of `data`, a view of the family's data."""
-        assert self.memory is not None
         offset = data.storage_offset() - self.data.storage_offset()
-        if data.numel() and (offset < 0 or offset + _last_element(data) - data.storage_offset() >= self.memory.numel()):
+        if data.numel() and (offset < 0 or offset + _last_element(data) - data.storage_offset() >= memory.numel()):
             raise MaskedSemanticsError(
                 f"a view of shape {tuple(data.shape)} and strides {data.stride()} reaches beyond the masked tensor it "
                 "was made from, where there is no mask. Mask the larger tensor instead."
             )
-        return self.memory.as_strided(data.shape, data.stride(), max(offset, 0))
+        return memory.as_strided(data.shape, data.stride(), max(offset, 0))
 
 
 class GraphWrites:
@@ -133,9 +181,7 @@ class GuardedInput:
         tensor = self.tensor
         if tensor is None:
             return
-        family = tensor._family or ViewFamily(tensor)
-        if not family.external:
-            family.unshare()
+        family_of(tensor).unshare()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GuardedInput)
@@ -153,11 +199,56 @@ class GuardedInput:
         return GuardedInput, (GraphWrites(),)
 
 
+def _cloned(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
 def _last_element(data: Tensor) -> int:
     start = int(data.storage_offset())
     if not data.numel():
         return start
     return start + sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
+
+
+# Held while a tensor becomes the founder of a family, which happens once, and while one without a family is written to.
+_founding = threading.Lock()
+
+
+class _ThreadState(threading.local):
+    """The family of the tensor for which this thread is computing an in-place operation, if any."""
+
+    written: ViewFamily | None = None
+
+
+_this_thread = _ThreadState()
+
+
+def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
+    """The family of a tensor, founded now if there is none; `in_place` then says how its validity is written."""
+    family = tensor._family
+    if family is None:
+        with _founding:
+            family = tensor._family
+            if family is None:
+                family = ViewFamily(tensor._data, tensor._stored_validity, in_place)
+                family.graph_writes = tensor._graph_writes
+                tensor._family = family
+    return family
+
+
+class computing_in_place:
+    """What this thread computes from `tensor` is written back to it, so it does not make the validity shared."""
+
+    __slots__ = ("_before", "_family")
+
+    def __init__(self, tensor: Masked) -> None:
+        self._family = tensor._family
+
+    def __enter__(self) -> None:
+        self._before, _this_thread.written = _this_thread.written, self._family
+
+    def __exit__(self, *_: object) -> None:
+        _this_thread.written = self._before
 
 
 def shared_validity(tensor: Masked) -> Tensor | None:
@@ -171,13 +262,14 @@ def shared_validity(tensor: Masked) -> Tensor | None:
     if tensor._carries_transform or being_traced(tensor._data):
         # A later write cannot copy the memory first, so the result gets its own value now.
         graph_writes = family.graph_writes
-        if graph_writes is not None and not graph_writes.seen and not family.external:
+        if graph_writes is not None and not graph_writes.seen and not family.in_place:
             return as_value(validity)
         return _snapshot(tensor, validity, family.writes)
-    if family.memory is not None:
+    if family.in_place:
+        # Other processes write without raising the version, by which facts are cached on a validity.
+        return validity.clone()
+    if family.memory is not None and family is not _this_thread.written:
         family.shared = True
-    elif family.external and not validity.is_inference():
-        return _snapshot(tensor, validity, validity._version)
     return validity
 
 
@@ -190,7 +282,7 @@ def _snapshot(tensor: Masked, validity: Tensor, version: int) -> Tensor:
 
 def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> None:
     """Let `view` share the validity of `base`; `addressed`: it must be sliced from memory by the view's strides."""
-    family = base._family or ViewFamily(base)
+    family = family_of(base)
     if addressed and family.memory is None:
         family.unshare()
     view._family = family
@@ -219,20 +311,12 @@ def write_validity(tensor: Masked, validity: Tensor | None) -> None:
         return
     if validity is not None:
         validity = as_int8(validity)
-    family = tensor._family
-    if family is None:
-        tensor._stored_validity = validity
-        return
-    if family.external and current is not None:
-        current.copy_(1 if validity is None else validity)  # type: ignore[arg-type]
-        return
-    family.unshare()
-    part = tensor._validity
-    assert part is not None
-    if validity is None:
-        part.fill_(1)
-    else:
-        part.copy_(validity)
+    if tensor._family is None:
+        with _founding:
+            if tensor._family is None:
+                tensor._stored_validity = validity
+                return
+    family_of(tensor).write(tensor._data, validity)
 
 
 def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 from collections.abc import Sequence
 from typing import Any, NoReturn, SupportsIndex
 
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
+from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse
-from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily
+from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, make_view_family
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
+    copied_mask_shared,
     data_assigned,
     data_pointer_requested,
     deep_copied_result,
@@ -23,7 +26,7 @@ from masked_dispatch.tensor.messages import (
     tangent_stored_otherwise,
 )
 from masked_dispatch.tensor.printing import describe
-from masked_dispatch.tensor.saved import check_saved, problem_of_dense
+from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
     make_data_pointer_raise,
@@ -31,6 +34,7 @@ from masked_dispatch.torch_internals import (
     never_compiled,
     no_torch_function,
     prepare_for_tracing,
+    share_storage,
 )
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 from op_registry.digests import digest_of
@@ -39,8 +43,8 @@ from op_registry.records.dims import Number
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import Layout
 
-# What compiled graphs are guarded on: who owns the validity, the registry's version, and a handle through which a
-# guard can give the tensor a validity of its own (all handles compare equal).
+# What compiled graphs are guarded on: how the validity is written outside of them, the registry's version, and a handle
+# through which a guard can give the tensor a validity of its own (all handles compare equal).
 Context = tuple[str, str, GuardedInput | None]
 
 
@@ -59,8 +63,8 @@ class MaskedTensor(torch.Tensor):
     _family: ViewFamily | None = None
     # Whether this is a view of another dtype: several of its elements share one mask element, so writes are refused.
     _mask_is_a_copy: bool = False
-    # The family's memory that `_stored_validity` is a view of, to notice when it has been replaced.
-    _family_memory: Tensor | None = None
+    # The family's memory, and the part of it that is this tensor's validity; to notice when it has been replaced.
+    _part_of_memory: tuple[Tensor, Tensor] | None = None
     # A copy of a validity that may be written to, with the version it was taken at.
     _snapshot: tuple[int, Tensor] | None = None
     # The validity, and the alias of it that compiled graphs are given.
@@ -114,10 +118,21 @@ class MaskedTensor(torch.Tensor):
         return torch.ops.masked_dispatch.get_mask(self)
 
     def to_tensor(self, fill: Number | Tensor) -> Tensor:
-        """A plain tensor with `fill` (a number or a broadcastable tensor) where invalid; differentiable."""
+        """A plain tensor with `fill` where invalid; differentiable.
+
+        fill  a number that the dtype can represent (a float may be rounded), or a plain tensor that broadcasts to the
+              shape
+
+        Raises ValueError for a number out of kind or range, or a tensor that does not broadcast, TypeError for others.
+        """
+        fill = checked_fill(self, fill)
         if isinstance(fill, Tensor):
             return torch.ops.masked_dispatch.to_tensor.Tensor(self, fill)
         return torch.ops.masked_dispatch.to_tensor.Scalar(self, fill)
+
+    def compressed(self) -> Tensor:
+        """The valid elements in order, without the others: a plain tensor of one dimension, a copy; differentiable."""
+        return torch.ops.masked_dispatch.compressed(self)
 
     def count(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
         """Number of valid elements over `dim` (all dimensions by default): a plain int64 tensor."""
@@ -125,11 +140,11 @@ class MaskedTensor(torch.Tensor):
         return torch.ops.masked_dispatch.count(self, dims, keepdim)
 
     def mask_with(self, mask: Tensor) -> MaskedTensor:
-        """The same values, valid where they already are and `mask` (bool, broadcastable) is True; differentiable."""
+        """A copy, valid where this is and `mask` (bool, broadcastable) is True; differentiable."""
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
-        """The same values, valid where they already are and `other` (of broadcastable shape) is valid.
+        """A copy, valid where this is and `other` (of broadcastable shape) is valid; differentiable.
 
         Stored like `other` if that is stored sparsely and has the same shape. :func:`masked_dispatch.mask_like` also
         takes plain tensors.
@@ -158,9 +173,15 @@ class MaskedTensor(torch.Tensor):
         sparse_dim  number of leading sparse dimensions (default: all; packed: 2); the others are dense
         blocksize   rows and columns of a block, for sparse_bsr and sparse_bsc
 
+        A tensor without dimensions stays dense where torch.sparse_coo is asked for.
+
         Raises ValueError for a layout, a number of dimensions or a block size that does not fit the shape.
         """
+        if layout is torch.sparse_coo and not self.ndim and not sparse_dim and blocksize is None:
+            return self
         name = check_layout(self, layout, sparse_dim, blocksize)
+        if blocksize is not None and sparse_dim is None:
+            sparse_dim = self.ndim  # however it is stored now
         return torch.ops.masked_dispatch.to_layout(self, name, sparse_dim, blocksize)
 
     def to_sparse(  # type: ignore[override]
@@ -228,6 +249,8 @@ class MaskedTensor(torch.Tensor):
         store different numbers of values, which torch cannot represent.
         """
         name = None if layout is None else check_torch_sparse(layout)
+        if fill is not None:
+            fill = checked_fill(self, fill)
         return torch.ops.masked_dispatch.to_torch_sparse(self, fill, name, sparse_dim, blocksize)
 
     @never_compiled
@@ -259,8 +282,8 @@ class MaskedTensor(torch.Tensor):
             return ["_data"], ("none", registry.version, None)
         if self._graph_writes is None:
             self._graph_writes = GraphWrites()
-        owner = "the caller's" if self._family is not None and self._family.external else "its own"
-        return ["_data", "_graph_validity"], (owner, registry.version, self._graph_writes.guarded(self))
+        written = "in place" if self._family is not None and self._family.in_place else "copied first"
+        return ["_data", "_graph_validity"], (written, registry.version, self._graph_writes.guarded(self))
 
     @staticmethod
     @never_compiled
@@ -272,7 +295,7 @@ class MaskedTensor(torch.Tensor):
             prepare_for_tracing()
             wrapper._graph_writes = None if context[2] is None else context[2].graph_writes
             # A graph input: its inner tensors are written to, never replaced.
-            ViewFamily(wrapper, external=context[0] == "the caller's")
+            family_of(wrapper, in_place=context[0] == "in place")
         return wrapper
 
     @classmethod
@@ -301,8 +324,11 @@ class MaskedTensor(torch.Tensor):
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        state = (self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
-        return (rebuild, state)
+        family, data = self._family, self._data
+        if self._mask_is_a_copy:  # saved as a tensor of its own: a file could not say whose view it is
+            family, data = None, data.clone()
+        state = (data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
+        return (rebuild, state if family is None else (*state, family))
 
     @never_compiled
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskedTensor:
@@ -311,7 +337,7 @@ class MaskedTensor(torch.Tensor):
             return earlier_copy
         if not self.is_leaf:
             raise RuntimeError(deep_copied_result(self))
-        copied = memo[id(self)] = self._copied()
+        copied = memo[id(self)] = self._copied(memo)
         if self.grad is not None:
             copied.grad = copy.deepcopy(self.grad, memo)
         return copied
@@ -322,19 +348,35 @@ class MaskedTensor(torch.Tensor):
 
     @never_compiled
     def __copy__(self) -> MaskedTensor:
-        return wrap_leaf(self._data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
+        with inference_mode_of(self):
+            copied = wrap_leaf(self._data, self._stored_validity, self.requires_grad, getattr(self, "_is_param", False))
+        share_storage(copied, self)
+        make_view_family(self, copied)
+        copied._mask_is_a_copy = self._mask_is_a_copy
+        return copied
 
-    def _copied(self) -> MaskedTensor:
-        validity = None if self._validity is None else self._validity.clone()
-        return wrap_leaf(self._data.clone(), validity, self.requires_grad, getattr(self, "_is_param", False))
+    def _copied(self, memo: dict[int, Any]) -> MaskedTensor:
+        is_parameter = getattr(self, "_is_param", False)
+        stored = self._stored_validity if self._family is not None else self._validity
+        stored = None if stored is None else stored.clone()
+        if self._mask_is_a_copy or self._carries_transform or being_traced(self._data):
+            return wrap_leaf(self._data.clone(), stored, self.requires_grad, is_parameter)
+        # As torch does: what shares memory here does so there, with its validity.
+        copied = wrap_leaf(copy.deepcopy(self._data, memo), stored, self.requires_grad, is_parameter)
+        copied._family = copy.deepcopy(self._family, memo)
+        return copied
 
     # ------------------------------------------------------------------------------------- methods that need memory
 
     def share_memory_(self) -> MaskedTensor:
-        """Move data and mask to shared memory, in place."""
+        """Move data and mask to shared memory, in place: what one process writes, the others see.
+
+        The tensor and its views get a mask of their own, stored in full, also where every element is valid.
+        """
+        if self._mask_is_a_copy:
+            raise MaskedSemanticsError(copied_mask_shared(self))
+        family_of(self).share_with_processes()
         self._data.share_memory_()
-        if self._validity is not None:
-            self._validity.share_memory_()
         return self
 
     def is_shared(self) -> bool:
@@ -420,13 +462,39 @@ def wrap_leaf(data: Tensor, validity: Tensor | None, requires_grad: bool, is_par
 
 
 @never_compiled
-def rebuild(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool = False) -> MaskedTensor:
-    """Called by pickle and torch.load (format 1: data, int8 validity or None, requires_grad, is_parameter).
+def rebuild(
+    data: Tensor,
+    validity: Tensor | None,
+    requires_grad: bool,
+    is_parameter: bool = False,
+    family: ViewFamily | None = None,
+) -> MaskedTensor:
+    """Called by pickle and torch.load (format 2; format 1 ends before `family`).
 
+    A family is joined if the data lies in its memory: a pickle that copies data for each tensor separates them.
     Raises ValueError if these do not form a masked tensor.
     """
     check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
-    return wrap_leaf(data, validity, requires_grad, is_parameter)
+    tensor = wrap_leaf(data, validity, requires_grad, is_parameter)
+    if family is not None:
+        check_saved(problem_of_member(data, family))
+        if family.has_memory_of(data):
+            tensor._family = family
+    return tensor
 
 
-torch.serialization.add_safe_globals([rebuild])
+@never_compiled
+def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
+    """Called by pickle and torch.load for what a tensor and its views share. Raises ValueError as `rebuild` does."""
+    check_saved(problem_of_family(data, validity, memory, MaskedTensor))
+    family = ViewFamily(data, validity)
+    family.memory = memory
+    return family
+
+
+def _reduce_family(family: ViewFamily) -> Any:
+    return rebuild_family, (family.data, family.validity, family.memory)
+
+
+copyreg.pickle(ViewFamily, _reduce_family)
+torch.serialization.add_safe_globals([rebuild, rebuild_family])

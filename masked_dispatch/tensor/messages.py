@@ -107,6 +107,31 @@ def data_pointer_requested(tensor: Tensor) -> str:
     )
 
 
+def copied_mask_shared(tensor: Tensor) -> str:
+    """Why a view of another dtype cannot be put into shared memory."""
+    return (
+        f"share_memory_() of a view of another dtype ({tensor.dtype}, shape {tuple(tensor.shape)}), whose mask is a "
+        "copy: what other processes write to its base would not show here. Share the base, or a clone."
+    )
+
+
+def sent_with_its_graph(tensor: Tensor) -> str:
+    """Why only leaves are sent to other processes, as in torch."""
+    return (
+        "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support crossing "
+        f"process boundaries. This one is the result of {type(tensor.grad_fn).__name__}: send x.detach()."
+    )
+
+
+def pattern_is_shared(tensor: Tensor, layout: object) -> str:
+    """Why a write to a sparsely stored tensor in shared memory is refused."""
+    return (
+        f"an in-place operation would store other elements in a masked tensor of shape {tuple(tensor.shape)} that is "
+        f"stored as {layout} and lies in shared memory: its indices cannot change there. Write only to elements that "
+        "are stored (values may become invalid), write to x.clone(), or share x.to_dense()."
+    )
+
+
 def dlpack_requested(tensor: Tensor) -> str:
     """Why a masked tensor cannot be exported by dlpack."""
     return (

@@ -14,6 +14,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from masked_dispatch.tensor.mask_sharing import ViewFamily
+from op_registry import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.layout_registry import layout_named, layout_names
@@ -44,6 +46,32 @@ def problem_of_dense(
     )
 
 
+def problem_of_family(data: Tensor, validity: Tensor | None, memory: Tensor | None, masked: type[Tensor]) -> str | None:
+    """What is wrong with what a tensor and its views share."""
+    problem = _problem_of_tensor("data", data, masked) or _problem_of_validity(validity, "data", data, masked)
+    if problem or memory is None:
+        return problem
+    problem = _problem_of_tensor("mask", memory, masked) or _problem_of_validity(memory, "mask", memory, masked)
+    span = ViewFamily(data, validity).span
+    if problem is None and (memory.shape != (span,) or memory.device != data.device):
+        where = f"{tuple(memory.shape)} on {memory.device}"
+        return f"its mask has shape {where}, and its data spans {span} elements on {data.device}"
+    return problem
+
+
+def problem_of_member(data: Tensor, family: object) -> str | None:
+    """What is wrong with a family as that of a tensor with this data."""
+    if not isinstance(family, ViewFamily):
+        return f"the type of what it shares with its views is {type(family).__name__}"
+    if family.memory is None or not family.has_memory_of(data):
+        return None
+    try:
+        family.part_of(data, family.memory)
+    except MaskedSemanticsError as reason:
+        return str(reason).rstrip(".")
+    return None
+
+
 def problem_of_sparse(
     values: Tensor,
     validity: Tensor | None,
@@ -57,15 +85,35 @@ def problem_of_sparse(
     masked: type[Tensor],
 ) -> str | None:
     """What is wrong with the pieces of a sparsely stored masked tensor, None if nothing."""
+    return problem_of_stored(values, validity, layout, sizes, pieces, block, masked) or problem_of_wrapper(
+        values, len(sizes) + values.ndim - (3 if block else 1), requires_grad, is_parameter, order
+    )
+
+
+def problem_of_stored(
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+    masked: type[Tensor],
+) -> str | None:
+    """What is wrong with what is stored sparsely."""
     return (
         _problem_of_tensor("values", values, masked)
         or _problem_of_validity(validity, "values", values, masked)
-        or _problem_of_flags(values, requires_grad, is_parameter)
         or _problem_of_layout(layout, sizes, block)
         or _problem_of_pieces(layout_named(layout), sizes, pieces, block, values, masked)
         or _problem_of_indices(layout_named(layout), sizes, pieces, block, values)
-        or _problem_of_order(order, len(sizes) + values.ndim - (3 if block else 1))
     )
+
+
+def problem_of_wrapper(
+    values: Tensor, ndim: int, requires_grad: object, is_parameter: object, order: object
+) -> str | None:
+    """What is wrong with the flags of a tensor of `ndim` dimensions, and with the order in which it shows them."""
+    return _problem_of_flags(values, requires_grad, is_parameter) or _problem_of_order(order, ndim)
 
 
 def _problem_of_tensor(name: str, tensor: object, masked: type[Tensor]) -> str | None:

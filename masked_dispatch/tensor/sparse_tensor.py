@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import copyreg
 from collections.abc import Sequence
 from typing import Any, NoReturn, SupportsIndex
 
@@ -10,10 +12,10 @@ from torch import Tensor
 
 from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.in_transform import InTransform
-from masked_dispatch.tensor.indexing import as_index_tensors
+from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimensions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
-from masked_dispatch.tensor.saved import check_saved, problem_of_sparse
+from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
     dynamo_is_loaded,
@@ -47,12 +49,25 @@ def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
 
 
 class StoredPieces:
-    """The stored tensors, shared by a tensor and its detached copies, so that a write to one shows in all."""
+    """The stored tensors, shared by a tensor and its detached copies, so that a write to one shows in all.
 
-    __slots__ = ("pattern", "validity", "values")
+    A write replaces all three, so others may hold them too. If `in_place`, other processes hold them: a write changes
+    values and validity where they are, and readers get copies.
+
+    A write exchanges all three, so others may hold them too. If `in_place`, other processes hold them: a write changes
+    the values and the validity where they are, and who reads them gets copies.
+    """
+
+    __slots__ = ("in_place", "pattern", "validity", "values")
 
     def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
         self.values, self.validity, self.pattern = values, validity, pattern
+        self.in_place = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoredPieces:
+        validity = None if self.validity is None else self.validity.clone()
+        pattern = self.pattern.with_pieces(tuple(piece.clone() for piece in self.pattern.pieces))
+        return StoredPieces(self.values.clone(), validity, pattern)
 
     def make_savable(self) -> None:
         """Replace pieces that cannot be saved for backward; see :func:`op_registry.records.tracing.savable`."""
@@ -62,6 +77,26 @@ class StoredPieces:
             self.pattern = pattern.with_pieces(pieces)
         if self.validity is not None:
             self.validity = savable(self.validity)
+
+    def share_with_processes(self) -> None:
+        """Put everything into shared memory, the validity in full, and write it in place from now on."""
+        if not self.in_place:
+            # Others may hold what is stored now.
+            self.values = self.values.clone()
+            full = Dense(self.values, self.validity).full_validity
+            ones = torch.ones_like(self.values, dtype=torch.int8)
+            self.validity = ones if full is None else ones & full
+            self.in_place = True
+        for piece in (self.values, self.validity, *self.pattern.pieces):
+            assert piece is not None
+            piece.share_memory_()
+
+    def write_in_place(self, found: Dense) -> None:
+        """Write other values and their validity where the present ones are."""
+        assert self.validity is not None
+        self.values.copy_(found.data.expand(self.values.shape))
+        validity = found.full_validity
+        self.validity.copy_(torch.ones_like(self.validity) if validity is None else validity)
 
 
 class SparseMaskedTensor(MaskedTensor):
@@ -76,7 +111,8 @@ class SparseMaskedTensor(MaskedTensor):
     @property
     def _kept_values(self) -> Tensor:
         # In the order of the pattern. They never require grad: the wrapper carries autograd.
-        return self._kept.values
+        kept = self._kept
+        return kept.values.clone() if kept.in_place else kept.values
 
     # The setters are for AOTAutograd, which makes the pieces of a traced tangent contiguous if they overlap in memory.
     @_kept_values.setter
@@ -86,7 +122,8 @@ class SparseMaskedTensor(MaskedTensor):
     @property
     def _kept_validity(self) -> Tensor | None:
         # int8, 1 where a stored value is valid; None if all are.
-        return self._kept.validity
+        kept = self._kept
+        return kept.validity.clone() if kept.in_place and kept.validity is not None else kept.validity
 
     @_kept_validity.setter
     def _kept_validity(self, validity: Tensor | None) -> None:
@@ -105,12 +142,16 @@ class SparseMaskedTensor(MaskedTensor):
         raise needs_dense_storage(self)
 
     def __setitem__(self, index: object, value: object) -> None:
-        is_value = isinstance(value, (Tensor, int, float, complex))
-        indices = as_index_tensors(index, self.shape, self.device) if is_value else None
-        if indices is None:
+        if isinstance(value, (int, float, complex)):  # in the tensor's dtype, or torch's own error
+            value = torch.full((), value, dtype=self.dtype, device=self.device)
+        if not isinstance(value, Tensor):
             super().__setitem__(index, value)  # type: ignore[index, assignment]
             return
-        source = torch.as_tensor(value).to(self)
+        entries, source = without_new_dimensions(index, value.to(self), self.shape)
+        indices = as_index_tensors(entries, self.shape, self.device)
+        if indices is None:
+            super().__setitem__(entries, source)  # type: ignore[index]
+            return
         meshed = torch.broadcast_shapes(*(i.shape for i in indices))
         while source.ndim > len(meshed) + self.ndim - len(indices) and source.shape[0] == 1:
             source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
@@ -177,28 +218,20 @@ class SparseMaskedTensor(MaskedTensor):
         return wrapper
 
     def share_memory_(self) -> MaskedTensor:
-        """Move values, validity and index tensors to shared memory, in place."""
-        for piece in (self._kept_values, self._kept_validity, *self._pattern.pieces):
-            if piece is not None:
-                piece.share_memory_()
+        """Move values, validity and index tensors to shared memory: other processes see writes to stored elements.
+
+        Writes that would store other elements are refused from then on.
+        """
+        self._kept.share_with_processes()
         return self
 
     def is_shared(self) -> bool:
         """Whether the values lie in shared memory."""
-        return self._kept_values.is_shared()
+        return self._kept.values.is_shared()
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        pattern = self._pattern
-        stored = (
-            self._kept_values,
-            self._kept_validity,
-            pattern.layout.name,
-            pattern.sizes,
-            pattern.pieces,
-            pattern.block,
-        )
-        return rebuild_sparse, (*stored, self.requires_grad, getattr(self, "_is_param", False), self._order)
+        return rebuild_sparse_of, (self._kept, self.requires_grad, getattr(self, "_is_param", False), self._order)
 
     @property
     def _piece_0(self) -> Tensor:
@@ -267,14 +300,16 @@ class SparseMaskedTensor(MaskedTensor):
 
     @never_compiled
     def __copy__(self) -> MaskedTensor:
-        return rebuilt_sparse(self.record, self.requires_grad, getattr(self, "_is_param", False))
+        return self._with_flags_on(self.detached())
 
-    def _copied(self) -> MaskedTensor:
-        validity = None if self._kept_validity is None else self._kept_validity.clone()
-        pattern = self._pattern
-        pieces = tuple(piece.clone() for piece in pattern.pieces)
-        record = Sparse(Dense(self._kept_values.clone(), validity), pattern.with_pieces(pieces))
-        return rebuilt_sparse(self.permuted_like_self(record), self.requires_grad, getattr(self, "_is_param", False))
+    def _copied(self, memo: dict[int, Any]) -> MaskedTensor:
+        return self._with_flags_on(self._wrap_like_self(copy.deepcopy(self._kept, memo)))
+
+    def _with_flags_on(self, wrapper: SparseMaskedTensor) -> SparseMaskedTensor:
+        wrapper.requires_grad_(self.requires_grad)
+        if getattr(self, "_is_param", False):
+            wrapper._is_param = True  # type: ignore[attr-defined]
+        return wrapper
 
 
 class SparseInTransform(InTransform, SparseMaskedTensor):
@@ -329,9 +364,9 @@ def rebuild_sparse(
     is_parameter: bool,
     order: tuple[int, ...] | None = None,
 ) -> SparseMaskedTensor:
-    """Called by pickle and torch.load (format 1: the arguments).
+    """Called by pickle and torch.load in files of format 1.
 
-    Raises ValueError if these do not form a masked tensor.
+    Raises ValueError if the arguments do not form a masked tensor.
     """
     saved = (values, validity, layout, sizes, pieces, block, requires_grad, is_parameter, order)
     check_saved(problem_of_sparse(*saved, MaskedTensor))
@@ -340,4 +375,40 @@ def rebuild_sparse(
     return rebuilt_sparse(stored if order is None else Permuted(stored, order), requires_grad, is_parameter)
 
 
-torch.serialization.add_safe_globals([rebuild_sparse])
+@never_compiled
+def rebuild_stored(
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+) -> StoredPieces:
+    """What pickle and torch.load call for what is stored (format 2), once for all tensors that share it."""
+    check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
+    return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
+
+
+@never_compiled
+def rebuild_sparse_of(
+    stored: StoredPieces, requires_grad: bool, is_parameter: bool, order: tuple[int, ...] | None
+) -> SparseMaskedTensor:
+    """What pickle and torch.load call for a tensor (format 2). Raises ValueError where the arguments do not fit."""
+    if not isinstance(stored, StoredPieces):
+        check_saved(f"the type of what it stores is {type(stored).__name__}")
+    record = Sparse(Dense(stored.values, stored.validity), stored.pattern)
+    check_saved(problem_of_wrapper(stored.values, record.ndim, requires_grad, is_parameter, order))
+    tensor = rebuilt_sparse(record if order is None else Permuted(record, order), requires_grad, is_parameter)
+    tensor._kept = stored
+    return tensor
+
+
+def reduce_stored(stored: StoredPieces) -> Any:
+    """What is stored, as the arguments of :func:`rebuild_stored`."""
+    pattern = stored.pattern
+    parts = (stored.values, stored.validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block)
+    return rebuild_stored, parts
+
+
+copyreg.pickle(StoredPieces, reduce_stored)
+torch.serialization.add_safe_globals([rebuild_sparse, rebuild_stored, rebuild_sparse_of])

@@ -143,7 +143,7 @@ def test_in_a_compiled_region(produce):
         (lambda x: md.sparse_where(x, x), TypeError, "sparse_where takes a bool condition, and this one is"),
         (lambda x: md.sparse_where(x, torch.ones(5, dtype=torch.bool)), RuntimeError, "expand|broadcast|size"),
         (lambda x: md.sparse_relu(x, torch.sparse_bsr), ValueError, re.escape("needs a blocksize (rows, columns)")),
-        (lambda x: md.sparse_relu(x[0]), ValueError, "has at least 2 sparse dimensions"),
+        (lambda x: md.sparse_relu(x[0], torch.sparse_csr), ValueError, "has at least 2 sparse dimensions"),
         (lambda x: md.sparse_topk(x, 7), RuntimeError, "selected index k out of range"),
         (lambda x: md.sparse_topk(x, 1, 5), IndexError, "Dimension out of range"),
     ],

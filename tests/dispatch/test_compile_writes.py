@@ -14,7 +14,6 @@ import masked_dispatch as md
 from compiled_regions import (
     check,
     compiled,
-    data_and_mask,
     masked,
     same,
     x_and_weight,
@@ -125,12 +124,12 @@ def owned_by_its_family() -> tuple[Tensor, Callable[[Tensor], None]]:
     return x, write
 
 
-def owned_by_the_caller() -> tuple[Tensor, Callable[[Tensor], None]]:
-    data, mask = data_and_mask()
-    return md.as_masked_tensor(data, mask), lambda x: mask.logical_not_()  # type: ignore[func-returns-value]
+def shared_with_processes() -> tuple[Tensor, Callable[[Tensor], None]]:
+    x, write = owned_by_nobody()
+    return x.share_memory_(), write
 
 
-@pytest.mark.parametrize("make", [owned_by_nobody, owned_by_its_family, owned_by_the_caller])
+@pytest.mark.parametrize("make", [owned_by_nobody, owned_by_its_family, shared_with_processes])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_results_share_the_mask_of_an_input_and_keep_it_when_that_changes(
     make: Callable[[], tuple[Tensor, Callable[[Tensor], None]]], backend: str
@@ -140,7 +139,7 @@ def test_results_share_the_mask_of_an_input_and_keep_it_when_that_changes(
         x, write = make()
         mask = x.get_mask()
         shares = run(x)
-        copied = make is owned_by_the_caller
+        copied = make is shared_with_processes
         assert (shares._validity.data_ptr() == x._validity.data_ptr()) != copied
         write(x)
         assert not torch.equal(x.get_mask(), mask)

@@ -37,7 +37,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("functional", "optim", "storage"),
+        ("functional", "optim", "storage", "testing"),
         ("conformance_subject",),
     ),
 }

@@ -6,6 +6,8 @@ Most use torch alone and a bare subclass: where one fails after torch has been u
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.library import Library
+from torch.testing import _comparison
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
@@ -346,3 +349,12 @@ def test_22_forward_mode_has_a_level() -> None:
         with torch.autograd.forward_ad.dual_level():
             assert in_forward_mode()
         assert not in_forward_mode()
+
+
+def test_25_assert_close_compares_tensors_with_one_class() -> None:
+    source = inspect.getsource(_comparison.assert_close)
+    with assumed("assert_close compares tensors with TensorLikePair, looked up in its module at the call"):
+        assert re.search(r"pair_types=\([^)]*\bTensorLikePair\b", source)
+        assert _comparison.TensorLikePair.__mro__[1].__name__ == "TensorLikePair"
+        assert callable(_comparison.TensorLikePair.compare)
+        assert callable(_comparison.TensorLikePair._fail)

@@ -263,7 +263,8 @@ def test_a_second_rule_is_refused_with_the_place_of_the_first() -> None:
 
 
 def test_replacing_what_has_no_rule_is_refused() -> None:
-    with registry.overlay() as mine, pytest.raises(KeyError, match="has no rule to replace"):
+    wrong = r"^badinput\.twice\.default has no rule to replace; register one with masked_rule"
+    with registry.overlay() as mine, pytest.raises(LookupError, match=wrong):
         mine.replace(torch.ops.badinput.twice.default, lambda x: x)
 
 

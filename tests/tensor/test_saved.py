@@ -20,6 +20,7 @@ from torch import Tensor
 import masked_dispatch as md
 from corrupted_files import tensor as tensor_of_kind
 from masked_dispatch.tensor import saved
+from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of, reduce_stored
 from repository import HELPERS
 
 CORRUPTED = HELPERS / "corrupted_files.py"
@@ -39,8 +40,11 @@ ALL_KINDS = (*KINDS, "heads")
 
 
 def parts_of(x: Any) -> tuple[Callable[..., Any], Parts]:
-    """What is saved of a tensor, by the names of what is called with it."""
+    """What is saved of a tensor, by the names of what is called with it; sparse storage in the first format."""
     rebuild, given = x.__reduce_ex__(2)
+    if rebuild is rebuild_sparse_of:
+        kept, *flags = given
+        rebuild, given = rebuild_sparse, (*reduce_stored(kept)[1], *flags)
     return rebuild, inspect.signature(rebuild).bind(*given).arguments
 
 

@@ -76,15 +76,24 @@ alias.lowering(Permuted)(ON_PERMUTED_VALUES)
 @masked_rule(
     aten.view.default,
     aten.view_copy.default,
-    aten._unsafe_view.default,
     aten._reshape_copy.default,
     category=MOVEMENT,
     takes_op=True,
 )
 def view(op: OpOverload, x: Dense, size: Sequence[int]) -> Dense:
+    return _viewed(op, x, size)
+
+
+def _viewed(op: OpOverload, x: Dense, size: Sequence[int]) -> Dense:
     data, v = op(x.data, size), aligned_validity(x)
     # A validity with other strides than the data may not be viewable in this shape: reshape then copies it.
     return Dense(data, None if v is None else reshape_validity(v, x.shape, data.shape))
+
+
+@masked_rule(aten._unsafe_view.default, category=MOVEMENT)
+def _unsafe_view(x: Dense, size: Sequence[int]) -> Dense:
+    """A copy: torch's result shares memory although it is no view, and would share data without validity."""
+    return _viewed(aten.view_copy.default, x, size)
 
 
 @masked_rule(aten._reshape_alias.default, aten._reshape_alias_copy.default, category=MOVEMENT, takes_op=True)
@@ -206,7 +215,7 @@ def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> De
 # ------------------------------------------------------------------------------------------------------------- pieces
 
 
-@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, category=MOVEMENT, takes_op=True)
 def split(op: OpOverload, x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
     return _pieces(op(x.data, split_size, dim), x, dim)
 
@@ -214,12 +223,23 @@ def split(op: OpOverload, x: Dense, split_size: int, dim: int = 0) -> list[Dense
 @masked_rule(
     aten.split_with_sizes.default,
     aten.split_with_sizes_copy.default,
-    aten.unsafe_split_with_sizes.default,
     category=MOVEMENT,
     takes_op=True,
 )
 def split_with_sizes(op: OpOverload, x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
     return _pieces(op(x.data, split_sizes, dim), x, dim)
+
+
+@masked_rule(aten.unsafe_split.Tensor, category=MOVEMENT)
+def unsafe_split(x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
+    """Copies: torch's pieces share memory although they are no views, and would share data without validity."""
+    return _pieces(aten.split_copy.Tensor(x.data, split_size, dim), x, dim)
+
+
+@masked_rule(aten.unsafe_split_with_sizes.default, category=MOVEMENT)
+def unsafe_split_with_sizes(x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
+    """Copies, as of `unsafe_split`."""
+    return _pieces(aten.split_with_sizes_copy.default(x.data, split_sizes, dim), x, dim)
 
 
 def _pieces(pieces: Sequence[Tensor], x: Dense, dim: int) -> list[Dense]:

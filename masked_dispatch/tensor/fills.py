@@ -1,0 +1,91 @@
+"""What may be put in place of invalid elements: a number of the dtype, or a plain tensor of the shape."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+from torch import Tensor
+
+from op_registry.records.dims import Number
+
+
+def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
+    """A fill as torch takes it; one that the tensor's dtype or shape has no room for is refused.
+
+    Stricter than torch's `masked_fill`, which rounds 1.5 to 1 among integers and makes 255 of -1 among uint8.
+    """
+    if isinstance(fill, Tensor):
+        _check_tensor(tensor, fill)
+        return fill
+    if isinstance(fill, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return fill  # known when the graph runs
+    number = _number(fill)
+    if number is None:
+        raise TypeError(
+            f"the fill is {fill!r}; it has to be a number or a plain tensor that broadcasts to {tuple(tensor.shape)}. "
+            "A statistic is computed first: x.to_tensor(x.mean().item())"
+        )
+    problem = problem_of_number(number, tensor.dtype)
+    if problem:
+        raise ValueError(
+            f"the fill {fill!r} {problem} {tensor.dtype}, the dtype of this tensor of shape {tuple(tensor.shape)}. "
+            f"Pass a number that it can represent, or convert the tensor first: x.to(dtype).to_tensor({fill!r})"
+        )
+    return number.real if isinstance(number, complex) and not tensor.dtype.is_complex else number
+
+
+def _number(fill: object) -> bool | int | float | complex | None:
+    """A number of Python's, or of another library such as NumPy, as Python has it; None for anything else."""
+    if isinstance(fill, (bool, int, float, complex)):
+        return fill
+    if hasattr(fill, "__index__") and getattr(fill, "ndim", 0) == 0:
+        return operator.index(fill)
+    if hasattr(fill, "__complex__") and getattr(fill, "ndim", 0) == 0:
+        number = complex(fill)
+        return number if number.imag else number.real
+    return float(fill) if hasattr(fill, "__float__") and getattr(fill, "ndim", 0) == 0 else None
+
+
+def problem_of_number(number: bool | int | float | complex, dtype: torch.dtype) -> str | None:
+    """What is wrong with a number as a value of a dtype."""
+    if isinstance(number, complex):
+        if dtype.is_complex:
+            parts = (number.real, number.imag)
+            problems = [problem_of_number(part, dtype.to_real()) for part in parts]
+            return next((problem for problem in problems if problem), None)
+        if number.imag != 0:
+            return "is complex, which cannot be a value of"
+        number = number.real
+    if dtype is torch.bool:
+        return None if number in (0, 1) else "is neither True nor False, the values of"
+    if dtype.is_floating_point or dtype.is_complex:
+        if math.isfinite(number) and abs(number) > torch.finfo(dtype).max:
+            return "is beyond the greatest value of"
+        return None
+    if not math.isfinite(number) or number != int(number):
+        return "is no integer, and cannot be a value of"
+    limits = torch.iinfo(dtype)
+    if not limits.min <= number <= limits.max:
+        return f"lies outside {limits.min} to {limits.max}, the range of"
+    return None
+
+
+def _check_tensor(tensor: Tensor, fill: Tensor) -> None:
+    if hasattr(fill, "get_mask"):
+        raise TypeError(
+            f"the fill is itself a masked tensor, of shape {tuple(fill.shape)}, and a plain result cannot keep its "
+            "mask. Use torch.where(x.get_mask(), x, fill), which is masked, or fill.to_tensor(value)"
+        )
+    sizes = zip(reversed(fill.shape), reversed(tensor.shape), strict=False)
+    if fill.ndim > tensor.ndim or any(n not in (1, m) for n, m in sizes):
+        raise ValueError(
+            f"the fill has shape {tuple(fill.shape)}, which does not broadcast to the tensor's shape "
+            f"{tuple(tensor.shape)}"
+        )
+    if not torch.can_cast(fill.dtype, tensor.dtype):
+        raise ValueError(
+            f"the fill has dtype {fill.dtype}, whose values {tensor.dtype} cannot hold. Convert it: "
+            f"fill.to({tensor.dtype})"
+        )
