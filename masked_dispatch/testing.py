@@ -52,6 +52,9 @@ def _comparing_masks_first(pair: Any) -> Any:
     class MaskedPair(pair):  # type: ignore[misc]
         """torch's pair of tensors to be compared, of which one may be masked."""
 
+        actual: Tensor
+        expected: Tensor
+
         def compare(self) -> None:
             given = self.actual, self.expected
             if any(isinstance(t, MaskedTensor) for t in given):

@@ -20,7 +20,7 @@ def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
         _check_tensor(tensor, fill)
         return fill
     if isinstance(fill, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return fill  # known when the graph runs
+        return fill  # type: ignore[return-value]  # a number that is known when the graph runs
     number = _number(fill)
     if number is None:
         raise TypeError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def without_new_dimensions(index: object, value: Tensor, shape: Sequence[int]) -
         return index, value
     if any(not isinstance(as_number(entry), (int, slice)) and entry not in (None, ...) for entry in entries):
         return index, value
-    before = torch.empty((), device="meta").expand(tuple(shape))
+    before: Any = torch.empty((), device="meta").expand(tuple(shape))
     with_them = before[tuple(as_number(entry) for entry in entries)]
     kept = tuple(entry for entry in entries if entry is not None)
     return kept or ..., value.expand(with_them.shape).reshape(before[tuple(map(as_number, kept))].shape)

@@ -54,7 +54,8 @@ class ViewFamily:
     memory    int8, one for each element that `data` spans; None until a write changes validity
     shared    whether a result outside the family shares `memory`, so that it must be copied before the next write
     in_place  whether `memory` is never replaced, because other processes may share it: results get a copy of it
-    lock      held while `memory` is replaced or written to; readers do not take it
+    lock      held while `memory` is replaced or written to
+    writing   whether a thread is writing to `memory`
     writes    how often the graph being traced, or a functorch transform, has written to the validity
     graph_writes  notified when a graph writes to the validity of one of its inputs
 
@@ -62,7 +63,7 @@ class ViewFamily:
     again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("data", "graph_writes", "in_place", "lock", "memory", "shared", "validity", "writes")
+    __slots__ = ("data", "graph_writes", "in_place", "lock", "memory", "shared", "validity", "writes", "writing")
 
     def __init__(self, data: Tensor, validity: Tensor | None, in_place: bool = False) -> None:
         self.data = data
@@ -72,6 +73,7 @@ class ViewFamily:
         self.in_place = in_place
         self.lock = threading.Lock()
         self.writes = 0
+        self.writing = False
         self.graph_writes: GraphWrites | None = None
 
     @property
@@ -87,11 +89,26 @@ class ViewFamily:
     def write(self, data: Tensor, validity: Tensor | None) -> None:
         """Assign `validity` to the elements of `data`, a view of the family's data."""
         with self.lock:
-            part = self.part_of(data, self._unshare())
-            if validity is None:
-                part.fill_(1)
-            else:
-                part.copy_(validity)
+            self.writing = True  # before `_unshare` asks whether the memory is shared: see `share`
+            try:
+                part = self.part_of(data, self._unshare())
+                if validity is None:
+                    part.fill_(1)
+                else:
+                    part.copy_(validity)
+            finally:
+                self.writing = False
+
+    def share(self) -> None:
+        """Let a result keep the memory: the next write copies it first.
+
+        A write that has not seen this is waited for. A reader sets `shared` and then asks for `writing`, and a writer
+        does the reverse, so one of them sees the other, and readers take the lock in that case alone.
+        """
+        self.shared = True
+        if self.writing:
+            with self.lock:
+                pass
 
     def _unshare(self) -> Tensor:
         memory = self.memory
@@ -269,7 +286,7 @@ def shared_validity(tensor: Masked) -> Tensor | None:
         # Other processes write without raising the version, by which facts are cached on a validity.
         return validity.clone()
     if family.memory is not None and family is not _this_thread.written:
-        family.shared = True
+        family.share()
     return validity
 
 

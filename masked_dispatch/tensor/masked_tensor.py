@@ -102,7 +102,7 @@ class MaskedTensor(torch.Tensor):
         if validity is None or self._carries_transform or being_traced(validity):
             return validity
         if self._family is not None:
-            self._family.shared = True  # results of the graph may share it
+            self._family.share()  # results of the graph may share it
         if self._validity_alias is None or self._validity_alias[0] is not validity:
             self._validity_alias = (validity, validity.detach())
         return self._validity_alias[1]
