@@ -351,7 +351,7 @@ def test_22_forward_mode_has_a_level() -> None:
         assert not in_forward_mode()
 
 
-def test_25_assert_close_compares_tensors_with_one_class() -> None:
+def test_26_assert_close_compares_tensors_with_one_class() -> None:
     source = inspect.getsource(_comparison.assert_close)
     with assumed("assert_close compares tensors with TensorLikePair, looked up in its module at the call"):
         assert re.search(r"pair_types=\([^)]*\bTensorLikePair\b", source)
