@@ -39,6 +39,7 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
 24. Dynamo can be told that a dimension of a tensor is dynamic
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with the class ``TensorLikePair`` of its module
+27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call"
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -375,6 +376,23 @@ def dynamo_is_loaded() -> bool:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Tell Dynamo, which is loaded, to expect different sizes of `dim`."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+@functools.cache
+def record_new_tensor_of(kind: type) -> None:
+    """Let Dynamo, which is loaded, record x.new_tensor(data) of tensors of `kind` as a call of their own method."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    owner: Any = TensorVariable
+    original = owner.method_new_tensor
+
+    @functools.wraps(original)
+    def method_new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.proxy.node.meta.get("example_value"), kind):
+            return None
+        return original(self, *args, **kwargs)
+
+    owner.method_new_tensor = method_new_tensor
 
 
 def fused_multiply_add() -> OpOverload:

@@ -85,7 +85,7 @@ from op_registry.records.dense import (
 from op_registry.records.dims import Dims, Number, wrap_dim, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.matrices import product_validity, transposed
-from op_registry.records.memory import offset_within_data, validity_in_strides_of_data
+from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
 from op_registry.records.slices import (
     DenseSlices,
     Moments,
@@ -242,6 +242,7 @@ __all__ = [
     "lowest",
     "product_validity",
     "transposed",
+    "new_buffer",
     "offset_within_data",
     "validity_in_strides_of_data",
     "being_traced",

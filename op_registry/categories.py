@@ -312,7 +312,10 @@ INDEXING = Category(
     "an element moves with its validity; an invalid index gives an invalid element",
     why_dense="it reads at computed coordinates, which may not be stored",
 )
-FACTORY = Category("factory", "as torch; valid where the input is (new_* of another size: plain)", plainly=True)
+FACTORY = Category(
+    "factory",
+    "as torch; valid where the input is, new_zeros, new_ones and new_full everywhere, what is uninitialised nowhere",
+)
 QUERY = Category("query", "a plain answer about the valid elements", plainly=True)
 SORTING = Category(
     "sorting",

@@ -3,6 +3,7 @@
 * Compiled regions may return masked outputs that the loss does not depend on.
 * Higher-order operators (checkpoint …) take masked tensors.
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
+* x.new_tensor(data) is the method of the masked tensor.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from masked_dispatch.torch_internals import (
     before_tracing,
     dynamo_is_loaded,
     fused_multiply_add,
+    record_new_tensor_of,
     serve_higher_order_operators,
 )
 from op_registry.categories import ELEMENTWISE, run_elementwise
@@ -34,6 +36,7 @@ def prepare() -> None:
     accept_unused_outputs({MaskedTensor: lambda zeros: wrap(zeros, None), SparseMaskedTensor: refuse_tangent})
     serve_higher_order_operators()
     if dynamo_is_loaded():
+        record_new_tensor_of(MaskedTensor)
         _teach_fused_multiply_add()
 
 

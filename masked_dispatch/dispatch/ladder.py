@@ -39,6 +39,7 @@ from masked_dispatch.dispatch.writes import (
     inplace_kernel,
     metadata_kernel,
     out_kernel,
+    resizing_kernel,
     update,
 )
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -131,7 +132,8 @@ def kernel_of(meaning: Meaning) -> Kernel:
     """The kernel for what an overload means: the ladder of the module's docstring."""
     op, rule, base = meaning.op, meaning.rule, meaning.base
     if rule is not None and rule.category is REFUSED:
-        return rule_kernel(op, rule)
+        refusal = rule_kernel(op, rule)
+        return resizing_kernel(op, refusal) if op in RESIZING and has_builtin_meaning(meaning) else refusal
     if rule is not None and rule.category is COMPOSITE:
         return composite_rule_kernel(op, rule)
     if changes_metadata(op) and has_builtin_meaning(meaning):
@@ -279,6 +281,9 @@ def any_requires_grad(values: Iterable[object]) -> bool:
 # must be the first to give the result a Python object. So they have no kernel above autograd, and need none: no
 # derivative passes detach, and users do not call alias.
 WITHOUT_KERNEL = (aten.detach.default, aten.alias.default)
+
+
+RESIZING = (aten.resize_.default, aten.resize_as_.default)
 
 
 class Kernels:

@@ -16,7 +16,7 @@ from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overl
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
 from masked_dispatch.tensor.mask_sharing import computing_in_place, shared_validity, write_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, exchange, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
@@ -31,6 +31,8 @@ from masked_dispatch.torch_internals import (
 )
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.memory import new_buffer
+from op_registry.records.tracing import being_traced
 from op_registry.sparse.permuted import to_dense
 
 aten = torch.ops.aten
@@ -196,16 +198,35 @@ def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple
 
 
 def resize_empty(target: Tensor, shape: torch.Size) -> None:
-    """Resize an empty out= tensor to the result's shape; a user may not resize a masked tensor."""
+    """Resize a tensor without elements, such as an empty out=; others may not be resized."""
     if isinstance(target, SparseMaskedTensor):
         raise MaskedSemanticsError(
             f"out= of shape {tuple(target.shape)} is stored as {target.storage_layout} and cannot be resized to "
             f"{tuple(shape)}; pass a tensor of that shape, or use the returned result"
         )
     if isinstance(target, MaskedTensor):
-        change_metadata_below(aten.resize_.default, (target, shape), {})
+        if being_traced(target._data):
+            change_metadata_below(aten.resize_.default, (target, shape), {})
+        else:
+            exchange(target, new_buffer(target._data.new_empty(shape), valid=False))
     else:
         target.resize_(shape)
+
+
+def resizing_kernel(op: OpOverload, refusal: Kernel) -> Kernel:
+    """resize_ and resize_as_: a tensor without elements gets memory, of which nothing is valid; others are refused."""
+
+    def kernel(keyset: DispatchKeySet, target: Tensor, size: Any, **kwargs: Any) -> Any:
+        shape = size.shape if isinstance(size, Tensor) else torch.Size(size)
+        if type(target) is not MaskedTensor or target.numel() or kwargs.get("memory_format") is not None:
+            return refusal(keyset, target, size, **kwargs)
+        if target.requires_grad:
+            raise RuntimeError("cannot resize variables that require grad")
+        if target.shape != shape:
+            resize_empty(target, shape)
+        return target
+
+    return kernel
 
 
 def check_outputs_on_meta(

@@ -146,3 +146,19 @@ def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
         f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
         "values. Choose their value with x.to_tensor(fill)."
     )
+
+
+def new_sparse_tensor_requested(layout: torch.layout) -> str:
+    """Why new_tensor(…, layout=…) is refused."""
+    return (
+        f"x.new_tensor(data, layout={layout}) would give a torch.sparse tensor, which has no place for a mask. Leave "
+        f"the layout out, and store the result sparsely: x.new_tensor(data).to_layout({layout})."
+    )
+
+
+def alias_of_another_type(like: Tensor, other: Tensor) -> str:
+    """Why x.new(tensor) is refused for another dtype or device, as torch does."""
+    return (
+        f"x.new(tensor) shares the tensor's memory, so that has to be {like.dtype} on {like.device}, like x; it is "
+        f"{other.dtype} on {other.device}. To copy it, use x.new_tensor(tensor)."
+    )

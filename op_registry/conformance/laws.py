@@ -104,7 +104,10 @@ def _same_as_plain(position: int, mine: object, plain: object, bitwise: bool, tr
     data, mask = mine
     if plain.layout is not torch.strided:
         raise NotAsked(f"the result is {plain.layout}")
-    if mask is not None and not bool(mask.all()):
+    if trial.sample.uninitialised:
+        if plain.numel() and (mask is None or bool(mask.any())):
+            raise Broken(f"{name}: valid elements in uninitialised memory")
+    elif mask is not None and not bool(mask.all()):
         raise Broken(
             f"{name}: invalid elements although every operand is valid: {mask_difference(mask, torch.ones_like(mask))}"
         )

@@ -35,10 +35,12 @@ class Sample:
     differentiable_part: Callable[[Any], Any] = lambda result: result
     differentiable: bool = True
     twice_differentiable: bool = True
-    # Whether the values are unspecified (empty_like, …): only shape, dtype and mask are compared.
+    # Whether the values are unspecified (rand_like, …): only shape, dtype and mask are compared.
     valueless: bool = False
     # Which of `tensors` to differentiate with respect to; None means all real and complex ones.
     variables: frozenset[int] | None = None
+    # Calls whose results are uninitialised memory (empty_like, …): nothing of them is valid, whatever the masks.
+    uninitialised: bool = False
 
     @functools.cached_property
     def tensors(self) -> list[Tensor]:

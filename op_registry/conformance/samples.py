@@ -156,6 +156,7 @@ class DatabaseOperator(Operator):
             bool(info.supports_gradgrad),
             "empty" in self.name or bool(getattr(info, "has_nondeterministic_output", False)),
             differentiable if requires_grad else None,
+            uninitialised="empty" in self.name,
         )
 
     def error_samples(self) -> list[Sample]:
@@ -209,7 +210,17 @@ class DirectOperator(Operator):
             for op, args, kwargs in recorder.calls:
                 if op is self.op:
                     own_args, own_kwargs = tree_map(_copied, (args, kwargs))
-                    direct.append(Sample(op, own_args, own_kwargs, len(direct), dtype, valueless=sample.valueless))
+                    direct.append(
+                        Sample(
+                            op,
+                            own_args,
+                            own_kwargs,
+                            len(direct),
+                            dtype,
+                            valueless=sample.valueless,
+                            uninitialised=sample.uninitialised,
+                        )
+                    )
         return [*direct, *_enlarged(direct)] if len(direct) < FEW else direct
 
 
@@ -354,6 +365,7 @@ def _direct_call(sample: Sample, op: OpOverload, args: tuple[Any, ...], kwargs: 
         differentiable=sample.differentiable and op is not torch.ops.aten.detach_.default,
         valueless=sample.valueless or torch.Tag.nondeterministic_seeded in op.tags,
         variables=_variables(sample, args, kwargs) if sample.variables is not None else None,
+        uninitialised=sample.uninitialised,
     )
 
 

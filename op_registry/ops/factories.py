@@ -1,8 +1,10 @@
 """Factories.
 
-Law: `*_like` gives torch's result under the mask of the input. `new_*` gives plain tensors, whatever it is called on;
-but `new_empty_strided` of the same size, with which autograd allocates gradients, is masked. `linspace` and `logspace`
-between tensors are valid where both ends are.
+Law: `*_like` gives torch's result under the mask of the input. `new_zeros`, `new_ones` and `new_full` are masked and
+valid everywhere. What is uninitialised is invalid: `empty_like`, `new_empty` and `new_empty_strided` have nothing valid
+until it is written, so a function that allocates a buffer from its masked argument, and fills it slice by slice, keeps
+the mask, and memory to which nobody wrote is never observed. `linspace` and `logspace` between tensors are valid where
+both ends are.
 
 `zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results take the validity of
 the value that is written.
@@ -10,11 +12,10 @@ the value that is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
@@ -23,10 +24,13 @@ from op_registry.authoring import (
     ON_PERMUTED_VALUES,
     ON_VALUES,
     Dense,
+    MaskedSemanticsError,
     Number,
     Permuted,
     Sparse,
+    by_rule,
     masked_rule,
+    new_buffer,
     on_device_of,
     run_elementwise,
 )
@@ -34,9 +38,10 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 
-@masked_rule(aten.empty_like, aten.full_like, aten.ones_like, aten.zeros_like, category=FACTORY, takes_op=True)
+@masked_rule(aten.full_like, aten.ones_like, aten.zeros_like, category=FACTORY, takes_op=True)
 def zeros_like(op: OpOverload, self: Dense, *value: Number, **options: Any) -> Dense:
     """Under the mask of the input, which moves to the device of the result."""
+    check_strided(op, options)
     data = op(self.data, *value, **options)
     return Dense(data, on_device_of(data, self.validity))
 
@@ -45,34 +50,76 @@ zeros_like.lowering(Sparse)(ON_VALUES)
 zeros_like.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
-@masked_rule(aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
-def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, **options: Any) -> Tensor:
-    """A plain tensor of the input's dtype and device."""
-    result: Tensor = op(self.data, size, *value, **options)
-    return result
+@masked_rule(aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
+def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, **options: Any) -> Dense:
+    """Of the input's dtype and device, valid everywhere."""
+    check_strided(op, options)
+    return new_buffer(op(self.data, size, *value, **options), valid=True)
 
 
-new_zeros.lowering(Sparse)(ON_VALUES)
-new_zeros.lowering(Permuted)(ON_PERMUTED_VALUES)
+# ------------------------------------------------------------------------------------------------ uninitialised memory
+
+
+@masked_rule(aten.empty_like, category=FACTORY)
+def empty_like(self: Dense, **options: Any) -> Dense:
+    """Of the input's shape, dtype and device; nothing is valid."""
+    check_strided(aten.empty_like.default, options)
+    return new_buffer(aten.empty_like(self.data, **options), valid=False)
+
+
+# In the places of the input, so that it stays sparse; `new_buffer` makes the values there invalid.
+empty_like.lowering(Sparse)(ON_VALUES)
+empty_like.lowering(Permuted)(ON_PERMUTED_VALUES)
+
+
+@masked_rule(aten.new_empty, category=FACTORY)
+def new_empty(self: Dense, size: Sequence[int], **options: Any) -> Dense:
+    """Of the input's dtype and device; nothing is valid."""
+    check_strided(aten.new_empty.default, options)
+    return new_buffer(aten.new_empty(self.data, size, **options), valid=False)
 
 
 @masked_rule(aten.new_empty_strided, category=FACTORY)
-def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], **options: Any) -> Dense | Tensor:
-    """Masked like the input if it has the input's size; else a plain tensor."""
-    data: Tensor = aten.new_empty_strided(self.data, size, stride, **options)
-    if data.shape != self.shape:
-        return data
-    return Dense(data, on_device_of(data, self.validity))
+def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], **options: Any) -> Dense:
+    """With strides, as the autograd engine allocates gradients; nothing is valid."""
+    check_strided(aten.new_empty_strided.default, options)
+    return new_buffer(aten.new_empty_strided(self.data, size, stride, **options), valid=False)
 
 
 @new_empty_strided.lowering(Sparse)
-def new_empty_strided_sparse(
+def new_empty_strided_like_stored(
     op: OpOverload, self: Sparse, size: Sequence[int], stride: Sequence[int], **options: Any
-) -> Any:
-    """Stored like the input if it has the input's size."""
+) -> Dense | Sparse:
+    """In the places of the input if it has the input's size, as a gradient has; dense otherwise."""
     if tuple(size) != tuple(self.shape):
-        return aten.new_empty_strided(self.values.data, size, stride, **options)
-    return self.like(self.values.like(torch.empty_like(self.values.data, dtype=options.get("dtype"))))
+        return new_empty_strided.run(self.values, size, stride, **options)
+    return self.like(empty_like.run(self.values, **options))
+
+
+def on_any_values(op: OpOverload, self: Sparse | Permuted, size: Sequence[int], *rest: Any, **options: Any) -> Dense:
+    """A dense result of another size: of a sparse operand, only dtype and device are read."""
+    values = (self.base if isinstance(self, Permuted) else self).values
+    result: Dense = by_rule(op, values, size, *rest, **options)
+    return result
+
+
+for allocates in (new_zeros, new_empty):
+    allocates.lowering(Sparse)(on_any_values)
+    allocates.lowering(Permuted)(on_any_values)
+new_empty_strided.lowering(Permuted)(on_any_values)
+
+
+def check_strided(op: OpOverload, options: Mapping[str, Any]) -> None:
+    """Refuse the layout of a torch.sparse tensor, which has no place for a mask."""
+    layout = options.get("layout")
+    if layout not in (None, torch.strided):
+        raise MaskedSemanticsError(
+            f"{op} with layout={layout} would give a torch.sparse tensor, which has no place for a mask. Leave the "
+            f"layout out, and store the masked result sparsely: y.to_layout({layout})."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- others
 
 
 @masked_rule(aten.linspace, aten.logspace, category=FACTORY, takes_op=True)

@@ -1,4 +1,4 @@
-"""Where elements lie in memory: validity for operators that address memory by strides."""
+"""New memory, and where elements lie in memory: validity for operators that address it by strides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from torch import Tensor
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_int8
+
+
+def new_buffer(data: Tensor, *, valid: bool) -> Dense:
+    """New memory, all of it valid or none of it.
+
+    In a graph and inside transforms the mask is stored in full, because writes to it cannot change how it is stored.
+    """
+    if being_traced(data) or under_transform():
+        make = torch.ones_like if valid else torch.zeros_like
+        return Dense(data, make(data, dtype=torch.int8))
+    return Dense(data, None if valid else data.new_zeros((1,) * data.ndim, dtype=torch.int8))
 
 
 def validity_in_strides_of_data(x: Dense) -> Tensor:

@@ -212,6 +212,18 @@ def test_25_what_was_compiled_is_found_again() -> None:
         assert uncompiled(module) is module
 
 
+def test_26_dynamo_has_a_method_for_new_tensor_that_may_decline() -> None:
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    with assumed("Dynamo's method for x.new_tensor takes the call's arguments, and None records the call"):
+        parameters = list(inspect.signature(TensorVariable.method_new_tensor).parameters)
+        assert parameters[:2] == ["self", "tx"]
+        x = md.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+        run = torch.compile(lambda x: x.new_tensor([1.0, 2.0]), backend="eager", fullgraph=True)
+        assert md.is_masked_tensor(run(x))
+        assert type(run(torch.ones(2))) is Tensor
+
+
 SETTING: contextvars.ContextVar[int] = contextvars.ContextVar("setting")
 
 

@@ -50,6 +50,7 @@ LATE = {
     "tomllib": "Python 3.10 does not have it",
     "torch._dynamo.comptime": "loads the compiler",
     "torch._dynamo.source": "loads the compiler",
+    "torch._dynamo.variables.tensor": "loads the compiler",
     "torch._functorch._aot_autograd": "loads the compiler",
     "torch._guards": "loads the compiler",
     "torch._inductor.inductor_prims": "loads the compiler",

@@ -63,6 +63,11 @@ def valid(data: Tensor) -> Expected:
     return Expected(data, all_true(data))
 
 
+def invalid(data: Tensor) -> Expected:
+    """A masked result of which nothing is valid."""
+    return Expected(data, ~all_true(data))
+
+
 def all_outputs_valid(result: object) -> Any:
     """Every tensor of a result as a masked one whose every element is valid."""
     return tree_map(lambda out: valid(out) if isinstance(out, Tensor) else out, result)

@@ -19,6 +19,7 @@ from op_registry.conformance.oracles.call import (
     all_outputs_valid,
     all_true,
     broadcast_valid,
+    invalid,
     oracle,
     valid,
 )
@@ -130,7 +131,7 @@ def glu(c: Call) -> Expected:
 
 @oracle(
     """dropout native_dropout alpha_dropout feature_dropout feature_alpha_dropout
-    zeros_like ones_like empty_like full_like rand_like randn_like randint_like"""
+    zeros_like ones_like full_like rand_like randn_like randint_like"""
 )
 def as_torch_under_the_input(c: Call) -> Any:
     """Every element as torch draws or writes it; valid where the input is."""
@@ -162,18 +163,16 @@ def multinomial(c: Call) -> Any:
     raise NoOracle(str(c.op))
 
 
-@oracle("new_zeros", "new_ones", "new_full", "new_empty")
-def new(c: Call) -> Tensor:
-    """Plain tensors of another size."""
-    out: Tensor = c.plain()
-    return out
+@oracle("new_zeros", "new_ones", "new_full")
+def new(c: Call) -> Expected:
+    """Values that torch writes, all of them valid."""
+    return valid(c.plain())
 
 
-@oracle("new_empty_strided")
-def new_empty_strided(c: Call) -> Any:
-    """Masked if it has the input's size (the autograd engine allocates gradients this way), plain otherwise."""
-    out = c.plain()
-    return Expected(out, c["self"].mask) if out.shape == c["self"].shape else out
+@oracle("empty_like", "new_empty", "new_empty_strided")
+def uninitialised(c: Call) -> Expected:
+    """Memory to which nothing has been written: nothing is valid."""
+    return invalid(c.plain())
 
 
 @oracle("normal_", "uniform_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_", "zero_", "fill_")
@@ -211,12 +210,14 @@ def opaque(c: Call) -> Any:
 
 @oracle("resize_ resize_as_")
 def resize(c: Call) -> Expected:
-    """A no-op if the tensor has this size already; the elements of a larger one would be undefined."""
+    """A no-op if the size is the same already; uninitialised if there was nothing; else elements would be undefined."""
     x: Expected = c["self"]
     size = c["the_template"].shape if "the_template" in c else c["size"]
-    if tuple(size) != tuple(x.shape):
+    if tuple(size) == tuple(x.shape):
+        return x
+    if x.data.numel():
         raise Refused(c.name)
-    return x
+    return invalid(c.plain())
 
 
 def refused(c: Call) -> Any:

@@ -158,6 +158,18 @@ def scan(c: Call) -> Any:
     return map_slices(c, lambda values: c.op(values, 0, **kwargs), c["dim"], indices)
 
 
+@oracle("vander")
+def vander(c: Call) -> Expected:
+    """The powers of each element alone. Power 0, in the first column or the last, reads nothing."""
+    x, columns = c["x"], c["x"].data.numel() if c.get("N") is None else c["N"]
+    powers = range(columns) if c.get("increasing") else range(columns - 1, -1, -1)
+    wide = torch.promote_types(x.data.dtype, torch.int64)
+    rows = [[v**power if power else torch.ones_like(v) for power in powers] for v in x.data.to(wide)]
+    data = torch.stack([v for row in rows for v in row]) if columns and rows else torch.empty(0, dtype=wide)
+    mask = [[power == 0 or known for power in powers] for known in x.mask.tolist()]
+    return Expected(data.reshape(len(rows), columns), torch.tensor(mask, dtype=torch.bool).reshape(len(rows), columns))
+
+
 @oracle("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "special_softmax", "special_log_softmax")
 def softmax(c: Call) -> Any:
     """The softmax of the valid elements."""

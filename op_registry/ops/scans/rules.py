@@ -1,4 +1,4 @@
-"""Scans: cumsum, cumprod, cummax, cummin, logcumsumexp.
+"""Scans: cumsum, cumprod, cummax, cummin, logcumsumexp; and the powers of vander, a scan of repeated elements.
 
 Law: at valid positions torch's result on the slice with its invalid elements removed; valid where the input is.
 
@@ -19,6 +19,7 @@ from op_registry.authoring import (
     filled_for_exp,
     gradients_may_flow,
     identity_of,
+    masked_rule,
     masked_slices,
     scan,
     valid_first_positions,
@@ -54,3 +55,20 @@ def logcumsumexp(op: OpOverload, x: Dense, dim: int) -> Dense:
     positions = valid_first_positions(validity, dim)
     front = torch.zeros_like(filled).scatter(dim, positions, filled)
     return x.like(op(front, dim).gather(dim, positions))
+
+
+# torch's decomposition writes the powers into memory that it allocates as a plain tensor, which would lose the mask.
+@masked_rule(aten.vander, category=SCAN)
+def vander(x: Dense, N: int | None = None, increasing: bool = False) -> Dense:
+    """The powers 0 to N - 1 of each element, valid where the element is; its power 0 is 1, which is always valid."""
+    columns = x.data.numel() if N is None else N
+    if x.ndim != 1 or columns < 1:
+        return Dense(aten.vander(x.data, N, increasing))  # no elements, or torch's error
+    values = x.filled(1).to(torch.promote_types(x.dtype, torch.int64))
+    repeated = values.unsqueeze(1).expand(-1, columns - 1)
+    powers = torch.cat([torch.ones_like(values).unsqueeze(1), repeated.cumprod(1)], 1)
+    validity = x.full_validity
+    if validity is not None:
+        validity = torch.cat([torch.ones_like(validity).unsqueeze(1), validity.unsqueeze(1).expand_as(repeated)], 1)
+    result = Dense(powers, validity)
+    return result if increasing else result.map(lambda t: t.flip(1))

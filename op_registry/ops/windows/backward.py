@@ -71,7 +71,15 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Dense | None, ...]:
-    """For input, weight and bias. The operator takes only the size of the bias, which counts as all valid."""
+    """For input, weight and bias. The operator takes only the size of the bias, which counts as all valid.
+
+    The gradient of the input reads only the weight, and that of the weight only the input. So does what is requested:
+    an operand of which only the size is read counts as all valid, too (torch.nn.grad passes uninitialised ones).
+    """
+    input, weight = (
+        operand if read else Dense(torch.zeros_like(operand.data))
+        for operand, read in ((input, output_mask[1]), (weight, output_mask[0]))
+    )
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     if all_valid(grad_output, input, weight):
         arguments = (grad_output, input, weight, bias_sizes, *geometry, output_mask)
