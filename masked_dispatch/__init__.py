@@ -70,6 +70,7 @@ from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import collate as _collation
+from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -79,6 +80,7 @@ _library.install()
 _dispatch.install()
 _compile.install()
 _torch_masked.install()
+_low_rank.install()
 _gradients.install()
 _collation.install()
 _processes.install()

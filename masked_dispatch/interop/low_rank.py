@@ -1,0 +1,72 @@
+"""torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank: refused for a matrix of which an element is invalid.
+
+They multiply the matrix by random or trial vectors. Such a product has an element wherever a row of the matrix has a
+valid one, so line by line they would decompose the matrix with its invalid elements counted as zeros, or not, as the
+mask happens to be. They are Python functions, which no dispatch sees; but each asks `has_torch_function` first whether
+another library is to run it, and then calls `handle_torch_function`. This library answers there, in these two modules
+alone. Where every element is valid, torch's function runs on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import _lobpcg as lobpcg_module
+from torch import _lowrank as low_rank_module
+from torch.overrides import handle_torch_function, has_torch_function
+
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
+from op_registry.categories import known_all_valid
+from op_registry.records.dense import Dense, map_tensors
+
+
+def is_overridden(arguments: Iterable[object]) -> bool:
+    """In place of torch's has_torch_function, which does not count masked tensors."""
+    arguments = tuple(arguments)
+    return any(isinstance(a, MaskedTensor) for a in arguments) or has_torch_function(arguments)
+
+
+def run_overridden(function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any) -> Any:
+    """In place of torch's handle_torch_function: refused where something is invalid, else torch's on the data."""
+    given = (*args, *kwargs.values())
+    if not any(isinstance(a, MaskedTensor) for a in given):
+        return handle_torch_function(function, relevant, *args, **kwargs)
+    for argument in given:
+        if isinstance(argument, MaskedTensor) and not is_all_valid(argument):
+            raise MaskedSemanticsError(
+                f"torch.{function.__name__} has no meaning on a partly valid matrix (shape {tuple(argument.shape)}): it "
+                "multiplies the matrix by vectors, and would count what is invalid as zeros. Choose the values of "
+                "invalid elements first, x.to_tensor(value), or leave out the rows that have some, "
+                "x[x.get_mask().all(-1)]."
+            )
+    data = [plain(a) for a in args]
+    return map_tensors(as_masked, function(*data, **{name: plain(a) for name, a in kwargs.items()}), Tensor)
+
+
+def is_all_valid(tensor: MaskedTensor) -> bool:
+    """Whether every element is valid; not known of a mask that is stored in a graph."""
+    if tensor.storage_layout is not torch.strided:
+        return not tensor.is_meta and int(tensor.count()) == tensor.numel()
+    return known_all_valid(Dense(tensor._data, tensor._validity))
+
+
+def plain(value: object) -> object:
+    """The data of a masked tensor whose every element is valid; anything else as it is."""
+    return value.get_data() if isinstance(value, MaskedTensor) else value
+
+
+def as_masked(result: Tensor) -> Tensor:
+    """A result as a masked tensor that is valid everywhere."""
+    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(result, None, "")
+    return masked
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    modules: tuple[Any, ...] = (lobpcg_module, low_rank_module)
+    for module in modules:
+        module.has_torch_function, module.handle_torch_function = is_overridden, run_overridden
