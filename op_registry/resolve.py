@@ -4,7 +4,7 @@ The first match wins:
 
 1. a rule registered for the overload
 2. the rule of its functional form, written back (in-place, out=), or of its single-tensor form (_foreach_; their out=
-   forms are written back from the form that returns a list)
+   forms are written back from the form that returns a list); out= of a factory (zeros.out) needs no rule
 3. torch's own decomposition (CompositeImplicit operators), whose operators are resolved in turn
 4. nothing: the operator is refused
 """
@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from op_registry.registry import registry
 from op_registry.rule import Rule
-from op_registry.schema import functional_form, single_form
+from op_registry.schema import functional_form, single_form, writes_a_factory
 
 Kind = Literal["rule", "written back", "each of a list", "decomposes", "missing"]
 
@@ -50,6 +50,8 @@ def resolve(op: OpOverload) -> Meaning:
         rule = registry.get(base)
         if rule is not None:
             return Meaning("written back", op, base, rule)
+    if writes_a_factory(op) and not decomposes(op):
+        return Meaning("written back", op)
     if single_form(op) is not None:
         return Meaning("each of a list", op, base)
     if decomposes(op):

@@ -40,6 +40,17 @@ def is_out(op: OpOverload) -> bool:
     return bool(written) and keyword_only and len(op._schema.returns) in (0, len(written))
 
 
+def writes_a_factory(op: OpOverload) -> bool:
+    """Whether the overload is a factory that writes to `out`, and takes no other tensor: zeros.out, arange.out.
+
+    Not those whose result is uninitialised, quantized or a torch.sparse tensor.
+    """
+    name = op._schema.name.removeprefix("aten::")
+    tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
+    strided = not name.startswith(("_", "empty", "sparse_", "from_file"))
+    return op.namespace == "aten" and strided and is_out(op) and tensors == ["out"]
+
+
 def is_foreach(op: OpOverload) -> bool:
     """Whether the overload is the list form of an operator."""
     return op._schema.name.startswith("aten::_foreach_")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributions, nn
+from torch.nn.utils import prune
 
 import masked_dispatch as md
 
@@ -161,3 +162,178 @@ def test_an_operand_of_which_only_the_size_is_read_makes_nothing_invalid() -> No
     ):
         assert mine.get_mask().all()
         torch.testing.assert_close(mine.to_tensor(0), plain)
+
+
+# ----------------------------------------------------------------------------------------------- writes to all of it
+
+
+@pytest.mark.parametrize("value", [1.0, torch.tensor(1.0)])
+def test_fill_out_of_place_keeps_the_graph(value: float | Tensor) -> None:
+    x = some(1, 2, 3, requires_grad=True)
+    filled = torch.fill(x, value)
+    assert shown(filled) == [1, 1, 1]
+    filled.sum().backward()
+    assert shown(x.grad) == [0, "--", 0]
+
+
+def test_fill_by_a_value_that_has_a_gradient() -> None:
+    x, value = some(1, 2, 3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    torch.fill(x, value).sum().backward()
+    assert shown(x.grad) == [0, "--", 0]
+    assert value.grad == 3
+
+
+WRITES: dict[str, tuple[Callable[[Tensor], Tensor], list[Any]]] = {
+    "fill_": (lambda x: x.fill_(1.0), [1, 1, 1]),
+    "fill_ by a tensor": (lambda x: x.fill_(torch.tensor(2.0)), [2, 2, 2]),
+    "fill_ by an invalid tensor": (lambda x: x.fill_(some(1, 2, 3)[1]), ["--"] * 3),
+    "zero_": (lambda x: x.zero_(), [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("mask", [KNOWN, None])
+def test_an_expanded_tensor_is_filled_in_its_base(name: str, mask: Tensor | None) -> None:
+    write, values = WRITES[name]
+    base = md.masked_tensor(torch.zeros(1, 3), mask)
+    expanded = base.expand(4, 3)
+    assert write(expanded) is expanded
+    assert shown(base) == values
+    assert shown(expanded) == values * 4
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        expanded.add_(1.0)
+
+
+def test_an_expanded_tensor_in_a_graph_is_filled_in_its_base() -> None:
+    x = some(1, 2, 3, requires_grad=True)
+    y = x * 2
+    y[None].expand(4, 3).zero_()
+    y.sum().backward()
+    assert shown(y) == [0, 0, 0]
+    assert shown(x.grad) == [0, "--", 0]
+
+
+@pytest.mark.parametrize("store", [lambda x: x, lambda x: x.to_sparse(), lambda x: x[None].to_packed()])
+def test_copy_takes_a_number(store: Callable[[md.MaskedTensor], md.MaskedTensor]) -> None:
+    x = store(some(1, 2, 3))
+    assert shown(x.copy_(2.0).to_dense()) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_copy_takes_a_number_in_a_graph(backend: str) -> None:
+    run = torch.compile(lambda x: x.clone().copy_(2.0), backend=backend, fullgraph=True)
+    assert shown(run(some(1, 2, 3))) == [2, 2, 2]
+
+
+def test_data_of_one_shape_is_exchanged() -> None:
+    x, y = some(1, 2, 3, requires_grad=True), md.masked_tensor(torch.tensor([7.0, 8.0, 9.0]), ~KNOWN)
+    view = x.detach()[1:]
+    x.data = y
+    assert shown(x.detach()) == ["--", 8, "--"]
+    assert x.requires_grad
+    assert x.is_leaf
+    assert shown(view) == ["--", 3]  # of the memory that x had
+    y.fill_(5.0)
+    assert shown(x.detach()) == [5, 5, 5]
+    (x * 2).sum().backward()
+    assert shown(x.grad) == [2, 2, 2]
+    assert shown(x[:1].detach()) == [5]
+
+
+def test_parameters_from_and_to_a_vector() -> None:
+    parameters = [nn.Parameter(some(1, 2, 3)), nn.Parameter(some(4, 5, 6))]
+    vector = nn.utils.parameters_to_vector(parameters).detach() * 2
+    nn.utils.vector_to_parameters(vector, parameters)
+    assert [shown(p) for p in parameters] == [[2, "--", 6], [8, "--", 12]]
+
+
+def test_pruning_a_masked_parameter() -> None:
+    layer = nn.Linear(3, 1, bias=False)
+    layer.weight = nn.Parameter(some(1, 2, 3)[None].detach())
+    prune.custom_from_mask(layer, "weight", torch.tensor([[1.0, 1.0, 0.0]]))
+    assert shown(layer.weight) == [1, "--", 0]
+    prune.remove(layer, "weight")
+    assert shown(layer.weight) == [1, "--", 0]
+
+
+FACTORIES: dict[str, Callable[..., Tensor]] = {
+    "eye": lambda **k: torch.eye(3, **k),
+    "eye of two sizes": lambda **k: torch.eye(3, 3, **k),
+    "zeros": lambda **k: torch.zeros(3, 3, **k),
+    "ones": lambda **k: torch.ones(3, 3, **k),
+    "full": lambda **k: torch.full((3, 3), 2.0, **k),
+    "arange": lambda **k: torch.arange(9.0, **k),
+    "arange from": lambda **k: torch.arange(1, 10, **k),
+    "range": lambda **k: torch.range(1, 9, **k),
+    "linspace": lambda **k: torch.linspace(0, 1, 9, **k),
+    "logspace": lambda **k: torch.logspace(0, 1, 9, **k),
+    "rand": lambda **k: torch.rand(3, 3, **k),
+    "randn": lambda **k: torch.randn(3, 3, **k),
+    "randint": lambda **k: torch.randint(5, (3, 3), **k),
+    "randint from": lambda **k: torch.randint(2, 5, (3, 3), **k),
+    "randperm": lambda **k: torch.randperm(9, **k),
+    "normal": lambda **k: torch.normal(0.0, 1.0, (3, 3), **k),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_write_to_a_masked_out(name: str, dtype: torch.dtype) -> None:
+    make = FACTORIES[name]
+    shape = make().shape
+    plain = torch.empty(shape, dtype=dtype)
+    out = md.masked_tensor(torch.ones(shape, dtype=dtype), torch.rand(shape) < 0.5)
+    torch.manual_seed(0)
+    try:
+        make(out=plain)
+    except RuntimeError:  # which torch refuses in this dtype
+        with pytest.raises(RuntimeError):
+            make(out=out)
+        return
+    torch.manual_seed(0)
+    assert make(out=out) is out
+    assert out.get_mask().all()
+    assert out.get_data().equal(plain)
+    resized = md.masked_tensor(torch.empty(0, dtype=dtype))
+    torch.manual_seed(0)
+    assert make(out=resized).get_data().equal(plain)
+    with pytest.raises(RuntimeError, match=r"doesn't match the broadcast shape|resize_ is refused"):
+        make(out=md.masked_tensor(torch.ones(2, dtype=dtype)))
+
+
+def test_factories_write_to_a_sparse_out() -> None:
+    out = some(1, 2, 3).to_sparse()
+    assert shown(torch.arange(3.0, out=out).to_dense()) == [0, 1, 2]
+    assert out.nnz == 3
+
+
+def test_identity_initialises_a_masked_parameter() -> None:
+    assert shown(nn.init.eye_(md.masked_tensor(torch.ones(2, 2), torch.eye(2) > 0))) == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_sparse(2), lambda x: x.to_sparse_csr(dense_dim=1)])
+@pytest.mark.parametrize("mask", [None, torch.arange(24).reshape(2, 4, 3) % 5 != 0])
+def test_statistics_of_group_norm_have_gradients(mask: Tensor | None, stored: Callable[[Any], Any]) -> None:
+    data = torch.randn(2, 4, 3, dtype=torch.float64)
+    weights = [torch.randn(s, dtype=torch.float64) for s in ((2, 4, 3), (2, 2), (2, 2))]
+
+    def loss(results: Any) -> Tensor:
+        return sum((w * r).sum() for w, r in zip(weights, results, strict=True))
+
+    def by_hand(x: Tensor) -> Any:
+        known = torch.ones(2, 2, 6, dtype=torch.bool) if mask is None else mask.reshape(2, 2, 6)
+        groups = x.reshape(2, 2, 6)
+        n = known.sum(-1, keepdim=True)
+        mean = torch.where(known, groups, 0).sum(-1, keepdim=True) / n
+        rstd = (torch.where(known, (groups - mean) ** 2, 0).sum(-1, keepdim=True) / n + 1e-5).rsqrt()
+        result = torch.where(known, (groups - mean) * rstd, 0).reshape(2, 4, 3)
+        return result, mean.reshape(2, 2), rstd.reshape(2, 2)
+
+    x = stored(md.masked_tensor(data, mask)).detach().requires_grad_()
+    plain = data.clone().requires_grad_()
+    results = torch.native_group_norm(x, None, None, 2, 4, 3, 2, 1e-5)
+    assert all(r.requires_grad for r in results)
+    loss(results).backward()
+    loss(by_hand(plain)).backward()
+    torch.testing.assert_close(x.grad.to_tensor(0), plain.grad if mask is None else torch.where(mask, plain.grad, 0))

@@ -36,6 +36,8 @@ from masked_dispatch.dispatch.views import strided_view_below, view_below, view_
 from masked_dispatch.dispatch.writes import (
     assign_below,
     change_metadata_below,
+    factory_out_kernel,
+    filling_kernel,
     inplace_kernel,
     metadata_kernel,
     out_kernel,
@@ -71,6 +73,7 @@ from op_registry.schema import (
     is_out,
     is_view,
     mutable_forms,
+    writes_a_factory,
     written_arguments,
 )
 
@@ -149,10 +152,12 @@ def kernel_of(meaning: Meaning) -> Kernel:
         if not is_inplace(op):
             exact = rule is not None and bool(rule.traits.get("exact_out"))
             return out_kernel(op, compute, written_arguments(op), exact)
-        kernel = inplace_kernel(op, compute)
+        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute)
         return kernel if schema_of(op).returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)
+    if meaning.kind == "written back":
+        return factory_out_kernel(op)
     return decomposing_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
 
 
@@ -283,6 +288,7 @@ def any_requires_grad(values: Iterable[object]) -> bool:
 WITHOUT_KERNEL = (aten.detach.default, aten.alias.default)
 
 
+FILLING = (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
 RESIZING = (aten.resize_.default, aten.resize_as_.default)
 
 
@@ -304,7 +310,7 @@ class Kernels:
             base = functional_form(op)
             if base is not None:
                 self._variants.setdefault(base, []).append(op)
-            if op not in registry and resolve(op).kind in ("each of a list", "decomposes"):
+            if op not in registry and (resolve(op).kind in ("each of a list", "decomposes") or writes_a_factory(op)):
                 self._install(op)
         registry.listen(self._changed)
 

@@ -46,6 +46,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         target = args[0]
+        if assigns and not isinstance(args[1], Tensor):  # x.copy_(1.0)
+            args = (target, torch.tensor(args[1], device=target.device), *args[2:])
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
             if target.device.type != "meta":
@@ -68,6 +70,22 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
         # torch's own copy_ on the wrapper does the leaf and view checks, the version counter and CopySlices.
         aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, result)
         remember_overlays(target)
+        return target
+
+    return kernel
+
+
+def filling_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
+    """fill_ and zero_: torch allows them on an expanded tensor, of whose elements in one place one is written."""
+    general = inplace_kernel(op, compute)
+
+    def kernel(keyset: DispatchKeySet, target: Tensor, *args: Any) -> Tensor:
+        # Symbolic strides are not compared, which would add a guard.
+        strides = target.stride() if type(target) is MaskedTensor else ()
+        once = target
+        for d in [d for d, stride in enumerate(strides) if type(stride) is int and stride == 0 and target.shape[d] > 1]:
+            once = once.narrow(d, 0, 1)
+        general(keyset, once, *args)
         return target
 
     return kernel
@@ -184,6 +202,21 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         if not schema.returns:
             return None
         return targets[0] if len(names) == 1 else tuple(targets)
+
+    return kernel
+
+
+def factory_out_kernel(op: OpOverload) -> Kernel:
+    """zeros(…, out=x), arange(…, out=x): all of x is written, and valid."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+        if not isinstance(out, MaskedTensor):
+            return redispatch(op, keyset, args, {**kwargs, "out": out})
+        made = op(*args, **kwargs, out=torch.empty(0, dtype=out.dtype, device=out.device))
+        if out.shape != made.shape and out.numel() == 0:
+            resize_empty(out, made.shape)
+        check_fits(op, out, made)
+        return out.copy_(made)
 
     return kernel
 

@@ -20,6 +20,7 @@ from masked_dispatch.tensor.messages import (
     alias_of_another_type,
     copied_mask_shared,
     data_assigned,
+    data_assigned_in_graph,
     data_pointer_requested,
     deep_copied_result,
     dlpack_requested,
@@ -446,13 +447,24 @@ class MaskedTensor(torch.Tensor):
         return self.get_data()
 
 
-def _refuse_data_assignment(self: MaskedTensor, value: object) -> NoReturn:
-    raise MaskedSemanticsError(data_assigned(self))
+def _set_data(self: MaskedTensor, value: object) -> None:
+    dense = type(value) is MaskedTensor and type(self) is MaskedTensor
+    if not (isinstance(value, MaskedTensor) and dense and like_each_other(self, value)):
+        raise MaskedSemanticsError(data_assigned(self, value))
+    if being_traced(value._data) or self._carries_transform or value._carries_transform:
+        raise MaskedSemanticsError(data_assigned_in_graph(self))
+    exchange(self, Dense(value._data, value._validity))
+    make_view_family(value, self)
 
 
-# `x.data` reads as on a plain tensor; assigning to it would silently have no effect.
+def like_each_other(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape, dtype and device."""
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+# `x.data` reads as on a plain tensor; assigning to it would exchange the wrapper, and not what it wraps.
 _tensor_class: Any = torch.Tensor
-_data_property: Any = property(_tensor_class.data.__get__, _refuse_data_assignment)
+_data_property: Any = property(_tensor_class.data.__get__, _set_data)
 MaskedTensor.data = _data_property
 
 

@@ -83,11 +83,21 @@ def tangent_stored_otherwise(gradient: Tensor) -> str:
     )
 
 
-def data_assigned(tensor: Tensor) -> str:
-    """Why ``x.data = y`` is refused."""
+def data_assigned(tensor: Tensor, value: object) -> str:
+    """Why ``x.data = y`` is refused for a `y` that `x` cannot stand for."""
+    given = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else "no tensor"
     return (
-        f"x.data = y would replace the wrapper of shape {tuple(tensor.shape)} and not its contents. Use x.copy_(y) "
-        "under torch.no_grad() to write values and mask, or x.get_data() to access the stored values."
+        f"x.data = y takes a densely stored masked tensor of the shape, dtype and device of x ({tuple(tensor.shape)}, "
+        f"{tensor.dtype}, {tensor.device}), and x stored densely; y is a {type(value).__name__} ({given}). Use "
+        "x.copy_(y) under torch.no_grad() to write values and mask, or x.get_data() to access the stored values."
+    )
+
+
+def data_assigned_in_graph(tensor: Tensor) -> str:
+    """Why ``x.data = y`` is refused in a compiled region and inside transforms."""
+    return (
+        f"x.data = y of a masked tensor of shape {tuple(tensor.shape)} inside a compiled region or a transform would "
+        "exchange what the graph was given. Use x.copy_(y) under torch.no_grad()."
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
@@ -29,6 +30,7 @@ from op_registry.authoring import (
     Permuted,
     Sparse,
     by_rule,
+    gradients_may_flow,
     masked_rule,
     new_buffer,
     on_device_of,
@@ -144,13 +146,13 @@ def _new_zeros_with_same_feature_meta(self: Dense, other: Dense, *, self_num_bat
 @masked_rule(aten.zero, category=ASSIGNMENT)
 def zero(self: Dense) -> Dense:
     """Zeros, all valid."""
-    return Dense(torch.zeros_like(self.data))
+    return Dense(overwritten(self, torch.zeros_like(self.data)))
 
 
 @masked_rule(aten.fill.Scalar, category=ASSIGNMENT)
 def fill(self: Dense, value: Number) -> Dense:
     """One value, valid everywhere."""
-    return Dense(torch.full_like(self.data, value))
+    return Dense(overwritten(self, torch.full_like(self.data, value)))
 
 
 @masked_rule(aten.fill.Tensor, category=ASSIGNMENT)
@@ -159,4 +161,11 @@ def fill_tensor(self: Dense, value: Dense) -> Dense:
     if value.ndim > 0:
         return Dense(aten.fill(self.data, value.data))  # raises torch's error
     data = value.data.to(self.device, self.dtype).expand(self.shape).clone()
-    return Dense(data, on_device_of(data, value.validity))
+    return Dense(overwritten(self, data), on_device_of(data, value.validity))
+
+
+def overwritten(self: Dense, data: Tensor) -> Tensor:
+    """New data in place of all the old, whose gradient is zero: it stays in the graph, as in torch."""
+    if not gradients_may_flow(self.data):
+        return data
+    return torch.where(torch.ones((), dtype=torch.bool, device=data.device), data, self.data)

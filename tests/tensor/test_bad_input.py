@@ -204,10 +204,19 @@ def test_dlpack_cannot_carry_a_mask() -> None:
         torch.utils.dlpack.to_dlpack(X)
 
 
-def test_data_cannot_be_assigned() -> None:
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        (torch.zeros(2, 3), r"y is a Tensor \(\(2, 3\), torch\.float32\)"),
+        (md.masked_tensor(torch.zeros(3)), r"y is a MaskedTensor \(\(3,\)"),
+        (md.masked_tensor(torch.zeros(2, 3, dtype=torch.int64)), r"torch\.int64\)"),
+        (md.masked_tensor(torch.zeros(2, 3)).to_sparse(), "y is a SparseMaskedTensor"),
+    ],
+)
+def test_data_that_it_cannot_stand_for_cannot_be_assigned(value: torch.Tensor, said: str) -> None:
     x = md.masked_tensor(DATA, MASK)
-    with pytest.raises(md.MaskedSemanticsError, match=r"x.data = y would replace the wrapper .* Use x.copy_\(y\)"):
-        x.data = torch.zeros(2, 3)
+    with pytest.raises(md.MaskedSemanticsError, match=rf"x\.data = y takes .* \(\(2, 3\).*{said}.* Use x\.copy_\(y\)"):
+        x.data = value
     assert x.data.get_mask().tolist() == MASK.tolist()
     assert x.sum().item() == 9.0
 

@@ -11,7 +11,8 @@ other operands enter it:
   operators without a derivative (comparisons, logic, bits).
 * ``bilinear``: as a factor. Each operand is filled where it is itself invalid.
 * ``general`` (the default): every operand is filled wherever the result is invalid, with a ``neutral`` value at
-  which the function and its first two derivatives are finite. 1 is such a value for most: 1/1, 1**1, atan2(1, 1) …
+  which the function and its first two derivatives are finite. 1 is such a value for most: 1/1, 1**1, atan2(1, 1) …;
+  not at the ends of a domain, where asin and acosh have an infinite slope, and logit a pole.
 
 ``traps`` marks kernels that must not see garbage even when no derivative is needed.
 """
@@ -131,19 +132,19 @@ log1p = elementwise(aten.log1p)
 log2 = elementwise(aten.log2)
 logaddexp = elementwise(aten.logaddexp)
 logaddexp2 = elementwise(aten.logaddexp2)
-logit = elementwise(aten.logit)
+logit = elementwise(aten.logit, neutral=0.5)
 sigmoid = elementwise(aten.sigmoid)
 xlogy = elementwise(aten.xlogy)
 
 # ------------------------------------------------------------------------------------------------------- trigonometry
 
-acos = elementwise(aten.acos)
-acosh = elementwise(aten.acosh)
-asin = elementwise(aten.asin)
+acos = elementwise(aten.acos, neutral=0.5)
+acosh = elementwise(aten.acosh, neutral=2)
+asin = elementwise(aten.asin, neutral=0.5)
 asinh = elementwise(aten.asinh)
 atan = elementwise(aten.atan)
 atan2 = elementwise(aten.atan2)
-atanh = elementwise(aten.atanh)
+atanh = elementwise(aten.atanh, neutral=0.5)
 cos = elementwise(aten.cos)
 cosh = elementwise(aten.cosh)
 deg2rad = elementwise(aten.deg2rad)
@@ -166,7 +167,7 @@ polar = elementwise(aten.polar)
 digamma = elementwise(aten.digamma)
 erf = elementwise(aten.erf)
 erfc = elementwise(aten.erfc)
-erfinv = elementwise(aten.erfinv)
+erfinv = elementwise(aten.erfinv, neutral=0.5)
 i0 = elementwise(aten.i0)
 igamma = elementwise(aten.igamma)
 igammac = elementwise(aten.igammac)
@@ -188,7 +189,7 @@ special_modified_bessel_i0 = elementwise(aten.special_modified_bessel_i0)
 special_modified_bessel_i1 = elementwise(aten.special_modified_bessel_i1)
 special_modified_bessel_k0 = elementwise(aten.special_modified_bessel_k0)
 special_modified_bessel_k1 = elementwise(aten.special_modified_bessel_k1)
-special_ndtri = elementwise(aten.special_ndtri)
+special_ndtri = elementwise(aten.special_ndtri, neutral=0.5)
 special_scaled_modified_bessel_k0 = elementwise(aten.special_scaled_modified_bessel_k0)
 special_scaled_modified_bessel_k1 = elementwise(aten.special_scaled_modified_bessel_k1)
 special_spherical_bessel_j0 = elementwise(aten.special_spherical_bessel_j0)

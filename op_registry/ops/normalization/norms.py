@@ -74,11 +74,19 @@ def affine(values: Tensor, weight: Dense | None, bias: Dense | None) -> Tensor:
 def saved_statistics(
     x: Dense | Sparse, parameters: Sequence[Dense | Sparse | None], m: Moments, scale: Tensor, shape: Sequence[int]
 ) -> tuple[Dense, Dense]:
-    """Mean and scale as torch's native operators return them: in the parameters' dtype, detached."""
+    """Mean and scale as most of torch's native operators return them: in the parameters' dtype, detached."""
+    mean, scale_of_each = statistics(x, parameters, m, scale, shape)
+    return Dense(mean.data.detach(), mean.validity), Dense(scale_of_each.data.detach(), scale_of_each.validity)
+
+
+def statistics(
+    x: Dense | Sparse, parameters: Sequence[Dense | Sparse | None], m: Moments, scale: Tensor, shape: Sequence[int]
+) -> tuple[Dense, Dense]:
+    """Mean and scale of each slice in the parameters' dtype, valid where the slice has a valid element."""
     dtype = next((p.dtype for p in parameters if p is not None), x.dtype)
     sizes = m.mean.shape
     exists = m.exists.expand(sizes).reshape(tuple(shape))
-    mean, scale = (t.detach().expand(sizes).reshape(tuple(shape)).to(dtype) for t in (m.mean, scale))
+    mean, scale = (t.expand(sizes).reshape(tuple(shape)).to(dtype) for t in (m.mean, scale))
     return Dense(mean, exists), Dense(scale, exists)
 
 
@@ -186,13 +194,12 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Dense, Dense, Dense]:
-    """group_norm with each group's statistics, detached: torch marks them differentiable, but has no derivative."""
+    """group_norm with each group's statistics, which are differentiable, unlike those of layer_norm."""
     if x.data.numel() == 0 or not any_masked((x, weight, bias)):
-        result, *saved = aten.native_group_norm(x.data, plain_data(weight), plain_data(bias), N, C, HxW, group, eps)
-        mean, rstd = (Dense(t.detach()) for t in saved)
-        return Dense(result), mean, rstd
+        result, mean, rstd = aten.native_group_norm(x.data, plain_data(weight), plain_data(bias), N, C, HxW, group, eps)
+        return Dense(result), Dense(mean), Dense(rstd)
     result, m, scale = grouped(x, weight, bias, group, eps, x.dtype)
-    return (result, *saved_statistics(x, (weight, bias), m, scale, (N, group)))
+    return (result, *statistics(x, (weight, bias), m, scale, (N, group)))
 
 
 def grouped(

@@ -176,7 +176,7 @@ def native_group_norm(
     eps: float,
 ) -> Any:
     result, m, scale = _grouped(x, weight, bias, group, eps)
-    return (result, *saved_statistics(x, (weight, bias), m, scale, (N, group)))
+    return (result, *norms.statistics(x, (weight, bias), m, scale, (N, group)))
 
 
 def _grouped(
