@@ -6,6 +6,7 @@ Law: an element of the result is valid where the corresponding element of every 
     activations  activation functions, and their backward operators that are elementwise themselves
     differences  operators that combine a few elements of one tensor: cross product, trapezoids, trace
     foreach      operators on lists of tensors that need a rule of their own
+    quantization fake quantisation
     optimizers   fused optimizer steps
     sparse       cross product, trapezoids, trace and glu on sparse storage
     packed       glu along a dense dimension of hybrid storage
@@ -21,10 +22,21 @@ from op_registry.ops.elementwise import (
     optimizers,
     packed,
     pointwise,
+    quantization,
     sparse,
 )
 
-__all__ = ["activations", "backward", "differences", "foreach", "optimizers", "packed", "pointwise", "sparse"]
+__all__ = [
+    "activations",
+    "backward",
+    "differences",
+    "foreach",
+    "optimizers",
+    "packed",
+    "pointwise",
+    "quantization",
+    "sparse",
+]
 
 # Along a sparse dimension first, then along a dense one.
 activations.glu.lowering(Sparse)(first_of(sparse.glu, packed.glu))

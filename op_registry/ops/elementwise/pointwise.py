@@ -223,6 +223,13 @@ def _to_copy(self: Dense, **options: Any) -> Dense:
     return Dense(data, on_device_of(data, self.validity))
 
 
+@masked_rule(aten._pin_memory, category=ELEMENTWISE)
+def _pin_memory(self: Dense, device: torch.device | None = None) -> Dense:
+    """Data and mask in pinned memory."""
+    pinned = None if self.validity is None else aten._pin_memory(self.validity, device)
+    return Dense(aten._pin_memory(self.data, device), pinned)
+
+
 @masked_rule(aten.conj_physical, category=ELEMENTWISE)
 def conj_physical(self: Dense) -> Dense:
     """The conjugate in new memory; for real dtypes the input itself, as in torch."""

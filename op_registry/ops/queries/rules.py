@@ -289,3 +289,12 @@ for rule in (bincount, _unique, _unique2, unique_consecutive):
 def unique_dim(op: OpOverload, self: Dense, *args: Any, **options: Any) -> Any:
     """Distinct slices; refused for partly valid ones, which are neither equal nor different."""
     return data_of(run_opaque(op, self, *args, **options))
+
+
+# --------------------------------------------------------------------------------------------------------- assertions
+
+
+@masked_rule(aten._assert_async, category=QUERY, takes_op=True)
+def _assert_async(op: OpOverload, self: Dense, *message: str) -> None:
+    """Fails where the number is zero, or invalid."""
+    op(self.filled(0), *message)
