@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import masked_dispatch as md
 from assumptions import assumed
 from masked_dispatch.torch_internals import (
     constant_in_graphs,

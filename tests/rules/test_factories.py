@@ -17,14 +17,14 @@ NAN, INF = math.nan, math.inf
 
 def test_like_has_the_mask_and_new_is_valid_or_uninitialised() -> None:
     x = masked([1.0, NAN], [1, 0])
-    assert shown(call(aten.zeros_like.default, x)) == [0.0, "--"]
-    assert shown(call(aten.full_like.default, x, 3, dtype=torch.int64)) == [3, "--"]
-    assert shown(call(aten.new_zeros.default, x, [2])) == [0.0, 0.0]
-    assert shown(call(aten.new_full.default, x, [1], 3)) == [3.0]
+    assert shown(apply(aten.zeros_like.default, x)) == [0.0, "--"]
+    assert shown(apply(aten.full_like.default, x, 3, dtype=torch.int64)) == [3, "--"]
+    assert shown(apply(aten.new_zeros.default, x, [2])) == [0.0, 0.0]
+    assert shown(apply(aten.new_full.default, x, [1], 3)) == [3.0]
     for uninitialised in (
-        call(aten.empty_like.default, x),
-        call(aten.new_empty.default, x, [2]),
-        call(aten.new_empty_strided.default, x, [2], [1]),
+        apply(aten.empty_like.default, x),
+        apply(aten.new_empty.default, x, [2]),
+        apply(aten.new_empty_strided.default, x, [2], [1]),
     ):
         assert shown(uninitialised) == ["--", "--"]
 
