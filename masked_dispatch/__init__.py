@@ -73,6 +73,7 @@ from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import torch_masked as _torch_masked
+from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
@@ -85,6 +86,7 @@ _gradients.install()
 _collation.install()
 _processes.install()
 _methods.install()
+_buffers.install()
 testing.install()
 
 __all__ = [

@@ -15,8 +15,9 @@ from masked_dispatch.autograd.engine import accumulate_into
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
+from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import computing_in_place, shared_validity, write_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, exchange, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,

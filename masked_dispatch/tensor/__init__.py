@@ -5,7 +5,7 @@ sparse_tensor.py  SparseMaskedTensor: values and a sparsity pattern instead of d
 in_transform.py   masked tensors made inside a functorch transform
 mask_sharing.py   copy-on-write of masks between a tensor, its views and results
 mask_bytes.py     converting a bool mask to int8 in a compiled graph
-new.py            x.new_tensor(…) and x.new(…)
+buffers.py        x.new_tensor, x.new and x.data = y
 checks.py         checks of the data and masks that callers pass
 fills.py          what may replace invalid elements
 layout_checks.py  whether a storage layout fits a shape

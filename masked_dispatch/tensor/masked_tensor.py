@@ -17,18 +17,13 @@ from masked_dispatch.tensor.layout_checks import check_layout, check_torch_spars
 from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, make_view_family
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
-    alias_of_another_type,
     copied_mask_shared,
-    data_assigned,
-    data_assigned_in_graph,
     data_pointer_requested,
     deep_copied_result,
     dlpack_requested,
     invalid_elements_exported,
-    new_sparse_tensor_requested,
     tangent_stored_otherwise,
 )
-from masked_dispatch.tensor.new import new_of_size_or_data, new_tensor
 from masked_dispatch.tensor.printing import describe
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
 from masked_dispatch.torch_internals import (
@@ -372,37 +367,6 @@ class MaskedTensor(torch.Tensor):
 
     # ------------------------------------------------------------------------------------- methods that need memory
 
-    def new_tensor(  # type: ignore[override]
-        self,
-        data: object,
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        requires_grad: bool = False,
-        layout: torch.layout = torch.strided,
-        pin_memory: bool = False,
-    ) -> Tensor:
-        """A leaf with a copy of `data`, of this tensor's dtype and device unless they are given, as valid as `data`."""
-        if layout is not torch.strided:
-            raise MaskedSemanticsError(new_sparse_tensor_requested(layout))
-        made = new_tensor(self, data, dtype, device, pin_memory)
-        return made.requires_grad_() if requires_grad else made
-
-    def new(self, *args: object, device: torch.device | str | None = None) -> Tensor:  # type: ignore[override]
-        """`new(sizes)`: uninitialised, hence invalid; `new(sequence)`: new_tensor; `new(tensor)`: that tensor again,
-        under its own mask.
-        """
-        if len(args) == 1 and isinstance(args[0], Tensor):
-            return self._alias_of(args[0])
-        return new_of_size_or_data(self, args, device)
-
-    def _alias_of(self, other: Tensor) -> Tensor:
-        if (other.dtype, other.device) != (self.dtype, self.device):
-            raise TypeError(alias_of_another_type(self, other))
-        if not isinstance(other, MaskedTensor):
-            return torch.ops.masked_dispatch.as_masked_tensor(other, None, CODE_VERSION + registry.version)
-        return other.view_as(other) if other.requires_grad and torch.is_grad_enabled() else other.detach()
-
     def share_memory_(self) -> MaskedTensor:
         """Move data and mask to shared memory, in place: what one process writes, the others see.
 
@@ -445,34 +409,6 @@ class MaskedTensor(torch.Tensor):
             if invalid:
                 raise InvalidValueError(invalid_elements_exported(self, method, invalid))
         return self.get_data()
-
-
-def _set_data(self: MaskedTensor, value: object) -> None:
-    dense = type(value) is MaskedTensor and type(self) is MaskedTensor
-    if not (isinstance(value, MaskedTensor) and dense and like_each_other(self, value)):
-        raise MaskedSemanticsError(data_assigned(self, value))
-    if being_traced(value._data) or self._carries_transform or value._carries_transform:
-        raise MaskedSemanticsError(data_assigned_in_graph(self))
-    exchange(self, Dense(value._data, value._validity))
-    make_view_family(value, self)
-
-
-def like_each_other(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one shape, dtype and device."""
-    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
-
-
-# `x.data` reads as on a plain tensor; assigning to it would exchange the wrapper, and not what it wraps.
-_tensor_class: Any = torch.Tensor
-_data_property: Any = property(_tensor_class.data.__get__, _set_data)
-MaskedTensor.data = _data_property
-
-
-def exchange(tensor: MaskedTensor, record: Dense) -> None:
-    """Let `tensor` be a masked tensor around the memory of `record`, and no longer a view of another or their base."""
-    _tensor_class.data.__set__(tensor, wrap(record.data, record.validity))
-    tensor._data, tensor._stored_validity = record.data, record.validity
-    tensor._family = tensor._family_memory = tensor._snapshot = tensor._validity_alias = None
 
 
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:

@@ -1,0 +1,147 @@
+"""Methods that give a masked tensor other memory: ``x.new_tensor(…)``, ``x.new(…)``, ``x.data = y``.
+
+torch implements them in C++ for tensors that have memory of their own; `install` puts them on the class.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.tensor.cache_key import CODE_VERSION
+from masked_dispatch.tensor.mask_sharing import make_view_family
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.messages import (
+    alias_of_another_type,
+    data_assigned,
+    data_assigned_in_graph,
+    new_sparse_tensor_requested,
+)
+from op_registry import MaskedSemanticsError, registry
+from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
+
+# ------------------------------------------------------------------------------------------------- buffers like another
+
+
+def new_tensor(
+    self: MaskedTensor,
+    data: object,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+    layout: torch.layout = torch.strided,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A leaf with a copy of `data`, of this tensor's dtype and device unless they are given, as valid as `data`."""
+    if layout is not torch.strided:
+        raise MaskedSemanticsError(new_sparse_tensor_requested(layout))
+    made = copy_of_data(self, data, dtype, device, pin_memory)
+    return made.requires_grad_() if requires_grad else made
+
+
+def new(self: MaskedTensor, *args: object, device: torch.device | str | None = None) -> Tensor:
+    """`new(sizes)`: uninitialised, hence invalid; `new(sequence)`: new_tensor; `new(tensor)`: that tensor again, under
+    its own mask.
+    """
+    if len(args) == 1 and isinstance(args[0], Tensor):
+        return alias_of(self, args[0])
+    return new_of_size_or_data(self, args, device)
+
+
+def alias_of(like: MaskedTensor, other: Tensor) -> Tensor:
+    """`other` again, masked, under its own mask; of the dtype and device of `like`, or TypeError."""
+    if (other.dtype, other.device) != (like.dtype, like.device):
+        raise TypeError(alias_of_another_type(like, other))
+    if not isinstance(other, MaskedTensor):
+        masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(other, None, CODE_VERSION + registry.version)
+        return masked
+    return other.view_as(other) if other.requires_grad and torch.is_grad_enabled() else other.detach()
+
+
+def copy_of_data(
+    like: MaskedTensor,
+    data: object,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    pin_memory: bool,
+) -> Tensor:
+    """A copy of `data` (a tensor, a number, nested lists, an array), as valid as `data` is, of the dtype of `like`.
+
+    Without a `device`, a tensor stays on its own, and other data goes to that of `like`, as in torch.
+    """
+    dtype = like.dtype if dtype is None else dtype
+    if isinstance(data, Tensor):
+        source, device = data.detach(), data.device if device is None else device
+    else:
+        source = torch.tensor(data, dtype=dtype, device=like.device if device is None else device)
+    with torch.no_grad():
+        buffer = like.new_empty(
+            source.shape, dtype=dtype, device=source.device if device is None else device, pin_memory=pin_memory
+        )
+        return buffer.copy_(source)
+
+
+def new_of_size_or_data(like: MaskedTensor, args: tuple[object, ...], device: torch.device | str | None) -> Tensor:
+    """What `x.new(…)` makes of anything but a tensor: uninitialised memory of a size, or a copy of data.
+
+    As in torch, integers and a torch.Size are a size, and other sequences are data. Raises MaskedSemanticsError for a
+    storage, which has no mask.
+    """
+    (first, *others) = args or (0,)
+    if isinstance(first, (torch.UntypedStorage, torch.TypedStorage)):
+        raise MaskedSemanticsError(
+            f"x.new(storage) of a masked tensor of {like.dtype} would be a masked tensor around a storage of "
+            f"{first.nbytes()} bytes, and nothing says which of its elements are valid. Make a plain tensor of it, "
+            "torch.empty(0, dtype=…).set_(storage), and mask that: as_masked_tensor(data, mask)."
+        )
+    if isinstance(first, torch.Size) and not others:
+        return like.new_empty(first, device=device)
+    if isinstance(first, (Integral, torch.SymInt)):
+        return like.new_empty((first, *others), device=device)  # type: ignore[arg-type]
+    if others:
+        raise TypeError(
+            f"x.new takes sizes, a tensor, or data in one sequence; got {len(args)} arguments, the first of type "
+            f"{type(first).__name__}"
+        )
+    return copy_of_data(like, first, None, device, pin_memory=False)
+
+
+# ---------------------------------------------------------------------------------------------------------- x.data = y
+
+
+def set_data(self: MaskedTensor, value: object) -> None:
+    dense = type(value) is MaskedTensor and type(self) is MaskedTensor
+    if not (isinstance(value, MaskedTensor) and dense and like_each_other(self, value)):
+        raise MaskedSemanticsError(data_assigned(self, value))
+    if being_traced(value._data) or self._carries_transform or value._carries_transform:
+        raise MaskedSemanticsError(data_assigned_in_graph(self))
+    exchange(self, Dense(value._data, value._validity))
+    make_view_family(value, self)
+
+
+def like_each_other(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape, dtype and device."""
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+_torch_data: Any = torch.Tensor.data
+
+
+def exchange(tensor: MaskedTensor, record: Dense) -> None:
+    """Let `tensor` be a masked tensor around the memory of `record`, and no longer a view of another or their base."""
+    _torch_data.__set__(tensor, wrap(record.data, record.validity))
+    tensor._data, tensor._stored_validity = record.data, record.validity
+    tensor._family = tensor._part_of_memory = tensor._snapshot = tensor._validity_alias = None
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    methods: Any = MaskedTensor
+    methods.new_tensor, methods.new = new_tensor, new
+    # Reads as on a plain tensor; torch's assignment would exchange the wrapper, and not what it wraps.
+    methods.data = property(_torch_data.__get__, set_data)
