@@ -157,6 +157,11 @@ def called_by_engine(depth: int) -> bool:
     return frame is None or frame.f_code is _ENGINE_CALL
 
 
+def calling_frame(depth: int) -> FrameType | None:
+    """The Python frame that called the kernel `depth` frames above this function."""
+    return _caller(depth + 1)
+
+
 def _caller(depth: int) -> FrameType | None:
     """The frame that called the kernel `depth` frames above this function; None if no Python did."""
     frame = sys._getframe(depth).f_back

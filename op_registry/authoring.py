@@ -66,6 +66,7 @@ from op_registry.categories import (
 )
 from op_registry.derivatives import bind_by_name, derivative, requested_gradients, run_plain, vjp
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
+from op_registry.inside import inside
 from op_registry.records.broadcast import (
     aligned_validity,
     expand_validity,
@@ -114,7 +115,7 @@ from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8, intersect, on_device_of, unite
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
-from op_registry.rule import Category, Gap, Rule, Slices, packet_name
+from op_registry.rule import Category, Gap, Rule, Run, Slices, packet_name
 from op_registry.slice_rules import masked_slices
 from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
 from op_registry.sparse.compose import (
@@ -196,7 +197,8 @@ __all__ = [
     "reduction",
     "refused",
     "scan",
-    # Rules that are functions with the operator's signature.
+    # Rules that are functions with the operator's signature, everywhere or inside one Python function.
+    "inside",
     "contract",
     "data_of",
     "known_all_valid",
@@ -210,6 +212,7 @@ __all__ = [
     "Category",
     "Gap",
     "Rule",
+    "Run",
     "Slices",
     "packet_name",
     "by_rule",

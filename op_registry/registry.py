@@ -14,14 +14,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 
 from torch._ops import OpOverload
 
 from op_registry.digests import digest_of, source_digest
-from op_registry.rule import OVERRIDE, Rule, Run, written_at
+from op_registry.rule import OVERRIDE, InsideRule, Rule, Run, written_at
 
 Listener = Callable[[OpOverload], None]
+# A Python function that calls an operator, by its code, or a module or package of them, by name.
+Caller = CodeType | str
 
 
 class Layer:
@@ -69,6 +71,7 @@ class Registry:
         self._listeners: list[Listener] = []
         self._book: Mapping[OpOverload, Rule | None] = self._base.rules
         self.ever_overlaid: set[OpOverload] = set()
+        self._inside: dict[OpOverload, dict[Caller, InsideRule]] = {}
 
     def __contains__(self, op: OpOverload) -> bool:
         return self.get(op) is not None
@@ -171,6 +174,30 @@ class Registry:
         changed(rule)
         rule.listeners.append(changed)
         return rule
+
+    def inside(self, op: OpOverload) -> Mapping[Caller, InsideRule]:
+        """The rules that `op` has inside single Python functions, by the function; see op_registry/inside.py."""
+        return MappingProxyType(self._inside.get(op, {}))
+
+    def ops_inside(self) -> tuple[OpOverload, ...]:
+        """Every overload that has a rule inside some function."""
+        return tuple(self._inside)
+
+    def add_inside(self, caller: Caller, rule: InsideRule) -> None:
+        """Register the rule of one overload inside a function; a second one for the same function is refused."""
+        (op,) = rule.ops
+        first = self._inside.get(op, {}).get(caller)
+        if first is not None:
+            raise ValueError(f"{first} is already registered; the second rule is at {rule.where}.")
+        self._inside.setdefault(op, {})[caller] = rule
+
+        def changed(rule: Rule) -> None:
+            if isinstance(self._book, MappingProxyType):
+                self._base.version = digest_of(self._base.version, rule.fingerprint())
+            self._notify(op)
+
+        changed(rule)
+        rule.listeners.append(changed)
 
     def _notify(self, op: OpOverload) -> None:
         for listener in self._listeners:

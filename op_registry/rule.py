@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from torch._ops import OpOverload, OpOverloadPacket
@@ -186,6 +187,45 @@ class Rule:
         """Declare an exception: conformance expects exactly this failure, and fails once it is fixed."""
         self.gaps.append(Gap(law, why, where))
         return self
+
+
+class InsideRule(Rule):
+    """The rule of one operator inside of `function`, a Python function or a module of them (see inside.py).
+
+    when  values that local variables of the function must have for the rule to hold: ``{"reduction": "batchmean"}``
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | ModuleType,
+        op: OpOverload,
+        category: Category,
+        run: Run,
+        when: Mapping[str, object],
+        where: str,
+    ) -> None:
+        super().__init__((op,), category, run, takes_op=False, where=where)
+        self.function = function
+        self.when = dict(when)
+
+    @property
+    def function_name(self) -> str:
+        """``torch.nn.functional.kl_div``; the name of the module for a module."""
+        if isinstance(self.function, ModuleType):
+            return self.function.__name__
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def __str__(self) -> str:
+        conditions = ", ".join(f"{name}={value!r}" for name, value in self.when.items())
+        named = f"{self.function_name}({conditions})" if conditions else self.function_name
+        return f"inside {named}: {super().__str__()}"
+
+    def fingerprint(self) -> str:
+        return digest_of_code(str(self), self.run, self.lowerings)
+
+    def holds(self, variables: Mapping[str, object]) -> bool:
+        """Whether the function's local variables have the values that the rule asks for."""
+        return all(variables.get(name) == value for name, value in self.when.items())
 
 
 def packet_name(op: OpOverload | OpOverloadPacket) -> str:

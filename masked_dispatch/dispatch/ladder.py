@@ -30,8 +30,16 @@ from torch.library import Library
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
 from masked_dispatch.dispatch.overlays import overlays_of_caller
-from masked_dispatch.dispatch.run_rule import Kernel, has_masked, masked_arguments, rule_kernel, run_rule
-from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.dispatch.run_rule import (
+    SPARSE,
+    Kernel,
+    has_masked,
+    masked_arguments,
+    rule_kernel,
+    run_rule,
+    storage_among,
+)
+from masked_dispatch.dispatch.sparse import lowered, lowered_by
 from masked_dispatch.dispatch.views import strided_view_below, view_below, view_kernel
 from masked_dispatch.dispatch.writes import (
     assign_below,
@@ -50,6 +58,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     aten_overloads,
+    calling_frame,
     delegating,
     in_forward_mode,
     never_compiled,
@@ -63,6 +72,7 @@ from masked_dispatch.torch_internals import (
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
 from op_registry.records.tracing import being_traced, set_transform_probes
+from op_registry.registry import Caller
 from op_registry.resolve import Meaning, decomposes
 from op_registry.rule import Rule
 from op_registry.schema import (
@@ -173,6 +183,49 @@ def resolving_kernel(op: OpOverload) -> Kernel:
             return cached_kernel_of(resolve(op))(keyset, *args, **kwargs)
 
     return kernel
+
+
+def inner_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """The kernel of a rule that holds inside one Python function (op_registry/inside.py)."""
+    if rule.category is COMPOSITE:
+        return composite_rule_kernel(op, rule)
+    run, general = rule.bind(op), rule_kernel(op, rule)
+
+    def on_dense(*args: Any, **kwargs: Any) -> Any:
+        return run_rule(run, rule, args, kwargs)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if storage_among([*args, *kwargs.values()]) == SPARSE:
+            return lowered_by(rule, op, args, kwargs, on_dense)
+        return general(keyset, *args, **kwargs)
+
+    return kernel
+
+
+def kernel_by_caller(op: OpOverload, ordinary: Kernel) -> Kernel:
+    """Looks which Python function calls the operator, and takes the rule that it has inside of that one."""
+    rules = dict(registry.inside(op))
+    kernels = {caller: inner_kernel(op, rule) for caller, rule in rules.items()}
+    packages = tuple(caller for caller in rules if isinstance(caller, str))
+
+    @delegating
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        frame = calling_frame(1)
+        if frame is not None:
+            caller: Caller = frame.f_code
+            if packages and caller not in kernels:
+                caller = package_of(frame.f_globals.get("__name__", ""), packages)
+            if caller in kernels and rules[caller].holds(frame.f_locals):
+                return kernels[caller](keyset, *args, **kwargs)
+        return ordinary(keyset, *args, **kwargs)
+
+    return kernel
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of(module: str, packages: tuple[str, ...]) -> str:
+    """The package among `packages` that a module lies in; the module itself if it lies in none of them."""
+    return next((p for p in packages if module == p or module.startswith(f"{p}.")), module)
 
 
 @never_compiled
@@ -327,7 +380,8 @@ class Kernels:
     def _install(self, op: OpOverload) -> None:
         if op in WITHOUT_KERNEL:
             return
-        self.put(op, resolving_kernel(op) if op in self.resolved_per_call else kernel_of(resolve(op)))
+        kernel = resolving_kernel(op) if op in self.resolved_per_call else kernel_of(resolve(op))
+        self.put(op, kernel_by_caller(op, kernel) if registry.inside(op) else kernel)
 
     def put(self, op: OpOverload, kernel: Kernel) -> None:
         """Register `kernel` for `op`."""

@@ -24,6 +24,7 @@ from op_registry import resolve
 from op_registry.categories import REFUSED
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
+from op_registry.rule import Rule, Run
 from op_registry.sparse.lowering import run_sparsely
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
 from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
@@ -35,13 +36,26 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], below: bool = False) -> Any:
     """The result of a call with sparsely stored arguments; `below`: called below autograd, without derivatives."""
     meaning = resolve(op)
+    rule = meaning.rule if meaning.base is op else None
+    return lowered_by(rule, op, args, kwargs, op, below)
+
+
+def lowered_by(
+    rule: Rule | None,
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    on_dense: Run,
+    below: bool = False,
+) -> Any:
+    """The same by a given rule; `on_dense` is the call on dense storage."""
     why = "it has no rule of its own"
-    if meaning.rule is not None and meaning.base is op:
+    if rule is not None:
         to_record = _unwrap_below if below else unwrap_any
         records = [map_tensors(to_record, a, Tensor) for a in args]
         named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
         try:
-            result = run_sparsely(op, meaning.rule, records, named)
+            result = run_sparsely(op, rule, records, named)
         except NotLowered as reason:
             why = str(reason)
         else:
@@ -51,9 +65,9 @@ def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], belo
             for n, value in enumerate(result if isinstance(result, tuple) else [result]):
                 refuse_plain(value, meaning.rule, n)
             return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
-        if meaning.rule.category is REFUSED:
-            return meaning.rule.bind(op)(*args, **kwargs)
-    return _run_densely(op, args, kwargs, why)
+        if rule.category is REFUSED:
+            return rule.bind(op)(*args, **kwargs)
+    return _run_densely(op, args, kwargs, why, on_dense)
 
 
 def _unwrap_below(tensor: Tensor) -> AnyRecord:
@@ -66,13 +80,13 @@ def _wrap(record: AnyRecord) -> Tensor:
     return wrap_record(record) if isinstance(record, Dense) else wrap_sparse_record(record)
 
 
-def _run_densely(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
+def _run_densely(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], why: str, on_dense: Run) -> Any:
     operands: list[SparseMaskedTensor] = []
     map_tensors(operands.append, [*args, *kwargs.values()], SparseMaskedTensor)
     check_allowed(str(op), operands, why)
     dense_args = map_tensors(stored_densely, args, SparseMaskedTensor)
     dense_kwargs = {k: map_tensors(stored_densely, v, SparseMaskedTensor) for k, v in kwargs.items()}
-    result = op(*dense_args, **dense_kwargs)
+    result = on_dense(*dense_args, **dense_kwargs)
     if schema_of(op).is_mutable:
         _write_back(op, (args, kwargs), (dense_args, dense_kwargs))
     return result

@@ -3,9 +3,10 @@
 Law: the answer is about the valid elements alone, and is a plain tensor or Python value.
 
     rules   item, equal, allclose, isin, count_nonzero, bincount, histc, histogram, nonzero, unique
+    empty   any and all in torch's own Python code, of which nothing is valid
     sparse  count_nonzero, nonzero, histc, histogram, unique and equality on sparse storage
 """
 
-from op_registry.ops.queries import rules, sparse
+from op_registry.ops.queries import empty, rules, sparse
 
-__all__ = ["rules", "sparse"]
+__all__ = ["empty", "rules", "sparse"]

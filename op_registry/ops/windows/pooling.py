@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import POOLING, Dense, aligned_validity, as_bool, as_int8, autocast_on, lowest, masked_rule
+from op_registry.authoring import (
+    POOLING,
+    Dense,
+    aligned_validity,
+    as_bool,
+    as_int8,
+    autocast_on,
+    inside,
+    lowest,
+    masked_rule,
+)
 
 aten = torch.ops.aten
 
@@ -103,6 +113,31 @@ def avg_pool2d(
 
     spatial = 2 if op is aten.avg_pool2d.default else 3
     return averaged(average, self, spatial, count_include_pad, divide=divisor_override is None)
+
+
+# torch multiplies an average of powers by the size of the window, to get their sum.
+
+
+@inside(torch.nn.functional.lp_pool1d, aten.avg_pool1d.default, category=POOLING)
+def lp_pool1d(
+    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Dense:
+    """The sum over valid elements, divided by what torch divides by whatever is valid."""
+    return averaged(lambda x: aten.avg_pool1d(x, kernel_size, stride, padding, ceil_mode), self, 1, divide=False)
+
+
+@inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=POOLING)
+def lp_pool2d(
+    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Dense:
+    return averaged(lambda x: aten.avg_pool2d(x, kernel_size, stride, padding, ceil_mode), self, 2, divide=False)
+
+
+@inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=POOLING)
+def lp_pool3d(
+    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Dense:
+    return averaged(lambda x: aten.avg_pool3d(x, kernel_size, stride, padding, ceil_mode), self, 3, divide=False)
 
 
 @masked_rule(

@@ -1,0 +1,41 @@
+"""Questions about every element, asked by torch's own Python code, which goes on only with an answer.
+
+Law: where nothing is valid, the answer is torch's for an empty tensor: `any` is False, `all` is True. The code of
+callers is not read: there the result is invalid, and asking for it as a Python value raises.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.authoring import REDUCTION, Dense, Run, Sparse, call, inside, to_dense
+
+aten = torch.ops.aten
+
+# What checks its arguments or its progress by such questions.
+ASKING: tuple[Run | ModuleType, ...] = (
+    torch.nn.functional.gaussian_nll_loss,
+    torch.nn.modules.adaptive,
+    torch.distributions,
+)
+OF_NOTHING = {aten.any.default: False, aten.all.default: True, aten._is_all_true.default: True}
+
+
+def answered(function: Run | ModuleType, op: OpOverload, of_nothing: bool) -> None:
+    """Register that `op` inside `function` is valid, and `of_nothing` where nothing is."""
+
+    @inside(function, op, category=REDUCTION)
+    def answer(self: Dense) -> Dense:
+        return Dense(op(self.filled(of_nothing)))
+
+    @answer.lowering(Sparse)
+    def answer_stored_sparsely(op: OpOverload, self: Sparse) -> Dense:
+        return Dense(to_dense(call(op, self)).filled(of_nothing))
+
+
+for _function in ASKING:
+    for _op, _of_nothing in OF_NOTHING.items():
+        answered(_function, _op, _of_nothing)
