@@ -199,6 +199,13 @@ class Registry:
         changed(rule)
         rule.listeners.append(changed)
 
+    def remove_inside(self, rule: InsideRule) -> None:
+        """Let the operator of `rule` have its ordinary meaning inside the function again."""
+        (op,) = rule.ops
+        self._inside[op] = {caller: other for caller, other in self._inside[op].items() if other is not rule}
+        self._base.version = digest_of(self._base.version, f"without {rule.fingerprint()}")
+        self._notify(op)
+
     def _notify(self, op: OpOverload) -> None:
         for listener in self._listeners:
             listener(op)

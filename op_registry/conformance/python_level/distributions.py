@@ -1,0 +1,188 @@
+"""Sample calls of torch.distributions: parameters by hand, methods and pairs of kl_divergence from torch itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributions as D
+from torch import Tensor
+from torch.distributions.kl import _KL_REGISTRY
+
+from op_registry.conformance.sample import Sample, start_all_random_numbers
+
+BATCH = 4
+
+NOT_CALLED = {
+    "distributions.Distribution": "a base class",
+    "distributions.ExponentialFamily": "a base class",
+    "distributions.Transform": "a base class",
+    "distributions.register_kl": "a decorator",
+    "distributions.biject_to": "makes transforms of constraints",
+    "distributions.transform_to": "makes transforms of constraints",
+    "distributions.identity_transform": "a transform without a parameter",
+}
+
+Make = Callable[..., D.Distribution]
+
+
+def parameters() -> dict[str, tuple[Make, tuple[Tensor, ...]]]:
+    """For each distribution, how it is made of tensors with the batch in front."""
+    start_all_random_numbers()
+    real = torch.randn(BATCH, 3)
+    positive, other = torch.rand(BATCH, 3) + 0.5, torch.rand(BATCH, 3) + 0.5
+    share = torch.rand(BATCH, 3) * 0.8 + 0.1
+    rows = torch.rand(BATCH, 3) + 0.1
+    rows = rows / rows.sum(-1, keepdim=True)
+    factor = torch.eye(3).expand(BATCH, 3, 3).contiguous() * 2 + 0.1
+    triangle = torch.linalg.cholesky(factor)
+    count = torch.tensor(6)
+    return {
+        "Bernoulli": (lambda p: D.Bernoulli(p), (share,)),
+        "Beta": (lambda a, b: D.Beta(a, b), (positive, other)),
+        "Binomial": (lambda p: D.Binomial(count, p), (share,)),
+        "Categorical": (lambda p: D.Categorical(logits=p), (real,)),
+        "Cauchy": (lambda m, s: D.Cauchy(m, s), (real, positive)),
+        "Chi2": (lambda d: D.Chi2(d), (positive,)),
+        "ContinuousBernoulli": (lambda p: D.ContinuousBernoulli(p), (share,)),
+        "Dirichlet": (lambda a: D.Dirichlet(a), (positive,)),
+        "Exponential": (lambda r: D.Exponential(r), (positive,)),
+        "FisherSnedecor": (lambda a, b: D.FisherSnedecor(a, b), (positive + 4, other + 4)),
+        "Gamma": (lambda a, b: D.Gamma(a, b), (positive, other)),
+        "GeneralizedPareto": (lambda m, s, c: D.GeneralizedPareto(m, s, c), (real, positive, share / 4)),
+        "Geometric": (lambda p: D.Geometric(p), (share,)),
+        "Gumbel": (lambda m, s: D.Gumbel(m, s), (real, positive)),
+        "HalfCauchy": (lambda s: D.HalfCauchy(s), (positive,)),
+        "HalfNormal": (lambda s: D.HalfNormal(s), (positive,)),
+        "Independent": (lambda m, s: D.Independent(D.Normal(m, s), 1), (real, positive)),
+        "InverseGamma": (lambda a, b: D.InverseGamma(a + 3, b), (positive, other)),
+        "Kumaraswamy": (lambda a, b: D.Kumaraswamy(a, b), (positive, other)),
+        "LKJCholesky": (lambda c: D.LKJCholesky(3, c), (positive[:, 0],)),
+        "Laplace": (lambda m, s: D.Laplace(m, s), (real, positive)),
+        "LogNormal": (lambda m, s: D.LogNormal(m, s), (real, positive)),
+        "LogisticNormal": (lambda m, s: D.LogisticNormal(m, s), (real, positive)),
+        "LowRankMultivariateNormal": (
+            lambda m, f, d: D.LowRankMultivariateNormal(m, f, d), (real, torch.randn(BATCH, 3, 2), positive)
+        ),
+        "MixtureSameFamily": (
+            lambda w, m, s: D.MixtureSameFamily(D.Categorical(logits=w), D.Normal(m, s)), (real, real + 1, positive)
+        ),
+        "Multinomial": (lambda p: D.Multinomial(6, logits=p), (real,)),
+        "MultivariateNormal": (lambda m, t: D.MultivariateNormal(m, scale_tril=t), (real, triangle)),
+        "NegativeBinomial": (lambda p: D.NegativeBinomial(count, p), (share,)),
+        "Normal": (lambda m, s: D.Normal(m, s), (real, positive)),
+        "OneHotCategorical": (lambda p: D.OneHotCategorical(logits=p), (real,)),
+        "OneHotCategoricalStraightThrough": (lambda p: D.OneHotCategoricalStraightThrough(logits=p), (real,)),
+        "Pareto": (lambda s, a: D.Pareto(s, a + 2), (positive, other)),
+        "RelaxedBernoulli": (lambda p: D.RelaxedBernoulli(torch.tensor(0.5), p), (share,)),
+        "RelaxedOneHotCategorical": (lambda p: D.RelaxedOneHotCategorical(torch.tensor(0.5), logits=p), (real,)),
+        "StudentT": (lambda d, m, s: D.StudentT(d + 3, m, s), (positive, real, other)),
+        "Poisson": (lambda r: D.Poisson(r), (positive,)),
+        "Uniform": (lambda low, width: D.Uniform(low, low + width), (real, positive)),
+        "VonMises": (lambda m, c: D.VonMises(m, c), (real, positive)),
+        "Weibull": (lambda s, c: D.Weibull(s, c), (positive, other + 1)),
+        "Wishart": (lambda t: D.Wishart(torch.tensor(5.0), scale_tril=t), (triangle,)),
+        "TransformedDistribution": (
+            lambda m, s: D.TransformedDistribution(D.Normal(m, s), [D.ExpTransform()]), (real, positive)
+        ),
+    }  # fmt: skip
+
+
+def transforms() -> dict[str, tuple[D.Transform, Tensor]]:
+    """A transform of each kind with an argument."""
+    x = torch.randn(BATCH, 3)
+    return {
+        "AbsTransform": (D.AbsTransform(), x),
+        "AffineTransform": (D.AffineTransform(1.0, 2.0), x),
+        "CatTransform": (D.CatTransform([D.ExpTransform(), D.AffineTransform(1.0, 2.0)], 1, [1, 2]), x),
+        "ComposeTransform": (D.ComposeTransform([D.AffineTransform(1.0, 2.0), D.ExpTransform()]), x),
+        "CorrCholeskyTransform": (D.CorrCholeskyTransform(), x),
+        "CumulativeDistributionTransform": (D.CumulativeDistributionTransform(D.Normal(0.0, 1.0)), x),
+        "ExpTransform": (D.ExpTransform(), x),
+        "IndependentTransform": (D.IndependentTransform(D.ExpTransform(), 1), x),
+        "LowerCholeskyTransform": (D.LowerCholeskyTransform(), torch.randn(BATCH, 3, 3)),
+        "PositiveDefiniteTransform": (D.PositiveDefiniteTransform(), torch.randn(BATCH, 3, 3)),
+        "PowerTransform": (D.PowerTransform(torch.tensor(2.0)), x.abs() + 0.1),
+        "ReshapeTransform": (D.ReshapeTransform((3,), (3, 1)), x),
+        "SigmoidTransform": (D.SigmoidTransform(), x),
+        "SoftplusTransform": (D.SoftplusTransform(), x),
+        "TanhTransform": (D.TanhTransform(), x),
+        "SoftmaxTransform": (D.SoftmaxTransform(), x),
+        "StackTransform": (
+            D.StackTransform([D.ExpTransform(), D.AffineTransform(1.0, 2.0), D.TanhTransform()], 1), x
+        ),
+        "StickBreakingTransform": (D.StickBreakingTransform(), x),
+    }  # fmt: skip
+
+
+def samples_of_distribution(name: str) -> list[Sample]:
+    """Calls of ``distributions.NAME.method``, or of ``distributions.kl_divergence``."""
+    _, kind, *method = name.split(".")
+    start_all_random_numbers()
+    if kind == "kl_divergence":
+        return [_divergence(p, q, number) for number, (p, q) in enumerate(pairs())]
+    if kind in parameters():
+        return _of_method(kind, method[0])
+    if kind in transforms() and method:
+        return _of_transform(kind, method[0])
+    return []
+
+
+def pairs() -> list[tuple[str, str]]:
+    """The pairs of distributions for which torch has a formula."""
+    names = [(p.__name__, q.__name__) for p, q in _KL_REGISTRY]
+    return sorted((p, q) for p, q in names if p in parameters() and q in parameters())
+
+
+def _divergence(p: str, q: str, number: int) -> Sample:
+    (make_p, given_p), (make_q, given_q) = parameters()[p], parameters()[q]
+    given_q = tuple(t.clone() for t in given_q)
+
+    def divergence(*given: Tensor) -> Tensor:
+        return D.kl_divergence(make_p(*given[: len(given_p)]), make_q(*given[len(given_p) :]))
+
+    return Sample(divergence, (*given_p, *given_q), {}, number, torch.float32)
+
+
+def _of_method(kind: str, method: str) -> list[Sample]:
+    make, given = parameters()[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value = make(*given).sample()
+    if method in ("log_prob", "cdf", "icdf"):
+        value = torch.rand(value.shape) * 0.8 + 0.1 if method == "icdf" else value
+
+        def evaluate(value: Tensor, *given: Tensor) -> Any:
+            return getattr(make(*given), method)(value)
+
+        return [Sample(evaluate, (value, *given), {}, 0, torch.float32)]
+
+    def ask(*given: Tensor) -> Any:
+        found = getattr(make(*given), method)
+        return found() if callable(found) else found
+
+    return [Sample(ask, given, {}, 0, torch.float32)]
+
+
+def _of_transform(kind: str, method: str) -> list[Sample]:
+    transform, x = transforms()[kind]
+
+    def forward(x: Tensor) -> Tensor:
+        return transform(x)
+
+    def inverse(y: Tensor) -> Tensor:
+        return transform.inv(y)
+
+    def log_abs_det_jacobian(x: Tensor, y: Tensor) -> Tensor:
+        return transform.log_abs_det_jacobian(x, y)
+
+    y = transform(x)
+    calls: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+        "forward": (forward, (x,)),
+        "inverse": (inverse, (y,)),
+        "log_abs_det_jacobian": (log_abs_det_jacobian, (x, y)),
+    }
+    fn, args = calls[method]
+    return [Sample(fn, args, {}, 0, torch.float32)]

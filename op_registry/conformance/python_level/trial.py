@@ -1,0 +1,249 @@
+"""Put one Python-level call to the laws, from outside: what is said of operators holds of what is written in them.
+
+P1  every element valid: plain torch's results
+P2  one sample of the batch invalid: what plain torch gives for the batch without that sample
+P3  other garbage where elements are invalid: the same bits, masks and errors, by samples and at random places
+
+The oracle of P2 knows nothing of the function: the sample is left out of every tensor that has the batch's size in
+front, of the first tensor alone where torch refuses that, and of every dimension of the results that shrinks with it.
+Where results are random, or torch refuses both, P2 is not asked, which the outcome says.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.compare import bit_difference, difference
+from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.trees import tree_leaves
+from op_registry.errors import MaskedSemanticsError
+
+LEFT_OUT = 1  # the sample of the batch that is invalid
+GARBAGE = (math.nan, 1e30)
+TOLERANCE = 1e-4
+SEEDS = 6  # with which a result has to come out the same to count as not random
+
+
+@dataclass
+class Outcome:
+    """What came of one callable's samples: laws that held, refusals by their text, and failures by law."""
+
+    held: set[str] = field(default_factory=set)
+    refusals: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    ran: bool = False
+
+    @property
+    def state(self) -> str:
+        """right, refused, not applicable or wrong."""
+        if self.failures:
+            return "wrong"
+        if not self.ran:
+            return "not applicable"
+        return "right" if self.held & {"P2", "P3"} else "refused"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The leaves of a call's result, data and mask each; or the error that it raised."""
+
+    leaves: tuple[tuple[Tensor, Tensor | None], ...] = ()
+    error: Exception | None = None
+
+    @property
+    def refused(self) -> bool:
+        return isinstance(self.error, MaskedSemanticsError)
+
+
+def run(subject: Subject, call: Callable[[], Any], seed: int = 0) -> Result:
+    """Make a call with the same random numbers each time."""
+    start_random_numbers(seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = call()
+            leaves = [leaf for leaf in tree_leaves(found) if subject.is_value(leaf)]
+            observed = tuple(subject.observe(leaf) for leaf in leaves)
+    except Exception as error:
+        return Result(error=error)
+    return Result(tuple((data.detach().clone(), mask) for data, mask in observed))
+
+
+def call_with(sample: Sample, replace: Callable[[Tensor], Any]) -> Callable[[], Any]:
+    """The call with each tensor argument replaced, on a copy of the function, which may be a module with state."""
+    args, kwargs = sample.with_tensors(replace)
+    fn = copy.deepcopy(sample.fn) if isinstance(sample.fn, torch.nn.Module) else sample.fn
+    return lambda: fn(*args, **kwargs)
+
+
+def put_to_the_laws(subject: Subject, sample: Sample, outcome: Outcome) -> None:
+    """Run P1, P2 and P3 on a sample, and add what came of it to `outcome`."""
+    plain = run(subject, call_with(sample, _copy))
+    if plain.error is not None or not sample.tensors:
+        return
+    outcome.ran = True
+    stored_mask = run(subject, call_with(sample, lambda t: subject.wrap(_copy(t), torch.ones_like(t, dtype=torch.bool))))
+    _compare("P1", stored_mask, plain, outcome)
+    start = [t for t in sample.tensors if t.ndim and t.shape[0] > LEFT_OUT]
+    if not start:
+        return
+    size = start[0].shape[0]
+    together = [t for t in start if t.shape[0] == size]
+    for batched in ([start[0]],) if len(together) == 1 else (together, [start[0]]):
+        if _leave_out(subject, sample, batched, size, outcome):
+            break
+    _at_random(subject, sample, outcome)
+
+
+def _leave_out(subject: Subject, sample: Sample, batched: list[Tensor], size: int, outcome: Outcome) -> bool:
+    """P2 and P3 with one sample of the batch invalid; False where plain torch refuses the batch without it."""
+    rows = torch.tensor([n for n in range(size) if n != LEFT_OUT])
+    without = run(subject, call_with(sample, lambda t: t[rows].clone() if _among(t, batched) else _copy(t)))
+    if without.error is not None:
+        return False
+    found = []
+    for garbage in GARBAGE:
+        masks = {id(t): _all_but_one(t) for t in batched}
+        found.append(run(subject, call_with(sample, lambda t, g=garbage, m=masks: _hidden(subject, t, m, g))))
+    if found[0].refused:
+        outcome.refusals.append(str(found[0].error))
+        return True
+    if not _is_random(subject, sample):
+        if not _same_shapes(found[0], without, size):
+            return False
+        _compare("P2", _without(found[0], without, size, rows), without, outcome)
+    _same_bits(found, outcome)
+    return True
+
+
+def _at_random(subject: Subject, sample: Sample, outcome: Outcome) -> None:
+    """P3 with half of the elements of every tensor of numbers invalid."""
+    generator = torch.Generator().manual_seed(1)
+    masks = {id(t): torch.rand(t.shape, generator=generator) < 0.5 for t in sample.tensors if t.is_floating_point()}
+    found = [run(subject, call_with(sample, lambda t, g=g: _hidden(subject, t, masks, g))) for g in GARBAGE]
+    if found[0].refused:
+        outcome.refusals.append(str(found[0].error))
+    elif isinstance(found[0].error, ValueError) and str(found[0].error) == str(found[1].error):
+        return  # what is valid breaks a condition of the call: a row of probabilities that no longer adds up to 1
+    _same_bits(found, outcome)
+
+
+def _same_bits(found: list[Result], outcome: Outcome) -> None:
+    first, second = found
+    if first.error is not None or second.error is not None:
+        if type(first.error) is not type(second.error):
+            outcome.failures.append(f"P3: {_told(first)} and, with other garbage, {_told(second)}")
+        elif not first.refused:
+            outcome.failures.append(f"P3: {_told(first)}")
+        return
+    for (data, mask), (other, other_mask) in zip(first.leaves, second.leaves, strict=True):
+        if (mask is None) != (other_mask is None) or (mask is not None and not torch.equal(mask, other_mask)):
+            outcome.failures.append("P3: another mask with other garbage")
+            return
+        difference_found = bit_difference(data, other, mask)
+        if difference_found:
+            outcome.failures.append(f"P3: {difference_found}")
+            return
+    outcome.held.add("P3")
+
+
+def _compare(law: str, found: Result, wanted: Result, outcome: Outcome) -> None:
+    """The values are those of plain torch wherever they are valid, and all of them are."""
+    if found.refused:
+        outcome.refusals.append(str(found.error))
+        return
+    if found.error is not None or len(found.leaves) != len(wanted.leaves):
+        outcome.failures.append(f"{law}: {_told(found)}")
+        return
+    for (data, mask), (want, _) in zip(found.leaves, wanted.leaves, strict=True):
+        if mask is not None and not bool(mask.all()):
+            outcome.failures.append(f"{law}: {int((~mask).sum())} of {mask.numel()} elements are invalid, and exist")
+            return
+        why = difference(data, want, tolerance=TOLERANCE if want.is_floating_point() else None)
+        if why:
+            outcome.failures.append(f"{law}: {why}")
+            return
+    outcome.held.add(law)
+
+
+def _told(result: Result) -> str:
+    if result.error is None:
+        return f"{len(result.leaves)} results"
+    return f"{type(result.error).__name__}: {str(result.error).splitlines()[0][:120] if str(result.error) else ''}"
+
+
+def _without(found: Result, wanted: Result, size: int, rows: Tensor) -> Result:
+    """The results with the sample left out of every dimension that shrinks with the batch."""
+    leaves = []
+    for (data, mask), (want, _) in zip(found.leaves, wanted.leaves, strict=True):
+        for dim in _shrunk(data, want, size):
+            data = data.index_select(dim, rows)
+            mask = None if mask is None else mask.index_select(dim, rows)
+        leaves.append((data, mask))
+    return Result(tuple(leaves), found.error)
+
+
+def _shrunk(data: Tensor, want: Tensor, size: int) -> list[int]:
+    return [d for d in range(data.ndim) if data.shape[d] == size and want.shape[d] == size - 1]
+
+
+def _same_shapes(found: Result, wanted: Result, size: int) -> bool:
+    """Whether the results differ from those of the smaller batch by the sample alone."""
+    if found.error is not None or len(found.leaves) != len(wanted.leaves):
+        return found.error is not None
+    return all(
+        data.ndim == want.ndim
+        and all(a == b or (a == size and b == size - 1) for a, b in zip(data.shape, want.shape, strict=True))
+        for (data, _), (want, _) in zip(found.leaves, wanted.leaves, strict=True)
+    )
+
+
+def _is_random(subject: Subject, sample: Sample) -> bool:
+    """Whether plain torch's results depend on the random numbers."""
+    first, *others = (run(subject, call_with(sample, _copy), seed) for seed in range(SEEDS))
+    return any(
+        a.shape != b.shape or bit_difference(a, b) is not None
+        for other in others
+        for (a, _), (b, _) in zip(first.leaves, other.leaves, strict=True)
+    )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _among(tensor: Tensor, tensors: Iterable[Tensor]) -> bool:
+    return any(tensor is t for t in tensors)
+
+
+def _all_but_one(tensor: Tensor) -> Tensor:
+    mask = torch.ones_like(tensor, dtype=torch.bool)
+    mask[LEFT_OUT] = False
+    return mask
+
+
+def _hidden(subject: Subject, tensor: Tensor, masks: dict[int, Tensor], garbage: float) -> Any:
+    """The tensor with garbage where its mask says so; as it is, and plain, without a mask."""
+    mask = masks.get(id(tensor))
+    if mask is None:
+        return _copy(tensor)
+    return subject.wrap(torch.where(mask, tensor, _garbage_of(tensor.dtype, garbage)), mask)
+
+
+def _garbage_of(dtype: torch.dtype, garbage: float) -> Tensor:
+    if dtype is torch.bool:
+        return torch.tensor(math.isnan(garbage))
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.tensor(garbage, dtype=dtype)
+    info = torch.iinfo(dtype)
+    return torch.tensor(info.max if math.isnan(garbage) else info.min, dtype=dtype)

@@ -1,0 +1,108 @@
+"""How torch's Python-level callables fare: ``python -m op_registry coverage --python-level``.
+
+Each is *right* (the laws that were asked hold), *refused* (with the reason), *not applicable* (with the reason), or
+*wrong*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from op_registry.conformance.python_level import calls, distributions, modules, names
+from op_registry.conformance.python_level.trial import Outcome, put_to_the_laws
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.subjects import find_subject
+from op_registry.inside import rules_inside_functions
+
+STATES = ("right", "refused", "not applicable", "wrong")
+
+
+@dataclass(frozen=True)
+class PythonEntry:
+    """How one callable fares."""
+
+    name: str
+    state: str
+    note: str = ""
+
+    @property
+    def group(self) -> str:
+        """``nn.functional``, ``distributions`` …; modules are ``nn``."""
+        return "distributions" if self.name.startswith("distributions.") else self.name.rpartition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.state}{f' ({self.note})' if self.note else ''}"
+
+
+def reason_not_called(name: str) -> str | None:
+    """Why a callable is not called, if it is not."""
+    group, _, last = name.rpartition(".")
+    if last in names.NO_FUNCTIONS:
+        return names.NO_FUNCTIONS[last]
+    if group == "nn" and last in modules.NOT_CALLED:
+        return modules.NOT_CALLED[last]
+    if group == "signal.windows":
+        return "makes a tensor of numbers"
+    reasons = calls.NOT_CALLED | distributions.NOT_CALLED
+    return reasons.get(name) or reasons.get(group)
+
+
+def samples_of(name: str) -> list[Sample]:
+    """Sample calls of a callable."""
+    if name.startswith("distributions."):
+        return distributions.samples_of_distribution(name)
+    group, _, last = name.rpartition(".")
+    return modules.samples_of_module(last) if group == "nn" else calls.samples_of_function(name)
+
+
+def entry_of(name: str, subject: Subject | None = None) -> PythonEntry:
+    """Call one callable, and say what came of it."""
+    why = reason_not_called(name)
+    if why is not None:
+        return PythonEntry(name, "not applicable", why)
+    subject, outcome = subject or find_subject(), Outcome()
+    found = samples_of(name)
+    for sample in found:
+        put_to_the_laws(subject, sample, outcome)
+    return PythonEntry(name, outcome.state, _note(outcome, found))
+
+
+def _note(outcome: Outcome, found: Sequence[Sample]) -> str:
+    if outcome.failures:
+        return "; ".join(dict.fromkeys(outcome.failures))
+    if not outcome.ran:
+        return "plain torch has no such call" if found else "no sample"
+    laws = " ".join(sorted(outcome.held))
+    refused = _first_sentence(outcome.refusals[0]) if outcome.refusals else ""
+    return f"{laws}, refuses some: {refused}" if laws and refused and outcome.state == "right" else refused or laws
+
+
+def _first_sentence(text: str) -> str:
+    return text.splitlines()[0].split(" (")[0].partition(". ")[0][:120]
+
+
+def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -> list[PythonEntry]:
+    """Every callable, or those named."""
+    subject = subject or find_subject()
+    return [entry_of(name, subject) for name in (names.all_names() if only is None else only)]
+
+
+def table(found: Sequence[PythonEntry]) -> str:
+    """Counts by group and in total."""
+    groups: dict[str, Counter[str]] = {}
+    for entry in found:
+        groups.setdefault(entry.group, Counter())[entry.state] += 1
+    total = Counter(entry.state for entry in found)
+    lines = [f"{'written in Python':20s}" + "".join(f"{state:>16s}" for state in STATES)]
+    for name, counts in [*sorted(groups.items()), (f"total {len(found)}", total)]:
+        lines.append(f"{name:20s}" + "".join(f"{counts[state]:16d}" for state in STATES))
+    return "\n".join(lines)
+
+
+def expectation(found: Sequence[PythonEntry]) -> str:
+    """What tests/python_level.expect holds: one line for each callable, and the rules inside functions."""
+    rules = sorted(f"{rule.function_name}: {rule.name}" for rule in rules_inside_functions())
+    return "\n".join([*sorted(map(str, found)), "", "rules inside functions", *(f"    {rule}" for rule in rules)])
