@@ -16,7 +16,7 @@ from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.report import conformance as reporting
-from op_registry.report import coverage, database_calls
+from op_registry.report import coverage, database_calls, python_level
 from op_registry.report import sparse_coverage as stored_coverage
 from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, nearest
@@ -40,7 +40,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="measure, and write the accepted listing (tests/report/coverage.expect) and "
-        "op_registry/report/database.tsv",
+        "op_registry/report/database.tsv; with --python-level, tests/python_level.expect alone",
+    )
+    coverage.add_argument(
+        "--python-level",
+        action="store_true",
+        help="put the functions, modules and distributions that torch writes in Python to the laws: a minute",
     )
     coverage.add_argument(
         "--measure", action="store_true", help="run every entry's samples to find which operators they call"
@@ -172,7 +177,18 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def _python_level(options: argparse.Namespace) -> int:
+    found = python_level.entries()
+    if options.write is not None:
+        options.write.write_text(python_level.expectation(found) + "\n")
+    else:
+        print(python_level.report(found, options.verbose))
+    return 1 if any(entry.state == "wrong" for entry in found) else 0
+
+
 def _coverage(options: argparse.Namespace) -> int:
+    if options.python_level:
+        return _python_level(options)
     calls = coverage.measure() if options.measure or options.write is not None else None
     if options.write is not None and calls is not None:
         options.write.write_text(coverage.expectation(calls) + "\n")

@@ -6,6 +6,7 @@ Each is *right* (the laws that were asked hold), *refused* (with the reason), *n
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,9 @@ def entry_of(name: str, subject: Subject | None = None) -> PythonEntry:
     subject, outcome = subject or find_subject(), Outcome()
     found = samples_of(name)
     for sample in found:
-        put_to_the_laws(subject, sample, outcome)
+        put_to_the_laws(subject, sample, outcome, calls.NUMBERED.get(name, 1), name in calls.OWN_VALUES)
+    if name in calls.MUST_REFUSE and "P3" in outcome.held:
+        outcome.failures.append("P8: answers for a partly valid matrix, which is to be refused")
     return PythonEntry(name, outcome.state, _note(outcome, found))
 
 
@@ -87,7 +90,9 @@ def _first_sentence(text: str) -> str:
 def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -> list[PythonEntry]:
     """Every callable, or those named."""
     subject = subject or find_subject()
-    return [entry_of(name, subject) for name in (names.all_names() if only is None else only)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # modules without parameters, deprecated functions
+        return [entry_of(name, subject) for name in (names.all_names() if only is None else only)]
 
 
 def table(found: Sequence[PythonEntry]) -> str:
@@ -102,7 +107,18 @@ def table(found: Sequence[PythonEntry]) -> str:
     return "\n".join(lines)
 
 
+def report(found: Sequence[PythonEntry], verbose: bool = False) -> str:
+    """The whole of ``python -m op_registry coverage --python-level``."""
+    shown = [entry for entry in found if verbose or entry.state in ("refused", "wrong")]
+    return "\n".join([table(found), "", *map(str, shown), "", _rules()])
+
+
+def _rules() -> str:
+    """The rules that hold inside single functions."""
+    rules = sorted(f"{rule.function_name}: {rule.name}" for rule in rules_inside_functions())
+    return "\n".join(["rules inside functions", *(f"    {rule}" for rule in rules)])
+
+
 def expectation(found: Sequence[PythonEntry]) -> str:
     """What tests/python_level.expect holds: one line for each callable, and the rules inside functions."""
-    rules = sorted(f"{rule.function_name}: {rule.name}" for rule in rules_inside_functions())
-    return "\n".join([*sorted(map(str, found)), "", "rules inside functions", *(f"    {rule}" for rule in rules)])
+    return "\n".join([*sorted(map(str, found)), "", _rules()])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from op_registry.conformance.sample import Sample, chosen, start_all_random_numbers
-from op_registry.conformance.samples import database
+from op_registry.conformance.samples import DatabaseOperator, database
 
 
 def _clipped(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +31,21 @@ def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
     x, line = torch.randn(4, 3), torch.randn(4, 2, 6)
     image, cube = torch.randn(3, 2, 6, 6), torch.randn(3, 2, 4, 4, 4)
     utils = nn.utils
+    pooled, places = F.max_pool2d(image, 2, return_indices=True)
+    pooled_line, line_places = F.max_pool1d(line, 2, return_indices=True)
+    pooled_cube, cube_places = F.max_pool3d(cube, 2, return_indices=True)
     return {
+        "torch.lobpcg": [(torch.lobpcg, torch.diag(torch.arange(1.0, 10.0)), 1)],
+        "functional.pca_lowrank": [(lambda t: torch.pca_lowrank(t, 2), torch.randn(4, 4))],
+        "functional.svd_lowrank": [(lambda t: torch.svd_lowrank(t, 2), torch.randn(4, 4))],
+        "nn.functional.local_response_norm": [(F.local_response_norm, image, 3)],
+        "nn.functional.max_unpool1d": [(F.max_unpool1d, pooled_line, line_places, 2)],
+        "nn.functional.max_unpool2d": [(F.max_unpool2d, pooled, places, 2)],
+        "nn.functional.max_unpool3d": [(F.max_unpool3d, pooled_cube, cube_places, 2)],
+        "nn.functional.fractional_max_pool2d": [(lambda t: F.fractional_max_pool2d(t, 2, output_size=2), image)],
+        "nn.functional.fractional_max_pool3d": [(lambda t: F.fractional_max_pool3d(t, 2, output_size=2), cube)],
+        "nn.functional.group_norm": [(F.group_norm, image, 2)],
+        "nn.functional.glu": [(F.glu, image)],
         "nn.functional.adaptive_max_pool1d_with_indices": [(F.adaptive_max_pool1d_with_indices, line, 2)],
         "nn.functional.adaptive_max_pool2d_with_indices": [(F.adaptive_max_pool2d_with_indices, image, 2)],
         "nn.functional.adaptive_max_pool3d_with_indices": [(F.adaptive_max_pool3d_with_indices, cube, 2)],
@@ -39,10 +53,10 @@ def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
         "nn.functional.dropout1d": [(F.dropout1d, line)],
         "nn.functional.fold": [(F.fold, torch.randn(3, 8, 9), (4, 4), 2)],
         "nn.functional.fractional_max_pool2d_with_indices": [
-            (lambda t: F.fractional_max_pool2d_with_indices(t, 2, output_size=2), image)
+            (lambda t: F.fractional_max_pool2d_with_indices(t, (2, 2), output_size=(2, 2)), image)
         ],
         "nn.functional.fractional_max_pool3d_with_indices": [
-            (lambda t: F.fractional_max_pool3d_with_indices(t, 2, output_size=2), cube)
+            (lambda t: F.fractional_max_pool3d_with_indices(t, (2, 2, 2), output_size=(2, 2, 2)), cube)
         ],
         "nn.functional.gumbel_softmax": [(F.gumbel_softmax, x)],
         "nn.functional.log_softmax": [(F.log_softmax, x, -1), (F.log_softmax, x, 0)],
@@ -71,6 +85,68 @@ def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
+# Of these, P2 is asked only where the first tensor has that many dimensions: leaving out an element of a smaller one
+# changes what numbers in another argument or in the result mean, or what broadcasts.
+NUMBERED = {
+    "masked.argmax": 9,  # positions
+    "masked.argmin": 9,
+    "functional.tensordot": 9,  # contracts a dimension of size 1 with any other
+    "nn.functional.embedding": 9,  # rows of the table
+    "nn.functional.embedding_bag": 9,
+    "nn.functional.multi_margin_loss": 2,  # classes of one sample
+    "nn.functional.multilabel_margin_loss": 2,
+    "nn.MultiLabelMarginLoss": 2,
+    "nn.MultiMarginLoss": 2,
+    "nn.LazyConv1d": 3,  # channels, of which a lazy module makes its weights
+    "nn.LazyConv2d": 4,
+    "nn.LazyConv3d": 5,
+    "nn.LazyConvTranspose1d": 3,
+    "nn.LazyConvTranspose2d": 4,
+    "nn.LazyConvTranspose3d": 5,
+}
+
+# Whose results have valid elements, or are plain, where a sample is invalid: torch's own values, and other arguments'.
+OWN_VALUES = {
+    **dict.fromkeys(
+        (
+            "nn.functional.pad", "nn.functional.unfold", "nn.ConstantPad1d", "nn.ConstantPad2d", "nn.ConstantPad3d",
+            "nn.ZeroPad1d", "nn.ZeroPad2d", "nn.ZeroPad3d",
+        ),
+        "padding",
+    ),
+    **dict.fromkeys(
+        (
+            "nn.functional.max_unpool1d", "nn.functional.max_unpool2d", "nn.functional.max_unpool3d",
+            "nn.MaxUnpool1d", "nn.MaxUnpool2d", "nn.MaxUnpool3d", "distributions.LowerCholeskyTransform.forward",
+            "distributions.LowerCholeskyTransform.inverse", "distributions.PositiveDefiniteTransform.forward",
+        ),
+        "zeros that the operation writes",
+    ),
+    **dict.fromkeys(
+        (
+            "masked.cumprod", "masked.cumsum", "masked.log_softmax", "masked.logaddexp", "masked.median",
+            "masked.softmax", "masked.softmin",
+        ),
+        "what mask= excludes",
+    ),
+    **dict.fromkeys(
+        ("functional.broadcast_tensors", "functional.cartesian_prod", "functional.meshgrid"),
+        "each result, or column, is of one argument alone",
+    ),
+    **dict.fromkeys(
+        (
+            "distributions.Categorical.mean", "distributions.Categorical.variance",
+            "distributions.Categorical.stddev", "distributions.Cauchy.mean", "distributions.Cauchy.variance",
+            "distributions.Cauchy.stddev", "distributions.HalfCauchy.mean", "distributions.HalfCauchy.variance",
+            "distributions.HalfCauchy.stddev", "distributions.ReshapeTransform.log_abs_det_jacobian",
+        ),
+        "a constant, made of sizes alone",
+    ),
+}  # fmt: skip
+
+# What the semantics refuse for a partly valid matrix, though each of its lines has a meaning.
+MUST_REFUSE = ("torch.lobpcg", "functional.pca_lowrank", "functional.svd_lowrank")
+
 NOT_CALLED = {
     "nn.functional.grouped_mm": "runs on a GPU",
     "nn.functional.scaled_grouped_mm": "runs on a GPU",
@@ -86,12 +162,25 @@ NOT_CALLED = {
 def samples_of_function(name: str, most: int = 6) -> list[Sample]:
     """Calls of a function, in float32 where it takes that: at most `most` of each of its entries in the database."""
     start_all_random_numbers()
-    by_hand = _by_hand().get(name)
-    if by_hand is not None:
-        calls = enumerate(by_hand)
-        return [Sample(fn, tuple(args), {}, number, torch.float32) for number, (fn, *args) in calls]
-    found: list[Sample] = []
+    group, _, last = name.rpartition(".")
+    last = last if group == "torch" else name
+    by_hand = _by_hand().get(name, [])
+    found = [Sample(fn, tuple(args), {}, number, torch.float32) for number, (fn, *args) in enumerate(by_hand)]
     for operator in database().values():
-        if operator.info.name in (name, name.removeprefix("functional.")) and operator.dtypes:
-            found += chosen([s for s in operator.samples(operator.preferred_dtype) if s.tensors], most)
+        if operator.info.name in (name, last, name.removeprefix("functional.")) and operator.dtypes:
+            with_tensors = [s for s in operator.samples(operator.preferred_dtype) if s.tensors]
+            found += [_unseeded(name, operator, s) for s in chosen(with_tensors, most)]
     return found
+
+
+def _unseeded(name: str, operator: DatabaseOperator, sample: Sample) -> Sample:
+    """The call of the function itself where the database seeds it, so that its results are seen to be random."""
+    wrappers = (*getattr(operator.info.op, "__code__", _NO_CODE).co_names, operator.info.gradcheck_wrapper.__name__)
+    if "wrapper_set_seed" not in wrappers:
+        return sample
+    group, _, last = name.rpartition(".")
+    function = getattr(F if group == "nn.functional" else torch, last)
+    return Sample(function, sample.args, sample.kwargs, sample.number, sample.dtype)
+
+
+_NO_CODE = (lambda: None).__code__

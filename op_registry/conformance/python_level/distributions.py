@@ -105,7 +105,7 @@ def transforms() -> dict[str, tuple[D.Transform, Tensor]]:
         "LowerCholeskyTransform": (D.LowerCholeskyTransform(), torch.randn(BATCH, 3, 3)),
         "PositiveDefiniteTransform": (D.PositiveDefiniteTransform(), torch.randn(BATCH, 3, 3)),
         "PowerTransform": (D.PowerTransform(torch.tensor(2.0)), x.abs() + 0.1),
-        "ReshapeTransform": (D.ReshapeTransform((3,), (3, 1)), x),
+        "ReshapeTransform": (D.ReshapeTransform(torch.Size((3,)), torch.Size((3, 1))), x),
         "SigmoidTransform": (D.SigmoidTransform(), x),
         "SoftplusTransform": (D.SoftplusTransform(), x),
         "TanhTransform": (D.TanhTransform(), x),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from op_registry.conformance.sample import Sample, start_all_random_numbers
+from op_registry.conformance.sample import Sample, chosen, start_all_random_numbers
 
 NOT_CALLED = {
     "Container": "a base class",
@@ -88,8 +89,20 @@ def samples_of_module(name: str, most: int = 6) -> list[Sample]:
     made = _made().get(name)
     if made is not None:
         module, args = made()
-        return [Sample(module, args, {}, 0, torch.float32)]
+        return [Sample(_as_called(name, module, lambda: _made()[name]()[0]), args, {}, 0, torch.float32)]
     return _from_database(getattr(nn, name), most)
+
+
+def _as_called(name: str, module: nn.Module, make: Callable[[], nn.Module]) -> Callable[..., Any]:
+    """The module; a lazy one is made anew for each call, because it cannot be copied before its first one."""
+    if not name.startswith("Lazy"):
+        return module
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start_all_random_numbers()
+        return make()(*args, **kwargs)
+
+    return call
 
 
 def _from_database(module_class: type[nn.Module], most: int) -> list[Sample]:
@@ -101,16 +114,20 @@ def _from_database(module_class: type[nn.Module], most: int) -> list[Sample]:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+            inputs = info.module_inputs_func(
+                info, device="cpu", dtype=torch.float32, requires_grad=False, training=True
+            )
             for given in inputs:
-                if given.forward_input is None or len(found) == most:
+                if given.forward_input is None:
                     continue
-                module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs)
-                args, kwargs = given.forward_input.args, dict(given.forward_input.kwargs)
-                sample = Sample(module, tuple(args), kwargs, len(found), torch.float32)
-                detached = sample.with_tensors(_detached)
-                found.append(Sample(module, *detached, len(found), torch.float32))
-    return found
+                make = functools.partial(
+                    info.module_cls, *given.constructor_input.args, **given.constructor_input.kwargs
+                )
+                call = _as_called(module_class.__name__, make(), make)
+                args, kwargs = tuple(given.forward_input.args), dict(given.forward_input.kwargs)
+                detached = Sample(call, args, kwargs, 0, torch.float32).with_tensors(_detached)
+                found.append(Sample(call, *detached, len(found), torch.float32))
+    return chosen(found, most)
 
 
 def _detached(tensor: Tensor) -> Tensor:

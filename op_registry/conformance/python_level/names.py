@@ -29,6 +29,12 @@ METHODS = (
 
 # What is in the namespaces and is no function of tensors, each with the reason.
 NO_FUNCTIONS = {
+    "broadcast_shapes": "takes no tensor",
+    "cond": "a higher-order operator, which refuses masked tensors",
+    "get_rng_state": "the state of the random numbers",
+    "set_rng_state": "the state of the random numbers",
+    "is_tensor": "asks for the type",
+    "set_default_tensor_type": "sets a default",
     "assert_int_or_pair": "checks Python numbers",
     "boolean_dispatch": "makes functions",
     "handle_torch_function": "torch's own machinery",
@@ -46,6 +52,10 @@ NO_FUNCTIONS = {
 
 def functions() -> Iterator[str]:
     """``nn.functional.kl_div``: every function written in Python, by its name below torch."""
+    for name in sorted(set(torch.__all__) - set(dir(torch.functional))):
+        value = getattr(torch, name, None)
+        if isinstance(value, FunctionType) and "Tensor" in str(value.__annotations__):
+            yield f"torch.{name}"
     for namespace in NAMESPACES:
         for name in sorted(dir(namespace)):
             if not name.startswith("_") and _written_in_python(getattr(namespace, name)):

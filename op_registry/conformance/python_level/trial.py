@@ -60,6 +60,10 @@ class Result:
     leaves: tuple[tuple[Tensor, Tensor | None], ...] = ()
     error: Exception | None = None
 
+    def as_plain(self) -> Result:
+        """The same values without masks."""
+        return Result(tuple((data, None) for data, _ in self.leaves), self.error)
+
     @property
     def refused(self) -> bool:
         return isinstance(self.error, MaskedSemanticsError)
@@ -86,51 +90,73 @@ def call_with(sample: Sample, replace: Callable[[Tensor], Any]) -> Callable[[], 
     return lambda: fn(*args, **kwargs)
 
 
-def put_to_the_laws(subject: Subject, sample: Sample, outcome: Outcome) -> None:
-    """Run P1, P2 and P3 on a sample, and add what came of it to `outcome`."""
+def put_to_the_laws(
+    subject: Subject, sample: Sample, outcome: Outcome, least_ndim: int = 1, own_values: bool = False
+) -> None:
+    """Run P1, P2 and P3 on a sample, and add what came of it to `outcome`.
+
+    least_ndim  how many dimensions the first tensor must have for P2 to be asked
+    own_values  whether results may be valid or plain where the sample is invalid
+    """
     plain = run(subject, call_with(sample, _copy))
     if plain.error is not None or not sample.tensors:
         return
     outcome.ran = True
-    stored_mask = run(subject, call_with(sample, lambda t: subject.wrap(_copy(t), torch.ones_like(t, dtype=torch.bool))))
+    everything = {id(t): torch.ones_like(t, dtype=torch.bool) for t in sample.tensors}
+    stored_mask = run(subject, call_with(sample, _hiding(subject, everything, 0.0)))
     _compare("P1", stored_mask, plain, outcome)
+    _at_random(subject, sample, outcome)
     start = [t for t in sample.tensors if t.ndim and t.shape[0] > LEFT_OUT]
-    if not start:
+    if not start or start[0].ndim < least_ndim:
         return
     size = start[0].shape[0]
-    together = [t for t in start if t.shape[0] == size]
-    for batched in ([start[0]],) if len(together) == 1 else (together, [start[0]]):
-        if _leave_out(subject, sample, batched, size, outcome):
+    for batched in ([t for t in start if t.shape[0] == size], start[:1]):
+        if _leave_out(subject, sample, batched, size, outcome, own_values):
             break
-    _at_random(subject, sample, outcome)
 
 
-def _leave_out(subject: Subject, sample: Sample, batched: list[Tensor], size: int, outcome: Outcome) -> bool:
+def _leave_out(
+    subject: Subject, sample: Sample, batched: list[Tensor], size: int, outcome: Outcome, own_values: bool
+) -> bool:
     """P2 and P3 with one sample of the batch invalid; False where plain torch refuses the batch without it."""
     rows = torch.tensor([n for n in range(size) if n != LEFT_OUT])
     without = run(subject, call_with(sample, lambda t: t[rows].clone() if _among(t, batched) else _copy(t)))
     if without.error is not None:
         return False
-    found = []
-    for garbage in GARBAGE:
-        masks = {id(t): _all_but_one(t) for t in batched}
-        found.append(run(subject, call_with(sample, lambda t, g=garbage, m=masks: _hidden(subject, t, m, g))))
+    masks = {id(t): _all_but_one(t) for t in batched}
+    found = [run(subject, call_with(sample, _hiding(subject, masks, garbage))) for garbage in GARBAGE]
     if found[0].refused:
         outcome.refusals.append(str(found[0].error))
         return True
-    if not _is_random(subject, sample):
-        if not _same_shapes(found[0], without, size):
-            return False
-        _compare("P2", _without(found[0], without, size, rows), without, outcome)
+    if found[0].error is not None:
+        _compare("P2", found[0], without, outcome)
+    elif not _same_shapes(found[0], without, size):
+        return False
+    else:
+        if not own_values:
+            _left_out_is_invalid(found[0], without, size, outcome)
+        random = _is_random(subject, sample)
+        here = _without(found[0], without, size, rows)
+        _compare("mask" if random else "P2", here, here.as_plain() if random else without, outcome)
     _same_bits(found, outcome)
     return True
+
+
+def _left_out_is_invalid(found: Result, without: Result, size: int, outcome: Outcome) -> None:
+    """The results of the invalid sample are invalid, where a result has a place for it."""
+    for (data, mask), (want, _) in zip(found.leaves, without.leaves, strict=True):
+        for dim in _shrunk(data, want, size):
+            if mask is None:
+                outcome.failures.append("P8: a plain result")
+            elif bool(mask.select(dim, LEFT_OUT).any()):
+                outcome.failures.append("P2: the result of an invalid sample is valid")
 
 
 def _at_random(subject: Subject, sample: Sample, outcome: Outcome) -> None:
     """P3 with half of the elements of every tensor of numbers invalid."""
     generator = torch.Generator().manual_seed(1)
     masks = {id(t): torch.rand(t.shape, generator=generator) < 0.5 for t in sample.tensors if t.is_floating_point()}
-    found = [run(subject, call_with(sample, lambda t, g=g: _hidden(subject, t, masks, g))) for g in GARBAGE]
+    found = [run(subject, call_with(sample, _hiding(subject, masks, garbage))) for garbage in GARBAGE]
     if found[0].refused:
         outcome.refusals.append(str(found[0].error))
     elif isinstance(found[0].error, ValueError) and str(found[0].error) == str(found[1].error):
@@ -147,7 +173,9 @@ def _same_bits(found: list[Result], outcome: Outcome) -> None:
             outcome.failures.append(f"P3: {_told(first)}")
         return
     for (data, mask), (other, other_mask) in zip(first.leaves, second.leaves, strict=True):
-        if (mask is None) != (other_mask is None) or (mask is not None and not torch.equal(mask, other_mask)):
+        if (mask is None) != (other_mask is None) or not (
+            mask is None or other_mask is None or torch.equal(mask, other_mask)
+        ):
             outcome.failures.append("P3: another mask with other garbage")
             return
         difference_found = bit_difference(data, other, mask)
@@ -184,13 +212,15 @@ def _told(result: Result) -> str:
 
 def _without(found: Result, wanted: Result, size: int, rows: Tensor) -> Result:
     """The results with the sample left out of every dimension that shrinks with the batch."""
+    if found.error is not None:
+        return found
     leaves = []
     for (data, mask), (want, _) in zip(found.leaves, wanted.leaves, strict=True):
         for dim in _shrunk(data, want, size):
             data = data.index_select(dim, rows)
             mask = None if mask is None else mask.index_select(dim, rows)
         leaves.append((data, mask))
-    return Result(tuple(leaves), found.error)
+    return Result(tuple(leaves))
 
 
 def _shrunk(data: Tensor, want: Tensor, size: int) -> list[int]:
@@ -199,9 +229,7 @@ def _shrunk(data: Tensor, want: Tensor, size: int) -> list[int]:
 
 def _same_shapes(found: Result, wanted: Result, size: int) -> bool:
     """Whether the results differ from those of the smaller batch by the sample alone."""
-    if found.error is not None or len(found.leaves) != len(wanted.leaves):
-        return found.error is not None
-    return all(
+    return len(found.leaves) == len(wanted.leaves) and all(
         data.ndim == want.ndim
         and all(a == b or (a == size and b == size - 1) for a, b in zip(data.shape, want.shape, strict=True))
         for (data, _), (want, _) in zip(found.leaves, wanted.leaves, strict=True)
@@ -232,12 +260,16 @@ def _all_but_one(tensor: Tensor) -> Tensor:
     return mask
 
 
-def _hidden(subject: Subject, tensor: Tensor, masks: dict[int, Tensor], garbage: float) -> Any:
-    """The tensor with garbage where its mask says so; as it is, and plain, without a mask."""
-    mask = masks.get(id(tensor))
-    if mask is None:
-        return _copy(tensor)
-    return subject.wrap(torch.where(mask, tensor, _garbage_of(tensor.dtype, garbage)), mask)
+def _hiding(subject: Subject, masks: dict[int, Tensor], garbage: float) -> Callable[[Tensor], Any]:
+    """A function that puts garbage into a tensor where its mask says so; one without a mask stays plain."""
+
+    def hide(tensor: Tensor) -> Any:
+        mask = masks.get(id(tensor))
+        if mask is None:
+            return _copy(tensor)
+        return subject.wrap(torch.where(mask, tensor, _garbage_of(tensor.dtype, garbage)), mask)
+
+    return hide
 
 
 def _garbage_of(dtype: torch.dtype, garbage: float) -> Tensor:
