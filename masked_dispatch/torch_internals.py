@@ -158,8 +158,11 @@ def called_by_engine(depth: int) -> bool:
 
 
 def calling_frame(depth: int) -> FrameType | None:
-    """The Python frame that called the kernel `depth` frames above this function."""
-    return _caller(depth + 1)
+    """The Python frame that called the kernel `depth` frames above this function, through whatever function modes."""
+    frame = _caller(depth + 1)
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame
 
 
 def _caller(depth: int) -> FrameType | None:

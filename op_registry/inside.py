@@ -12,9 +12,9 @@ The rule has the operator's signature. It is a rule like any other: on records, 
 composite, in which case its own calls have their ordinary meaning.
 
 The function that calls is recognised by its code, so that aliases and modules that hold the function are served, and
-operators that have no such rule pay nothing. Compiled code keeps the call because Dynamo does not inline functions of
-torch.nn.functional; a function outside torch has to be marked with ``torch.compiler.allow_in_graph``, or it is inlined
-and its operators have their ordinary meaning there.
+operators that have no such rule pay nothing. In compiled code Dynamo is told to keep the function whole
+(``torch.compiler.allow_in_graph``), which the function has to allow: its arguments and results are tensors, numbers
+and lists of them.
 """
 
 from __future__ import annotations

@@ -331,6 +331,26 @@ def test_a_rule_inside_a_function_of_your_own() -> None:
     assert divided_by_size(x).item() == pytest.approx(8 / 3)
 
 
+def test_a_rule_inside_a_function_of_your_own_holds_in_graphs_and_function_modes() -> None:
+    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
+
+    @inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
+    def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        return self.mean(dim, keepdim, dtype=dtype) * self.shape[dim[0]]
+
+    def call(x: Tensor) -> Tensor:
+        return divided_by_size(x)
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    try:
+        assert compiled(x).item() == 4.0
+        with torch.device("cpu"):
+            assert divided_by_size(x).item() == 4.0
+    finally:
+        registry.remove_inside(scaled_mean)
+    assert compiled(x).item() == pytest.approx(8 / 3)
+
+
 def test_only_python_functions_have_an_inside() -> None:
     with pytest.raises(TypeError, match="only a function written in Python calls operators"):
         inside(torch.sum, torch.ops.aten.add.Tensor, category=COMPOSITE)
