@@ -7,6 +7,8 @@ mode, and inside of modules.
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -261,18 +263,30 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_as_eager(name: str, backend: str) -> None:
+def test_compiled_as_eager(name: str) -> None:
     torch._dynamo.reset()
     call = CALLS[name]
     x, y = (masked(batch(), ROWS).requires_grad_() for _ in range(2))
-    eager, compiled = call(x), torch.compile(call, backend=backend, fullgraph=True)(y)
+    eager, compiled = call(x), torch.compile(call, backend="aot_eager", fullgraph=True)(y)
     assert torch.equal(compiled.get_mask(), eager.get_mask())
     torch.testing.assert_close(compiled.to_tensor(0), eager.to_tensor(0))
     eager.sum().backward()
     compiled.sum().backward()
     assert torch.equal(y.grad.get_mask(), x.grad.get_mask())
     torch.testing.assert_close(y.grad.to_tensor(0), x.grad.to_tensor(0))
+
+
+FIRST_TRACE = """
+import torch, masked_dispatch as md
+x = md.masked_tensor(torch.ones(1, 1, 1, 2), torch.tensor([[[[True, False]]]]))
+pool = lambda x: torch.nn.functional.lp_pool3d(x, 2.0, (1, 1, 2))
+assert torch.compile(pool, backend="aot_eager", fullgraph=True)(x).item() == 1.0
+"""
+
+
+@pytest.mark.xfail(reason="Dynamo inlines lp_pool3d before the first masked tensor of the process reaches its graph")
+def test_the_first_function_that_is_traced_in_a_process() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_TRACE], check=True, timeout=300)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of kl_div under vmap
@@ -333,6 +347,7 @@ def test_a_rule_inside_a_function_of_your_own() -> None:
 
 def test_a_rule_inside_a_function_of_your_own_holds_in_graphs_and_function_modes() -> None:
     x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
+    torch.compiler.allow_in_graph(divided_by_size)
 
     @inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
     def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 * Compiled regions may return masked outputs that the loss does not depend on.
 * Higher-order operators (checkpoint …) take masked tensors.
-* Dynamo keeps functions whole that have rules inside them, which recognise the function that calls.
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
 * x.new_tensor(data) is the method of the masked tensor.
 """
@@ -10,10 +9,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from types import ModuleType
-
-import torch
 
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.ladder import kernels
@@ -28,7 +23,6 @@ from masked_dispatch.torch_internals import (
     serve_higher_order_operators,
 )
 from op_registry.categories import ELEMENTWISE, run_elementwise
-from op_registry.inside import rules_inside_functions
 from op_registry.rule import Rule
 
 
@@ -44,15 +38,6 @@ def prepare() -> None:
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
         _teach_fused_multiply_add()
-        for rule in rules_inside_functions():
-            if not isinstance(rule.function, ModuleType):
-                _keep_whole(rule.function)
-
-
-@functools.cache
-def _keep_whole(function: Callable[..., object]) -> None:
-    """Most functions of torch.nn.functional are kept whole anyway; lp_pool3d is not, nor are those of other people."""
-    torch.compiler.allow_in_graph(function)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from masked_dispatch.tensor.messages import (
 )
 from masked_dispatch.tensor.printing import describe
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
+from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
     make_data_pointer_raise,
@@ -277,6 +278,7 @@ class MaskedTensor(torch.Tensor):
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes: each would be guarded on. The registry's version is included, so that replacing a rule recompiles.
+        keep_functions_whole(registry.version)
         if self._validity is None:
             return ["_data"], ("none", registry.version, None)
         if self._graph_writes is None:

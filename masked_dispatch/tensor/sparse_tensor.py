@@ -16,6 +16,7 @@ from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimens
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
+from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
     dynamo_is_loaded,
@@ -249,6 +250,7 @@ class SparseMaskedTensor(MaskedTensor):
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
         if dynamo_is_loaded() and not being_traced(self._kept_values):
             self._mark_nnz_dynamic()
+        keep_functions_whole(registry.version)
         version = registry.version + version_of(pattern.layout)
         return names, (pattern.layout.name, pattern.ndim, pattern.block, self._order, version, current())
 
