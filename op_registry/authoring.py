@@ -163,6 +163,16 @@ from op_registry.sparse.record import (
 from op_registry.sparse.segments import Segments, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
+from op_registry.whole_slices import (
+    MATRIX,
+    WHOLE_SLICES,
+    each_matrix,
+    for_each_slice,
+    replaced,
+    spread_diagonal,
+    whole_slices,
+    whole_validity,
+)
 
 __all__ = [
     # Categories: laws that many operators share, and functions that register operators under one in a line.
@@ -190,6 +200,7 @@ __all__ = [
     "REFUSED",
     "SCAN",
     "SORTING",
+    "WHOLE_SLICES",
     "contraction",
     "elementwise",
     "movement",
@@ -197,6 +208,7 @@ __all__ = [
     "reduction",
     "refused",
     "scan",
+    "whole_slices",
     # Rules that are functions with the operator's signature, everywhere or inside one Python function.
     "inside",
     "contract",
@@ -277,6 +289,13 @@ __all__ = [
     "sort_valid",
     "squeeze_reduced",
     "valid_first_positions",
+    # Whole slices: matrices, lines and rows in which nothing may be missing.
+    "MATRIX",
+    "each_matrix",
+    "for_each_slice",
+    "replaced",
+    "spread_diagonal",
+    "whole_validity",
     # Gradient formulas that users call directly.
     "bind_by_name",
     "derivative",

@@ -243,14 +243,17 @@ CONTRACTION = Category(
 # ---------------------------------------------------------------------------------------------------------- opaque
 
 
-def run_opaque(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The operator itself if all elements are known to be valid; otherwise an error."""
+def run_opaque(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """The operator itself where everything is valid, a refusal where it is not or cannot be known.
+
+    A trait `reason` is a clause that says why, for the text of the refusal.
+    """
     for record in [*records_in(args), *records_in(kwargs.values())]:
         if not known_all_valid(record):
+            mixes = f"it mixes all elements of shape {tuple(record.shape)}, and no rule says how to leave some out"
             raise MaskedSemanticsError(
-                f"{packet_name(op)} has no meaning on partly valid input (it mixes all elements of shape "
-                f"{tuple(record.shape)}, and no rule says how to leave some out). Fill them first with "
-                f"x.to_tensor(value), or register a rule of your own for {op}."
+                f"{packet_name(op)} has no meaning on partly valid input ({(_traits or {}).get('reason', mixes)}). "
+                f"Fill them first with x.to_tensor(value), or register a rule of your own for {op}."
             )
     return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), None)
 
@@ -364,7 +367,7 @@ PLUMBING = Category("plumbing", "queries by autograd and the compiler; data and 
 # --------------------------------------------------------------------------------------------------- registration
 
 
-def _of_category(category: Category) -> Callable[..., Rule]:
+def of_category(category: Category) -> Callable[..., Rule]:
     assert category.run is not None
     run: Run = category.run
 
@@ -379,14 +382,14 @@ def _of_category(category: Category) -> Callable[..., Rule]:
     return register
 
 
-elementwise = _of_category(ELEMENTWISE)
-movement = _of_category(MOVEMENT)
-reduction = _of_category(REDUCTION)
-scan = _of_category(SCAN)
-contraction = _of_category(CONTRACTION)
-opaque = _of_category(OPAQUE)
+elementwise = of_category(ELEMENTWISE)
+movement = of_category(MOVEMENT)
+reduction = of_category(REDUCTION)
+scan = of_category(SCAN)
+contraction = of_category(CONTRACTION)
+opaque = of_category(OPAQUE)
 # refused(op, reason="…", instead="…"): both are clauses of the error's text.
-refused = _of_category(REFUSED)
+refused = of_category(REFUSED)
 
 
 def masked_rule(

@@ -6,6 +6,7 @@ from op_registry.ops import (
     elementwise,
     factories,
     indexing,
+    linear_algebra,
     losses,
     movement,
     normalization,
@@ -16,6 +17,7 @@ from op_registry.ops import (
     reductions,
     refused,
     scans,
+    transforms,
     windows,
 )
 
@@ -25,6 +27,7 @@ __all__ = [
     "elementwise",
     "factories",
     "indexing",
+    "linear_algebra",
     "losses",
     "movement",
     "normalization",
@@ -35,5 +38,6 @@ __all__ = [
     "reductions",
     "refused",
     "scans",
+    "transforms",
     "windows",
 ]

@@ -22,6 +22,7 @@ FLOORS = {
         ("sparse",),
         ("categories",),
         ("slice_rules", "derivatives", "inside"),
+        ("whole_slices",),
         ("authoring",),
         ("ops",),
         ("windows",),

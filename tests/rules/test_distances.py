@@ -1,4 +1,4 @@
-"""Differences, distances and what runs on whole input only, against loops over what is valid."""
+"""Differences and distances, against loops over what is valid."""
 
 from __future__ import annotations
 
@@ -27,22 +27,7 @@ def wrapped(data: Tensor, mask: Tensor) -> Tensor:
     return md.masked_tensor(data, mask, requires_grad=True)
 
 
-# ------------------------------------------------------------------------------------------------- whole or refused
-
-
-def test_whole_input_runs_with_gradients_and_partial_input_is_refused() -> None:
-    a = torch.randn(3, 3, dtype=torch.float64) + 3 * torch.eye(3)
-    whole = wrapped(a, torch.ones(3, 3, dtype=torch.bool))
-    torch.linalg.inv(whole).sum().backward()
-    plain = a.clone().requires_grad_()
-    torch.linalg.inv(plain).sum().backward()
-    assert whole.grad is not None
-    assert plain.grad is not None
-    torch.testing.assert_close(whole.grad.get_data(), plain.grad)
-    partial = md.masked_tensor(a, ~torch.eye(3, dtype=torch.bool))
-    for call in (torch.linalg.inv, torch.linalg.svd, torch.linalg.eigvalsh, torch.linalg.det, torch.fft.fft2):
-        with pytest.raises(MaskedSemanticsError, match="no meaning on partly valid input"):
-            call(partial)
+# ---------------------------------------------------------------------------------------------------------------- order
 
 
 def test_a_short_kernel_does_not_pass_a_rule_by() -> None:

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from bare_records import apply, seen
-from op_registry import MaskedSemanticsError
 from op_registry.authoring import Dense
 
 aten = torch.ops.aten
@@ -398,15 +397,3 @@ def test_a_triplet_of_distances_over_common_coordinates(swap):
         return apply(aten.triplet_margin_loss.default, *vectors, swap=swap, reduction=NONE)
 
     check(call, expected, list(zip(vectors, masks, strict=True)))
-
-
-def test_ctc_loss_is_refused_unless_all_is_valid():
-    logp = torch.randn(5, 1, 3).log_softmax(2)
-    labels = Dense(torch.tensor([[1, 2]]))
-    hole = Dense(logp, half((5, 1, 3), 0).to(torch.int8))
-    with pytest.raises(MaskedSemanticsError, match="ctc_loss"):
-        apply(aten.ctc_loss.IntList, hole, labels, [5], [2])
-    whole = Dense(logp, torch.ones(5, 1, 3, dtype=torch.int8))
-    torch.testing.assert_close(
-        apply(aten.ctc_loss.IntList, whole, labels, [5], [2]).data, aten.ctc_loss.IntList(logp, labels.data, [5], [2])
-    )

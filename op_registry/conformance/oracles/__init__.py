@@ -29,6 +29,7 @@ from op_registry.conformance.oracles import (
     recurrent,
     slices,
     torch_masked,
+    whole_slices,
     windows,
 )
 from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, Oracle, Refused, all_true, valid
@@ -59,6 +60,7 @@ __all__ = [
     "slices",
     "torch_masked",
     "valid",
+    "whole_slices",
     "windows",
 ]
 

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.oracles import pointwise, positions
+from op_registry.conformance.oracles import whole_slices as slicewise
 from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Oracle, broadcast_valid
 from op_registry.conformance.oracles.slices import map_slices, reduce_slices
 from op_registry.conformance.trees import tree_leaves, tree_map
+from op_registry.registry import registry
 
 DIMENSIONS = ("dim", "dims", "axis", "axes")
 KEEPS = ("keepdim", "keepdims")
@@ -117,6 +119,14 @@ def contraction(c: Call) -> Expected:
     return Expected(torch.where(contributed, total, plain), reached | ~contributed)
 
 
+def whole_slices(c: Call) -> Any:
+    """The operator on each slice without a hole: matrices, or what the argument that the rule names spans."""
+    rule = registry.get(c.op)
+    over = rule.traits.get("over") if rule is not None else None
+    operand = only_operand(c)
+    return slicewise.of_matrices(c, {operand: 2}) if over is None else slicewise.of_blocks(c, None, operand, over)
+
+
 def _unit(data: Tensor, index: int) -> Tensor:
     """A tensor like `data` that is 1 at a flat index and 0 elsewhere."""
     unit = torch.zeros(data.numel(), dtype=data.dtype)
@@ -150,6 +160,7 @@ BY_CATEGORY: dict[str, Oracle] = {
     "reduction": reduction,
     "scan": scan,
     "contraction": contraction,
+    "whole slices": whole_slices,
     "opaque": pointwise.opaque,
     "refused": pointwise.refused,
     "random": pointwise.as_torch_under_the_input,

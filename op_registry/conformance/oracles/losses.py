@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, broadcast_valid, oracle
+from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, Refused, broadcast_valid, oracle
 from op_registry.conformance.oracles.engine import groups, map_groups, slices
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -200,3 +200,39 @@ def multilabel_margin_loss(c: Call) -> Expected:
         terms = [(1 - row[label] + row[i]).clamp_min(0) for label in read for i in others]
         losses.append((torch.stack(terms).sum() / int(mask.sum()) if terms else row[:0].sum(), True))
     return reduced(_stacked(losses, plain.dtype), c["reduction"], plain)
+
+
+# ---------------------------------------------------------------------------------------------------------- alignments
+
+
+@oracle("ctc_loss")
+def ctc_loss(c: Call) -> Expected:
+    """One sample at a time, cut to its lengths."""
+    scores, targets = c["log_probs"], c["targets"]
+    batched = scores.ndim == 3
+    samples = scores if batched else scores.map(lambda t: t.unsqueeze(1))
+    inputs, labels = (_lengths(c[name]) for name in ("input_lengths", "target_lengths"))
+    if targets.ndim == 1 and samples.shape[1] > 1 and not labels.all_valid:
+        raise Refused("ctc_loss of concatenated targets, of which a length is invalid")
+    losses, start = [], 0
+    for n in range(samples.shape[1]):
+        steps, count = int(inputs.data[n]), int(labels.data[n])
+        row = targets.map(lambda t, n=n: t[n] if t.ndim == 2 else t)
+        mine = row.map(lambda t, s=start, count=count: t[s : s + count])
+        used = samples.map(lambda t, n=n, steps=steps: t[:steps, n : n + 1])
+        start += count if targets.ndim == 1 else 0
+        if not (inputs.mask[n] and labels.mask[n] and mine.all_valid and used.all_valid):
+            losses.append((samples.data.new_zeros(()), False))
+            continue
+        loss = torch.ops.aten.ctc_loss.IntList(
+            used.data, mine.data.unsqueeze(0), [steps], [count], c["blank"], NONE, c["zero_infinity"]
+        )
+        losses.append((loss / max(count, 1) if c["reduction"] == MEAN else loss, True))
+    return reduced(_stacked(losses, samples.data.dtype), c["reduction"], c.plain())
+
+
+def _lengths(given: Expected | Sequence[int]) -> Expected:
+    if isinstance(given, Expected):
+        return given.map(lambda t: t.reshape(-1))
+    lengths = torch.tensor(list(given))
+    return Expected(lengths, lengths >= 0)

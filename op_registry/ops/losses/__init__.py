@@ -4,6 +4,7 @@ Law: a loss is valid where its input and target are; "mean" divides by the numbe
 
     rules                 elementwise losses, and losses between vectors
     classification        losses over classes, and their labels
+    ctc                   alignments of sequences with their targets, all or nothing for each sample
     python_functions      losses that torch writes in Python and that divide by a size
     linear_cross_entropy  torch's fused operator, in chunks of the batch
     sparse                losses over classes and between vectors on sparse storage, composed of other operators
@@ -15,6 +16,7 @@ from op_registry.authoring import Sparse, first_of
 from op_registry.ops.losses import (
     backward,
     classification,
+    ctc,
     linear_cross_entropy,
     packed,
     python_functions,
@@ -22,7 +24,7 @@ from op_registry.ops.losses import (
     sparse,
 )
 
-__all__ = ["backward", "classification", "linear_cross_entropy", "packed", "python_functions", "rules", "sparse"]
+__all__ = ["backward", "classification", "ctc", "linear_cross_entropy", "packed", "python_functions", "rules", "sparse"]
 
 # Classes along a sparse dimension, else row by row along a dense one.
 classification.nll_loss.lowering(Sparse)(first_of(sparse.nll_loss, packed.nll_loss))

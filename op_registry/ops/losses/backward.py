@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from op_registry.authoring import derivative, opaque
+from op_registry.authoring import derivative
 
 aten = torch.ops.aten
 
@@ -21,6 +21,5 @@ multi_margin_loss_backward = derivative(aten.multi_margin_loss_backward.default,
 multilabel_margin_loss_backward = derivative(
     aten.multilabel_margin_loss_backward.default, of=aten.multilabel_margin_loss.default
 )
-
-
-_ctc_loss_backward = opaque(aten._ctc_loss_backward)
+_ctc_loss_backward = derivative(aten._ctc_loss_backward.default, of=aten._ctc_loss.default, by=("log_probs",))
+_ctc_loss_backward_tensor = derivative(aten._ctc_loss_backward.Tensor, of=aten._ctc_loss.Tensor, by=("log_probs",))

@@ -26,7 +26,6 @@ from op_registry.authoring import (
     fill_where_invalid,
     intersect,
     masked_rule,
-    opaque,
     upcast_under_autocast,
     valid_in_all,
 )
@@ -211,8 +210,3 @@ def _distance(x: Dense, y: Dense, p: float, eps: float) -> Dense:
     filled = fill_where_invalid(difference.filled(0), has_common, 1)
     distance = torch.linalg.vector_norm(filled, p, -1)
     return Dense(distance, None if has_common is None else has_common.squeeze(-1))
-
-
-# Alignments of whole sequences: an invalid element inside one has no defined meaning.
-ctc_loss = opaque(aten.ctc_loss)
-_ctc_loss = opaque(aten._ctc_loss)

@@ -26,8 +26,9 @@ from op_registry.authoring import (
     masked_rule,
     on_device_of,
     packet_name,
+    replaced,
     run_elementwise,
-    run_opaque,
+    whole_validity,
 )
 
 aten = torch.ops.aten
@@ -93,8 +94,9 @@ def _standard_gamma(self: Dense, generator: torch.Generator | None = None) -> An
 
 @masked_rule(aten._sample_dirichlet, category=RANDOM)
 def _sample_dirichlet(self: Dense, generator: torch.Generator | None = None) -> Any:
-    """A sample over the whole last dimension: runs where every element is valid, refused elsewhere."""
-    return run_opaque(aten._sample_dirichlet.default, self, generator)
+    """All or nothing for each row; a row that is not whole draws as a row of ones does."""
+    whole = whole_validity(self, (-1,))
+    return Dense(aten._sample_dirichlet(replaced(self, whole, 1), generator), whole)
 
 
 @masked_rule(

@@ -1,0 +1,306 @@
+"""Whole slices: plain torch on each slice alone, if nothing in it is missing.
+
+A loop over the slices of a batch. Slices that are not whole are left out, so that nothing has to be put in their place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.oracles.call import Call, Expected, oracle, valid
+from op_registry.conformance.trees import tree_leaves, tree_map
+
+
+def by_slice(plain: Tensor, batch: int, one: Callable[[tuple[int, ...]], Tensor | None]) -> Expected:
+    """A result whose first `batch` dimensions number the slices, put together from what `one` gives for each number.
+
+    Of `plain` only the shape and the dtype count. None stands for a slice that is invalid.
+    """
+    if not plain.numel():
+        return valid(torch.empty(plain.shape, dtype=plain.dtype))
+    pieces, masks = [], []
+    for index in itertools.product(*(range(size) for size in plain.shape[:batch])):
+        piece = one(index)
+        masks.append(torch.full(plain.shape[batch:], piece is not None))
+        pieces.append(torch.zeros(plain.shape[batch:]) if piece is None else piece)
+    pieces = [piece.to(plain.dtype) for piece in pieces]
+    return Expected(torch.stack(pieces).reshape(plain.shape), torch.stack(masks).reshape(plain.shape))
+
+
+def without_values(c: Call) -> Any:
+    """Results of the right shapes and dtypes. The operator is not run, since what is hidden may be out of its domain.
+
+    Where torch cannot tell without running it, it is run.
+    """
+    try:
+        return c.run({}, lambda operand: operand.data.detach().to("meta"))
+    except (NotImplementedError, RuntimeError):
+        return c.plain()
+
+
+def results(plain: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, Tensor)]
+
+
+def like_results(plain: Any, expected: Sequence[Expected]) -> Any:
+    """The expected results in the structure of plain torch's."""
+    found = iter(expected)
+    return tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, plain)
+
+
+def at(operand: Expected, index: tuple[int, ...], dims: int) -> Expected:
+    """The slice of an operand, of `dims` dimensions, at the index of a batch to which the operand broadcasts."""
+    batch = operand.ndim - dims
+    own = tuple(
+        i if size != 1 else 0 for i, size in zip(index[len(index) - batch :], operand.shape[:batch], strict=True)
+    )
+    return operand.map(lambda t: t[own])
+
+
+def of_matrices(c: Call, dims: Mapping[str, int]) -> Any:
+    """The operator on one matrix at a time, and on its tolerances: `dims` is each operand's number of dimensions."""
+    plain = without_values(c)
+    return like_results(plain, [one_matrix_at_a_time(c, dims, n, out) for n, out in enumerate(results(plain))])
+
+
+def one_matrix_at_a_time(
+    c: Call, dims: Mapping[str, int], number: int, plain: Tensor, batch: int | None = None
+) -> Expected:
+    """One of the results of the operator, `plain` where torch is given the whole batch of so many dimensions."""
+    if batch is None:
+        batch = max((c[name].ndim - dims[name] for name in dims), default=0)
+
+    def one(index: tuple[int, ...]) -> Tensor | None:
+        alone = {name: at(c[name], index, dims[name]) for name in dims}
+        whole = all(operand.all_valid for operand in alone.values())
+        return results(c.plain(**alone))[number] if whole else None
+
+    return by_slice(plain, batch, one)
+
+
+@oracle(
+    """linalg_inv linalg_inv_ex linalg_cholesky linalg_cholesky_ex cholesky cholesky_inverse linalg_lu linalg_lu_factor
+    linalg_lu_factor_ex linalg_qr qr _linalg_svd linalg_svd linalg_svdvals linalg_eig linalg_eigvals _linalg_eigvals
+    linalg_eigh _linalg_eigh linalg_eigvalsh _linalg_det linalg_det det _linalg_slogdet linalg_slogdet slogdet logdet
+    linalg_matrix_exp matrix_exp linalg_cond"""
+)
+def matrix(c: Call) -> Any:
+    """The matrix is the first argument."""
+    return of_matrices(c, {c.op._schema.arguments[0].name: 2})
+
+
+@oracle("_linalg_check_errors")
+def check_errors(c: Call) -> None:
+    """Raises for what is valid."""
+    for info in c["info"].data[c["info"].mask]:
+        c.op(info, c["api_name"], is_matrix=True)
+
+
+@oracle("linalg_pinv", "linalg_matrix_rank")
+def with_tolerances(c: Call) -> Any:
+    """A tolerance may be a tensor with a number for each matrix."""
+    names = [argument.name for argument in c.op._schema.arguments]
+    return of_matrices(c, {names[0]: 2} | {name: 0 for name in names[1:] if isinstance(c[name], Expected)})
+
+
+@oracle("linalg_matrix_power", "matrix_power")
+def matrix_power(c: Call) -> Any:
+    """The power 0 is an identity, whatever the matrix."""
+    return valid(c.plain()) if c["n"] == 0 else matrix(c)
+
+
+@oracle("lu_unpack")
+def lu_unpack(c: Call) -> Any:
+    """What is not unpacked is not read."""
+    dims = {"LU_data": 2} if c["unpack_data"] else {}
+    return of_matrices(c, dims | ({"LU_pivots": 1} if c["unpack_pivots"] else {}))
+
+
+# ----------------------------------------------------------------------------------------- systems of linear equations
+
+
+@dataclass(frozen=True)
+class Equations:
+    """A call that solves equations: the operands of its matrix with their dimensions, and its right-hand side.
+
+    columns  whether the unknowns are columns of the right-hand side; they are rows with ``left=False``
+    vector   whether there is one column for each matrix, without a dimension for columns
+    """
+
+    call: Call
+    matrix: Mapping[str, int]
+    right: str
+    columns: bool = True
+    vector: bool = False
+
+    def solution(self, plain: Tensor, number: int = 0) -> Expected:
+        """The solution, one column at a time. `plain` is torch's for the whole batch."""
+        if self.vector:
+            return self._by_column(plain.unsqueeze(-2), number).map(lambda t: t.squeeze(-2))
+        if not self.columns:
+            return self._by_column(plain, number)
+        return self._by_column(plain.mT, number).map(lambda t: t.mT)
+
+    def _by_column(self, plain: Tensor, number: int) -> Expected:
+        """For a solution that has its columns in the last dimension but one."""
+
+        def one(index: tuple[int, ...]) -> Tensor | None:
+            *matrix, column = index
+            alone = self.of_one(tuple(matrix), column)
+            if not all(operand.all_valid for operand in alone.values()):
+                return None
+            return results(self.call.plain(**alone))[number].reshape(plain.shape[-1])
+
+        return by_slice(plain, plain.ndim - 1, one)
+
+    def of_one(self, index: tuple[int, ...], column: int) -> dict[str, Expected]:
+        """The operands for one column of one matrix."""
+        alone = {name: at(self.call[name], index, dims) for name, dims in self.matrix.items()}
+        right = at(self.call[self.right], index, 1 if self.vector else 2)
+        if not self.vector:
+            one = slice(column, column + 1)
+            right = right.map(lambda t: t[:, one] if self.columns else t[one])
+        return alone | {self.right: right}
+
+    def of_the_matrix(self, plain: Tensor, number: int) -> Expected:
+        """A result that says something of the matrix, whatever is to be solved with it."""
+        (name, dims), *others = self.matrix.items()
+        assert not others
+
+        def one(index: tuple[int, ...]) -> Tensor | None:
+            matrix = at(self.call[name], index, dims)
+            zeros = matrix.data.new_zeros(
+                matrix.shape[0] if self.columns else 1, 1 if self.columns else matrix.shape[1]
+            )
+            right = Expected(zeros, zeros == 0)
+            return results(self.call.plain(**{name: matrix, self.right: right}))[number] if matrix.all_valid else None
+
+        return by_slice(plain, self.call[name].ndim - dims, one)
+
+
+def _is_vector(matrix: Expected, right: Expected) -> bool:
+    return right.ndim == 1 or (right.ndim == matrix.ndim - 1 and right.shape == matrix.shape[:-1])
+
+
+@oracle("_linalg_solve_ex")
+def _linalg_solve_ex(c: Call) -> Any:
+    """The solution by columns; factors, pivots and info by matrices."""
+    vector = _is_vector(c["A"], c["B"])
+    equations = Equations(c, {"A": 2}, "B", c["left"] or vector, vector)
+    solved, *factors = without_values(c)
+    return equations.solution(solved), *(equations.of_the_matrix(out, n) for n, out in enumerate(factors, 1))
+
+
+@oracle("linalg_lstsq")
+def linalg_lstsq(c: Call) -> Any:
+    """As a solve; one residual for each column."""
+    vector = _is_vector(c["self"], c["b"])
+    equations = Equations(c, {"self": 2}, "b", vector=vector)
+    solved, residuals, rank, singular_values = without_values(c)
+    return (
+        equations.solution(solved),
+        # A residual is a number for each column: as a solution with one unknown.
+        equations.solution(residuals if vector else residuals.unsqueeze(-2), 1).map(
+            lambda t: t.reshape(residuals.shape)
+        ),
+        equations.of_the_matrix(rank, 2),
+        equations.of_the_matrix(singular_values, 3),
+    )
+
+
+def _one_triangle(matrix: Expected, upper: bool, unitriangular: bool) -> Expected:
+    """The matrix, valid wherever a triangular solve does not look."""
+    rows, columns = torch.meshgrid(*map(torch.arange, matrix.shape[-2:]), indexing="ij")
+    read = rows < columns if upper else rows > columns
+    if not unitriangular:
+        read = read | (rows == columns)
+    return Expected(matrix.data, matrix.mask | ~read)
+
+
+@oracle("linalg_solve_triangular")
+def linalg_solve_triangular(c: Call) -> Any:
+    """Of the matrix one triangle is read."""
+    matrix = _one_triangle(c["self"], c["upper"], c["unitriangular"])
+    call = Call(c.op, c.bound | {"self": matrix})
+    return Equations(call, {"self": 2}, "B", c["left"]).solution(without_values(c))
+
+
+@oracle("triangular_solve")
+def triangular_solve(c: Call) -> Any:
+    """The same, and a copy of the whole matrix."""
+    matrix = _one_triangle(c["A"], c["upper"], c["unitriangular"])
+    call = Call(c.op, c.bound | {"A": matrix})
+    solved, copied = without_values(c)
+    of_the_matrix = Call(c.op, c.bound | {"self": valid(c["self"].data.new_zeros(c["A"].shape[-1], 1))})
+    copies = one_matrix_at_a_time(of_the_matrix, {"A": 2}, 1, copied, batch=copied.ndim - 2)
+    return Equations(call, {"A": 2}, "self").solution(solved), copies
+
+
+@oracle("cholesky_solve", "_cholesky_solve_helper")
+def cholesky_solve(c: Call) -> Any:
+    """By the whole factor."""
+    factor = "input2" if "input2" in c else "A"
+    return Equations(c, {factor: 2}, "self").solution(without_values(c))
+
+
+@oracle("linalg_lu_solve")
+def linalg_lu_solve(c: Call) -> Any:
+    """By both factors and the exchanges of rows."""
+    return Equations(c, {"LU": 2, "pivots": 1}, "B", c["left"]).solution(without_values(c))
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def of_blocks(c: Call, read: int | None = None, operand: str = "self", over: str = "dim") -> Expected:
+    """The operator on each block over the dimensions that `over` names; of the last one the first `read` entries count.
+
+    The result keeps these dimensions.
+    """
+    x, plain = c[operand], without_values(c)
+    dims = [d % x.ndim for d in c[over]]
+    rest = [d for d in range(x.ndim) if d not in dims]
+    order = rest + dims
+    back = [order.index(d) for d in range(x.ndim)]
+    blocks = x.map(lambda t: t.permute(order))
+
+    def one(index: tuple[int, ...]) -> Tensor | None:
+        block = blocks.map(lambda t: t[index])
+        counted = block.mask[..., :read] if read is not None else block.mask
+        return c.plain(**{operand: block, over: list(range(len(dims)))}) if bool(counted.all()) else None
+
+    return by_slice(plain.permute(order), len(rest), one).map(lambda t: t.permute(back))
+
+
+@oracle("_fft_r2c", "_fft_c2c")
+def fft(c: Call) -> Expected:
+    """Each block alone."""
+    return of_blocks(c)
+
+
+@oracle("_fft_c2r")
+def fft_c2r(c: Call) -> Expected:
+    """A real signal has as many entries as half its spectrum, and its constant."""
+    return of_blocks(c, c["last_dim_size"] // 2 + 1)
+
+
+@oracle("istft")
+def istft(c: Call) -> Expected:
+    """Plain torch; each frame that is not whole, or of which a needed entry is missing, takes its samples away."""
+    x, window, plain = c["self"], c["window"], c.plain()
+    n_fft = c["n_fft"]
+    hop, first = c["hop_length"] or n_fft // 4, n_fft // 2 if c["center"] else 0
+    entries = x.mask if c["return_complex"] else x.mask[..., : n_fft // 2 + 1, :]
+    mask = torch.ones(plain.shape, dtype=torch.bool)
+    for frame in range(x.shape[-1]):
+        start, stop = (max(frame * hop - first + offset, 0) for offset in (0, n_fft))
+        mask[..., start:stop] &= entries[..., frame].all(-1, keepdim=True)
+    if window is not None and not window.all_valid:
+        mask &= False
+    return Expected(plain, mask)

@@ -1,0 +1,109 @@
+"""Operators of one matrix: inverses, decompositions, determinants and functions of a matrix.
+
+Law: a matrix gives its results, all of them, if every element of it is valid; `cholesky` and `eigh`, which read one
+triangle, are no exception. Operators that torch composes of these (inv, det, eigh, nuclear norms …) decompose into
+them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    WHOLE_SLICES,
+    Dense,
+    each_matrix,
+    for_each_slice,
+    intersect,
+    masked_rule,
+    replaced,
+    spread_diagonal,
+    whole_slices,
+    whole_validity,
+)
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten._linalg_check_errors, category=WHOLE_SLICES, plain=(0,))
+def _linalg_check_errors(info: Dense, api_name: str, *, is_matrix: bool) -> None:
+    """Raises if a factorisation of a valid matrix failed; 0 stands for success."""
+    aten._linalg_check_errors(info.filled(0), api_name, is_matrix=is_matrix)
+
+
+# Composites are served whole where their out= form would keep `info` in a plain buffer of torch's own, in which what is
+# invalid stays uninitialised.
+linalg_inv = whole_slices(aten.linalg_inv)
+linalg_inv_ex = whole_slices(aten.linalg_inv_ex)
+linalg_cholesky = whole_slices(aten.linalg_cholesky)
+linalg_cholesky_ex = whole_slices(aten.linalg_cholesky_ex)
+cholesky = whole_slices(aten.cholesky)
+# Of a Cholesky factor, the inverse of the matrix.
+cholesky_inverse = whole_slices(aten.cholesky_inverse)
+linalg_lu = whole_slices(aten.linalg_lu)
+linalg_lu_factor = whole_slices(aten.linalg_lu_factor)
+linalg_lu_factor_ex = whole_slices(aten.linalg_lu_factor_ex)
+linalg_qr = whole_slices(aten.linalg_qr)
+_linalg_svd = whole_slices(aten._linalg_svd)
+linalg_eig = whole_slices(aten.linalg_eig)
+_linalg_eigh = whole_slices(aten._linalg_eigh)
+_linalg_det = whole_slices(aten._linalg_det)
+_linalg_slogdet = whole_slices(aten._linalg_slogdet)
+linalg_matrix_exp = whole_slices(aten.linalg_matrix_exp)
+# Composites that also compute vectors for tensor subclasses, by another routine with other rounding errors.
+linalg_eigvals = whole_slices(aten.linalg_eigvals, aten._linalg_eigvals)
+linalg_eigvalsh = whole_slices(aten.linalg_eigvalsh)
+linalg_svdvals = whole_slices(aten.linalg_svdvals)
+# A composite of norms, some of which have a meaning in a matrix with holes that a condition number lacks.
+linalg_cond = whole_slices(aten.linalg_cond)
+
+
+@masked_rule(aten.linalg_matrix_power, aten.matrix_power, category=WHOLE_SLICES, takes_op=True)
+def linalg_matrix_power(op: OpOverload, self: Dense, n: int) -> Dense:
+    """The power 0 reads nothing, and is an identity."""
+    whole = whole_validity(self)
+    power = op(replaced(self, whole, spread_diagonal), n)
+    return Dense(power, None if n == 0 else whole)
+
+
+@masked_rule(
+    aten.linalg_matrix_rank.default,
+    aten.linalg_matrix_rank.atol_rtol_float,
+    aten.linalg_matrix_rank.atol_rtol_tensor,
+    aten.linalg_matrix_rank.tol_tensor,
+    category=WHOLE_SLICES,
+    takes_op=True,
+)
+def linalg_matrix_rank(op: OpOverload, input: Dense, *arguments: object, **options: object) -> Dense:
+    """Tolerances may be tensors, one number for each matrix; where one is invalid, so is the rank."""
+    return with_tolerances(op, input, arguments, options, dims=0)
+
+
+@masked_rule(aten.linalg_pinv.atol_rtol_tensor, category=WHOLE_SLICES, takes_op=True)
+def linalg_pinv(op: OpOverload, self: Dense, **options: object) -> Dense:
+    """As linalg_matrix_rank: an invalid tolerance leaves nothing of its matrix."""
+    return with_tolerances(op, self, (), options, dims=2)
+
+
+def with_tolerances(
+    op: OpOverload, x: Dense, arguments: tuple[object, ...], options: dict[str, object], dims: int
+) -> Dense:
+    """An operator of a matrix and of tolerances for its singular values, of which an invalid one is replaced by 0.
+
+    `dims` is the number of dimensions that the result has for each matrix.
+    """
+
+    def filled(value: object) -> object:
+        return value.filled(0) if isinstance(value, Dense) else value
+
+    whole = whole_validity(x)
+    given = [filled(value) for value in arguments]
+    named = {name: filled(value) for name, value in options.items()}
+    result: Tensor = op(replaced(x, whole, spread_diagonal), *given, **named)
+    validity = each_matrix(whole)
+    for value in (*arguments, *options.values()):
+        if isinstance(value, Dense):
+            validity = intersect(validity, value.validity)
+    return for_each_slice(result, validity, result.ndim - dims)

@@ -1,0 +1,180 @@
+"""Systems of linear equations, and the factors that solve them.
+
+Law: all or nothing for each column of the solution, which depends on the whole matrix (in `solve_triangular` on the
+named triangle alone) and on its own column of the right-hand side. With ``left=False`` the rows of the right-hand side
+take the part of columns. What is said of the matrix itself (factors, pivots, `info`, rank) depends on it alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from op_registry.authoring import (
+    WHOLE_SLICES,
+    Dense,
+    each_matrix,
+    for_each_slice,
+    intersect,
+    masked_rule,
+    replaced,
+    spread_diagonal,
+    whole_validity,
+)
+
+aten = torch.ops.aten
+
+
+def is_vector(matrix: Dense, right: Dense) -> bool:
+    """Whether the right-hand side is one column for each matrix, without a dimension for columns. As in torch."""
+    return right.ndim == 1 or (right.ndim == matrix.ndim - 1 and right.shape == matrix.shape[:-1])
+
+
+def whole_columns(right: Dense, left: bool = True, vector: bool = False) -> Tensor | None:
+    """Where each column of the right-hand side is whole; each row with ``left=False``."""
+    return whole_validity(right, (-2,) if left and not vector else (-1,))
+
+
+def solution(result: Tensor, matrix: Tensor | None, columns: Tensor | None, vector: bool = False) -> Dense:
+    """The solution, valid where its matrix and its column are."""
+    if vector and matrix is not None:
+        matrix = matrix[..., 0]
+    validity = intersect(matrix, columns)
+    return for_each_slice(result, validity, result.ndim)
+
+
+@masked_rule(aten.linalg_solve, category=WHOLE_SLICES)
+def linalg_solve(A: Dense, B: Dense, *, left: bool = True) -> Dense:
+    """Served whole for the sake of its out= form, as linalg_inv is."""
+    vector = is_vector(A, B)
+    matrices, columns = whole_validity(A), whole_columns(B, left, vector)
+    result = aten.linalg_solve(replaced(A, matrices, spread_diagonal), replaced(B, columns, 0), left=left)
+    return solution(result, matrices, columns, vector)
+
+
+@masked_rule(aten._linalg_solve_ex, category=WHOLE_SLICES)
+def _linalg_solve_ex(
+    A: Dense, B: Dense, *, left: bool = True, check_errors: bool = False
+) -> tuple[Dense, Dense, Dense, Dense]:
+    vector = is_vector(A, B)
+    matrices, columns = whole_validity(A), whole_columns(B, left, vector)
+    result, lu, pivots, info = aten._linalg_solve_ex(
+        replaced(A, matrices, spread_diagonal), replaced(B, columns, 0), left=left, check_errors=check_errors
+    )
+    each = each_matrix(matrices)
+    return (
+        solution(result, matrices, columns, vector),
+        for_each_slice(lu, each, lu.ndim - 2),
+        for_each_slice(pivots, each, pivots.ndim - 1),
+        for_each_slice(info, each, info.ndim),
+    )
+
+
+def triangle(matrix: Dense, upper: bool, unitriangular: bool) -> Tensor:
+    """Where a triangular solve reads its matrix: one triangle, without its diagonal if that counts as ones."""
+    everywhere = torch.ones(matrix.shape[-2:], dtype=torch.bool, device=matrix.device)
+    return everywhere.triu(int(unitriangular)) if upper else everywhere.tril(-int(unitriangular))
+
+
+@masked_rule(aten.linalg_solve_triangular, category=WHOLE_SLICES)
+def linalg_solve_triangular(
+    self: Dense, B: Dense, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Dense:
+    read = triangle(self, upper, unitriangular)
+    matrices, columns = whole_validity(self, read=read), whole_columns(B, left)
+    result = aten.linalg_solve_triangular(
+        replaced(self, matrices, spread_diagonal, partly_read=True),
+        replaced(B, columns, 0),
+        upper=upper,
+        left=left,
+        unitriangular=unitriangular,
+    )
+    return solution(result, matrices, columns)
+
+
+@masked_rule(aten.triangular_solve, category=WHOLE_SLICES)
+def triangular_solve(
+    self: Dense, A: Dense, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Dense, Dense]:
+    """As linalg_solve_triangular. The second result is a copy of the matrix, the other triangle included."""
+    read = triangle(A, upper, unitriangular)
+    matrices, columns = whole_validity(A, read=read), whole_columns(self)
+    result, copied = aten.triangular_solve(
+        replaced(self, columns, 0),
+        replaced(A, matrices, spread_diagonal, partly_read=True),
+        upper,
+        transpose,
+        unitriangular,
+    )
+    whole = whole_validity(A)
+    return solution(result, matrices, columns), for_each_slice(copied, each_matrix(whole), copied.ndim - 2)
+
+
+@masked_rule(aten.cholesky_solve, aten._cholesky_solve_helper, category=WHOLE_SLICES)
+def cholesky_solve(self: Dense, input2: Dense, upper: bool = False) -> Dense:
+    """`input2` is a Cholesky factor, of which both triangles have to be valid, as of what `cholesky` gives."""
+    matrices, columns = whole_validity(input2), whole_columns(self)
+    result = aten.cholesky_solve(replaced(self, columns, 0), replaced(input2, matrices, spread_diagonal), upper)
+    return solution(result, matrices, columns)
+
+
+def no_exchange(pivots: Tensor) -> Tensor:
+    """Pivots that leave every row where it is; LAPACK counts from 1."""
+    return torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
+
+
+def whole_pivots(pivots: Dense) -> Tensor | None:
+    """Where the pivots of a matrix are whole, with two dimensions of size 1 in place of the matrix."""
+    whole = whole_validity(pivots, (-1,))
+    return None if whole is None else whole.unsqueeze(-1)
+
+
+@masked_rule(aten.linalg_lu_solve, category=WHOLE_SLICES)
+def linalg_lu_solve(LU: Dense, pivots: Dense, B: Dense, *, left: bool = True, adjoint: bool = False) -> Dense:
+    matrices, exchanges, columns = whole_validity(LU), whole_pivots(pivots), whole_columns(B, left)
+    result = aten.linalg_lu_solve(
+        replaced(LU, matrices, spread_diagonal),
+        replaced(pivots, None if exchanges is None else exchanges[..., 0], no_exchange),
+        replaced(B, columns, 0),
+        left=left,
+        adjoint=adjoint,
+    )
+    return solution(result, intersect(matrices, exchanges), columns)
+
+
+@masked_rule(aten.lu_unpack, category=WHOLE_SLICES)
+def lu_unpack(
+    LU_data: Dense, LU_pivots: Dense, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Dense, ...]:
+    """What is not unpacked is not read, and its results have no element."""
+    matrices, exchanges = whole_validity(LU_data), whole_pivots(LU_pivots)
+    results = aten.lu_unpack(
+        replaced(LU_data, matrices, spread_diagonal),
+        replaced(LU_pivots, None if exchanges is None else exchanges[..., 0], no_exchange),
+        unpack_data,
+        unpack_pivots,
+    )
+    read = intersect(matrices if unpack_data else None, exchanges if unpack_pivots else None)
+    return tuple(for_each_slice(result, each_matrix(read), result.ndim - 2) for result in results)
+
+
+@masked_rule(aten.linalg_lstsq, category=WHOLE_SLICES)
+def linalg_lstsq(
+    self: Dense, b: Dense, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Dense, Dense, Dense, Dense]:
+    """No equation is left out by itself: a hole in the matrix leaves nothing, one in a column of `b` that column."""
+    vector = is_vector(self, b)
+    matrices, columns = whole_validity(self), whole_columns(b, vector=vector)
+    found, residuals, rank, singular_values = aten.linalg_lstsq(
+        replaced(self, matrices, spread_diagonal), replaced(b, columns, 0), rcond, driver=driver
+    )
+    each = each_matrix(matrices)
+    solved = solution(found, matrices, columns, vector)
+    # One residual for each column; the solution's validity has one number for it, too.
+    per_column = solved.validity if vector or solved.validity is None else solved.validity[..., 0, :]
+    return (
+        solved,
+        for_each_slice(residuals, per_column, residuals.ndim),
+        for_each_slice(rank, each, rank.ndim),
+        for_each_slice(singular_values, each, singular_values.ndim - 1),
+    )

@@ -1,0 +1,142 @@
+"""Connectionist temporal classification: an alignment of a whole sequence with its targets.
+
+Law: all or nothing for each sample of the batch, then reduced as losses. A sample depends on all classes of its first
+`input_length` steps, on its first `target_length` targets, and on both lengths; padding beyond them is not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    LOSS,
+    WHOLE_SLICES,
+    Dense,
+    MaskedSemanticsError,
+    all_valid,
+    as_int8,
+    by_rule,
+    fill_where_invalid,
+    for_each_slice,
+    intersect,
+    known_all_valid,
+    masked_rule,
+    on_device_of,
+    run_plain,
+    upcast_under_autocast,
+    whole_validity,
+)
+from op_registry.ops.losses.rules import MEAN, reduced
+
+aten = torch.ops.aten
+
+# Lengths are a list of numbers or a tensor, depending on the overload.
+Lengths = Sequence[int] | Dense
+
+
+@masked_rule(aten.ctc_loss, category=LOSS, takes_op=True)
+def ctc_loss(
+    op: OpOverload,
+    log_probs: Dense,
+    targets: Dense,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    reduction: int = MEAN,
+    zero_infinity: bool = False,
+) -> Dense:
+    """A mean divides each loss by its number of targets first, and then by the number of valid samples."""
+    arguments = (log_probs, targets, input_lengths, target_lengths)
+    if all_valid(*arguments):
+        loss: Dense = run_plain(op, (*arguments, blank, reduction, zero_infinity), {})
+        return loss
+    batched = log_probs.ndim == 3
+    scores = log_probs if batched else log_probs.map(lambda t: t.unsqueeze(1))
+    scores = scores.like(upcast_under_autocast(scores.data))
+    form = aten._ctc_loss.Tensor if isinstance(input_lengths, Dense) else aten._ctc_loss.default
+    loss, _ = by_rule(form, scores, targets, input_lengths, target_lengths, blank, zero_infinity)
+    if zero_infinity:
+        loss = loss.like(torch.where(loss.data == math.inf, 0, loss.data))
+    if reduction == MEAN:
+        number = as_record(target_lengths, loss).filled(0).clamp(min=1).to(loss.data)
+        loss = loss.like(loss.data / number)
+    return reduced(loss if batched else loss.map(lambda t: t.squeeze(0)), reduction)
+
+
+@masked_rule(aten._ctc_loss, category=WHOLE_SLICES, takes_op=True)
+def _ctc_loss(
+    op: OpOverload,
+    log_probs: Dense,
+    targets: Dense,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Dense, Dense]:
+    """The loss of each sample, and the table of its alignments, of which torch fills in what the sample has."""
+    steps, samples, classes = log_probs.shape
+    if targets.ndim == 1 and samples > 1:
+        refuse_unknown_starts(target_lengths)
+    inputs, labels = as_record(input_lengths, log_probs), as_record(target_lengths, log_probs)
+    whole = intersect(inputs.validity, labels.validity)
+    # An invalid length is replaced by that of a sample which reads every step, and has no targets.
+    input_numbers, label_numbers = inputs.filled(steps), labels.filled(0)
+    within = torch.arange(steps, device=log_probs.device).unsqueeze(-1) < input_numbers
+    for part in (whole_validity(log_probs, (0, 2), within.unsqueeze(-1)), whole_targets(targets, label_numbers)):
+        if part is not None:
+            whole = intersect(whole, on_device_of(log_probs.data, part.reshape(-1)))
+    kept = None if whole is None else intersect(whole.reshape(1, -1, 1), log_probs.validity)
+    losses, table = op(
+        fill_where_invalid(log_probs.data, kept, -math.log(max(classes, 1))),
+        targets.filled((blank + 1) % max(classes, 1)),
+        input_lengths.filled(steps) if isinstance(input_lengths, Dense) else input_lengths,
+        target_lengths.filled(0) if isinstance(target_lengths, Dense) else target_lengths,
+        blank,
+        zero_infinity,
+    )
+    return for_each_slice(losses, whole, 1), filled_part(table, whole, input_numbers, label_numbers)
+
+
+def as_record(lengths: Lengths, beside: Dense) -> Dense:
+    """Lengths as a record of one dimension, beside the data that they are of."""
+    if isinstance(lengths, Dense):
+        return lengths.map(lambda t: t.reshape(-1).to(beside.device))
+    return Dense(torch.tensor(list(lengths), dtype=torch.int64, device=beside.device))
+
+
+def refuse_unknown_starts(target_lengths: Lengths) -> None:
+    """Concatenated targets begin where those of the samples before them end."""
+    if isinstance(target_lengths, Dense) and not known_all_valid(target_lengths):
+        raise MaskedSemanticsError(
+            "ctc_loss of concatenated targets has no meaning with an invalid target length: where the targets of the "
+            "next sample begin is then unknown. Pad the targets to shape (samples, length), or fill the lengths "
+            "first, target_lengths.to_tensor(0)."
+        )
+
+
+def whole_targets(targets: Dense, lengths: Tensor) -> Tensor | None:
+    """Where the targets of each sample are whole, of those that its length counts."""
+    if targets.validity is None:
+        return None
+    lengths = lengths.to(targets.device).unsqueeze(-1)
+    starts = lengths.cumsum(0) - lengths if targets.ndim == 1 else torch.zeros_like(lengths)
+    position = torch.arange(targets.shape[-1], device=targets.device)
+    read = (starts <= position) & (position < starts + lengths)
+    rows = targets if targets.ndim == 2 else targets.map(lambda t: t.expand(read.shape))
+    return whole_validity(rows, (1,), read)
+
+
+def filled_part(table: Tensor, whole: Tensor | None, inputs: Tensor, labels: Tensor) -> Dense:
+    """The table of alignments, valid in the rows and columns that torch writes."""
+    if whole is None:
+        return Dense(table)
+    row, column = (torch.arange(size, device=table.device) for size in table.shape[1:])
+    within_rows = row < inputs.unsqueeze(-1)
+    within_columns = column < 2 * labels.unsqueeze(-1) + 1
+    written = within_rows.unsqueeze(-1) & within_columns.unsqueeze(-2)
+    return Dense(table, intersect(for_each_slice(table, whole, 1).validity, as_int8(written)))

@@ -1,0 +1,69 @@
+"""The inverse short-time transform. The forward one decomposes: frames are views, each the block of a transform.
+
+Law: a frame of the transform depends on `n_fft` samples, whatever zeros the window has. A sample of the inverse depends
+on every frame that covers it, and on the window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from op_registry.authoring import WHOLE_SLICES, Dense, as_int8, intersect, masked_rule, replaced, whole_validity
+from op_registry.ops.transforms.fft import first_entries
+
+aten = torch.ops.aten
+
+
+@masked_rule(aten.istft.default, category=WHOLE_SLICES)
+def istft(
+    self: Dense,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Dense | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Dense:
+    """Samples beyond the last frame, which `length` may ask for, are zeros of torch's own, and valid."""
+    # A real signal has the first half of the spectrum; the rest of a two-sided one is not read.
+    read = None if return_complex or self.ndim < 2 else first_entries(self, self.ndim - 2, n_fft // 2 + 1)
+    frames = whole_validity(self, (-2,), read)
+    whole_window = None if window is None else whole_validity(window, (-1,))
+    signal = aten.istft(
+        replaced(self, frames, 0, partly_read=read is not None),
+        n_fft,
+        hop_length,
+        win_length,
+        None if window is None else replaced(window, whole_window, 1),
+        center,
+        normalized,
+        onesided,
+        length,
+        return_complex,
+    )
+    covered = None
+    if frames is not None:
+        each = frames[..., 0, :].expand(*self.shape[:-2], self.shape[-1])
+        hop, start = hop_length or n_fft // 4, n_fft // 2 if center else 0
+        covered = covered_by_whole_frames(each, n_fft, hop, start, signal.shape[-1])
+    if whole_window is not None:
+        whole_window = whole_window.reshape((1,) * signal.ndim)
+    return Dense(signal, intersect(covered, whole_window))
+
+
+def covered_by_whole_frames(frames: Tensor, n_fft: int, hop: int, start: int, samples: int) -> Tensor:
+    """Whether every frame that covers a sample is whole: (…, frames) → (…, samples).
+
+    Frame t covers the samples from t·hop to t·hop + n_fft - 1, of which the first result is number `start`.
+    """
+    missing = (frames == 0).to(torch.int32).cumsum(-1, dtype=torch.int32)
+    missing_before = torch.nn.functional.pad(missing, (1, 0))
+    position = torch.arange(start, start + samples, device=frames.device)
+    last = frames.shape[-1]
+    first_frame = ((position - n_fft).div(hop, rounding_mode="floor") + 1).clamp(0, last)
+    after_last_frame = (position.div(hop, rounding_mode="floor") + 1).clamp(0, last)
+    return as_int8(missing_before[..., after_last_frame] == missing_before[..., first_frame])
