@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="measure, and write the accepted listing (tests/report/coverage.expect) and "
-        "op_registry/report/database.tsv; with --python-level, tests/python_level.expect alone",
+        "op_registry/report/database.tsv; with --python-level, tests/report/python_level.expect alone",
     )
     coverage.add_argument(
         "--python-level",

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from masked_dispatch.api import reductions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import delegating
 
 
 def naming_the_function(name: str, options: tuple[str, ...]) -> Callable[..., Any]:
     """torch's method, which names the library's function if it is given one of its options."""
     method: Callable[..., Any] = getattr(torch.Tensor, name)
 
+    @delegating  # so that rules inside a Python function see who called the method
     @functools.wraps(method)
     def reduced(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs:

@@ -63,7 +63,7 @@ def lowered_by(
                 if record is result:
                     return argument  # a rule that returns its argument means the tensor itself
             for n, value in enumerate(result if isinstance(result, tuple) else [result]):
-                refuse_plain(value, meaning.rule, n)
+                refuse_plain(value, rule, n)
             return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
         if rule.category is REFUSED:
             return rule.bind(op)(*args, **kwargs)

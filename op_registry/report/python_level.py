@@ -120,5 +120,5 @@ def _rules() -> str:
 
 
 def expectation(found: Sequence[PythonEntry]) -> str:
-    """What tests/python_level.expect holds: one line for each callable, and the rules inside functions."""
+    """What tests/report/python_level.expect holds: one line for each callable, and the rules inside functions."""
     return "\n".join([*sorted(map(str, found)), "", _rules()])

@@ -90,6 +90,9 @@ def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
 NUMBERED = {
     "masked.argmax": 9,  # positions
     "masked.argmin": 9,
+    "functional.lu": 3,  # a matrix, all or nothing
+    "functional.norm": 3,  # the nuclear norm is of a matrix
+    "functional.stft": 2,  # a signal
     "functional.tensordot": 9,  # contracts a dimension of size 1 with any other
     "nn.functional.embedding": 9,  # rows of the table
     "nn.functional.embedding_bag": 9,
@@ -119,6 +122,7 @@ OWN_VALUES = {
             "nn.functional.max_unpool1d", "nn.functional.max_unpool2d", "nn.functional.max_unpool3d",
             "nn.MaxUnpool1d", "nn.MaxUnpool2d", "nn.MaxUnpool3d", "distributions.LowerCholeskyTransform.forward",
             "distributions.LowerCholeskyTransform.inverse", "distributions.PositiveDefiniteTransform.forward",
+            "distributions.PositiveDefiniteTransform.inverse", "distributions.CorrCholeskyTransform.forward",
         ),
         "zeros that the operation writes",
     ),
@@ -129,6 +133,7 @@ OWN_VALUES = {
         ),
         "what mask= excludes",
     ),
+    "distributions.Multinomial.sample": "a count of nothing is 0",
     **dict.fromkeys(
         ("functional.broadcast_tensors", "functional.cartesian_prod", "functional.meshgrid"),
         "each result, or column, is of one argument alone",

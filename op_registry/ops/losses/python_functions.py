@@ -1,4 +1,4 @@
-"""Losses that torch writes in Python and that divide by a size.
+"""Losses that torch writes in Python: those that divide by a size, and one that counts targets in its own buffers.
 
 Law: the size is the number of what is valid. One operator in the function's body gets a rule that makes up for the
 division that follows it; where no mask is stored its factor is exactly 1.
@@ -11,7 +11,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.authoring import COMPOSITE, accumulation_dtype, inside
+from op_registry.authoring import (
+    COMPOSITE,
+    ELEMENTWISE,
+    Dense,
+    MaskedSemanticsError,
+    Number,
+    accumulation_dtype,
+    inside,
+    known_all_valid,
+)
 from op_registry.ops.losses.rules import SUM
 
 aten = torch.ops.aten
@@ -41,3 +50,24 @@ def multilabel_soft_margin_loss(
     ones = torch.ones_like(self, dtype=accumulation_dtype(total.dtype))
     classes = aten.sum.dim_IntList(ones, dim, keepdim)
     return (total * (self.shape[-1] / classes)).to(total.dtype)
+
+
+# ----------------------------------------------------------------------------------------- nn.AdaptiveLogSoftmaxWithLoss
+
+
+@inside(torch.nn.modules.adaptive, aten.index_fill_.int_Scalar, category=COMPOSITE)
+def adaptive_index_fill_(self: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
+    """An assignment: torch fills a buffer made of the target, and index_fill would leave it unwritten, hence invalid."""
+    return self.index_copy_(dim, index, torch.full(index.shape, value, dtype=self.dtype, device=self.device))
+
+
+@inside(torch.nn.modules.adaptive, aten.ge.Scalar, category=ELEMENTWISE)
+def adaptive_target_at_least(self: Dense, other: Number) -> Dense:
+    """Refused for partly invalid targets, which torch takes for targets out of range: it counts those in each cluster."""
+    if not known_all_valid(self):
+        raise MaskedSemanticsError(
+            f"AdaptiveLogSoftmaxWithLoss has no meaning for a partly invalid target of shape {tuple(self.shape)}: it "
+            "counts how many targets each cluster has. Mask the rows of the input instead: "
+            "input.mask_with(target.get_mask().unsqueeze(-1)), with target.to_tensor(0)."
+        )
+    return Dense(aten.ge.Scalar(self.data, other))

@@ -2,7 +2,7 @@
 
 Where the table has changed for good::
 
-    python -m op_registry coverage --python-level --write tests/python_level.expect
+    python -m op_registry coverage --python-level --write tests/report/python_level.expect
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from repository import ROOT
 from torch import Tensor
 
 from op_registry.__main__ import main
@@ -22,8 +23,8 @@ from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
 from op_registry.report import python_level
 
-EXPECTED = Path(__file__).with_name("python_level.expect")
-AGAIN = "python -m op_registry coverage --python-level --write tests/python_level.expect"
+EXPECTED = ROOT / "tests/report/python_level.expect"
+AGAIN = "python -m op_registry coverage --python-level --write tests/report/python_level.expect"
 
 BUFFERS = "asks the masked tensor for a buffer by new_tensor, new_zeros or new_empty"
 # What is known to be wrong, and why. An entry that is mended fails the test, and is taken off the list.
