@@ -2,7 +2,8 @@
 
 From the ground up; a room imports from those above it in this list:
 
-torch_internals.py      all private torch, each assumption with a test
+compiler_internals.py   private parts of torch's compiler, each assumption with a test
+torch_internals.py      all other private torch, likewise
 densification.py        reports of sparse operands stored densely
 densify_policy.py       when that is allowed
 tensor/                 the tensor subclasses as values

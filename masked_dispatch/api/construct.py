@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from masked_dispatch.compiler_internals import constant_in_graphs, guard_on, while_compiling
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.cache_key import CODE_VERSION
 from masked_dispatch.tensor.checks import check_mask, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import constant_in_graphs, guard_on, while_compiling
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.validity import intersect
 from op_registry.sparse.layout import OF_TORCH

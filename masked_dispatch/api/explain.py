@@ -13,7 +13,7 @@ from torch.overrides import resolve_name
 
 from masked_dispatch.api.call_observer import Observer
 from masked_dispatch.api.explanation import Explanation
-from masked_dispatch.torch_internals import uncompiled
+from masked_dispatch.compiler_internals import uncompiled
 
 UNCOMPILED = (
     "explained as it runs uncompiled; what a compiled graph stores densely is in the log of masked_dispatch.storage, "

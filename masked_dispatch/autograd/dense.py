@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -24,7 +25,6 @@ from masked_dispatch.tensor.messages import linearized, passed_to_torch_func
 from masked_dispatch.torch_internals import (
     hidden_in_transform,
     in_forward_mode,
-    never_compiled,
     recorded_as_constant,
     recording,
     under_transform,

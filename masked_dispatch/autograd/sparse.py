@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, save_validity, unwrap
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
-from masked_dispatch.torch_internals import in_forward_mode, never_compiled, under_transform
+from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.records.dense import Dense, fill_where_invalid
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import functools
 
-from masked_dispatch.dispatch.fast_paths import elementwise_kernel
-from masked_dispatch.dispatch.ladder import kernels
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
-from masked_dispatch.torch_internals import (
+from masked_dispatch.compiler_internals import (
     accept_unused_outputs,
     before_tracing,
     dynamo_is_loaded,
     fused_multiply_add,
     record_new_tensor_of,
-    serve_higher_order_operators,
 )
+from masked_dispatch.dispatch.fast_paths import elementwise_kernel
+from masked_dispatch.dispatch.ladder import kernels
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
+from masked_dispatch.torch_internals import serve_higher_order_operators
 from op_registry.categories import ELEMENTWISE, run_elementwise
 from op_registry.rule import Rule
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library
 
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
 from masked_dispatch.dispatch.overlays import overlays_of_caller
@@ -61,7 +62,6 @@ from masked_dispatch.torch_internals import (
     calling_frame,
     delegating,
     in_forward_mode,
-    never_compiled,
     redispatch,
     register_kernel,
     schema_of,

@@ -14,6 +14,7 @@ from torch.library import Library
 
 from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, values_at, wrap_sparse_record
+from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
@@ -21,7 +22,6 @@ from masked_dispatch.interop.torch_sparse import to_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import never_compiled, prepare_for_tracing
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, fill_where_invalid
 from op_registry.records.dims import Number, wrap_dims

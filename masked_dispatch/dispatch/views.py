@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.autograd.graph import Node
 
 from masked_dispatch.autograd.dense import checked_validity, masked_gradient, unwrap
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.overlays import remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
@@ -22,7 +23,6 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     called_by_functorch,
-    never_compiled,
     redispatch,
     share_storage,
     tracking_views_and_versions,

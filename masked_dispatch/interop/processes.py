@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild_family
 from masked_dispatch.tensor.messages import sent_with_its_graph
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces, rebuild_stored, reduce_stored
-from masked_dispatch.torch_internals import never_compiled
 
 
 def send(tensor: MaskedTensor) -> Any:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_sparse, wrap_sparse_record
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import never_compiled
 from op_registry.records.dense import Dense, fill_where_invalid
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from masked_dispatch.torch_internals import register_bool_to_int8_lowering
+from masked_dispatch.compiler_internals import register_bool_to_int8_lowering
 
 
 def teach_inductor() -> None:

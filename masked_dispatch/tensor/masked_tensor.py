@@ -11,6 +11,7 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import Tensor
 
+from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse
@@ -31,9 +32,7 @@ from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
     make_data_pointer_raise,
     make_wrapper_subclass,
-    never_compiled,
     no_torch_function,
-    prepare_for_tracing,
     share_storage,
 )
 from op_registry import InvalidValueError, MaskedSemanticsError, registry

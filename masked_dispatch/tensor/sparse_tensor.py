@@ -10,6 +10,7 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import Tensor
 
+from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimensions
@@ -17,16 +18,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
-from masked_dispatch.torch_internals import (
-    PRE_DISPATCH,
-    dynamo_is_loaded,
-    make_data_pointer_raise,
-    make_wrapper_subclass,
-    mark_dynamic,
-    never_compiled,
-    prepare_for_tracing,
-    print_options,
-)
+from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, print_options
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, savable

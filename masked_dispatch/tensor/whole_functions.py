@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from masked_dispatch.torch_internals import dynamo_is_loaded
+from masked_dispatch.compiler_internals import dynamo_is_loaded
 from op_registry.inside import rules_inside_functions
 
 

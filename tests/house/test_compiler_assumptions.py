@@ -11,7 +11,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from assumptions import assumed
-from masked_dispatch.torch_internals import (
+from masked_dispatch.compiler_internals import (
     constant_in_graphs,
     fused_multiply_add,
     guard_on,
@@ -22,7 +22,7 @@ from masked_dispatch.torch_internals import (
 
 
 def test_8_code_may_be_kept_from_dynamo() -> None:
-    from masked_dispatch.torch_internals import never_compiled
+    from masked_dispatch.compiler_internals import never_compiled
 
     compiled = []
 

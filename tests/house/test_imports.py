@@ -31,7 +31,8 @@ FLOORS = {
         ("__main__",),
     ),
     "masked_dispatch": (
-        ("torch_internals", "densification"),
+        ("compiler_internals", "densification"),
+        ("torch_internals",),
         ("densify_policy",),
         ("tensor",),
         ("autograd",),

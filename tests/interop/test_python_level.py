@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from repository import ROOT
 from torch import Tensor
 
 from op_registry.__main__ import main
@@ -22,24 +21,13 @@ from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
 from op_registry.report import python_level
+from repository import ROOT
 
 EXPECTED = ROOT / "tests/report/python_level.expect"
 AGAIN = "python -m op_registry coverage --python-level --write tests/report/python_level.expect"
 
-BUFFERS = "asks the masked tensor for a buffer by new_tensor, new_zeros or new_empty"
 # What is known to be wrong, and why. An entry that is mended fails the test, and is taken off the list.
-KNOWN_WRONG = {
-    "nn.AdaptiveLogSoftmaxWithLoss": BUFFERS,
-    "nn.CrossMapLRN2d": BUFFERS,
-    "distributions.CorrCholeskyTransform.forward": BUFFERS,
-    **{
-        f"distributions.{name}.{method}": BUFFERS
-        for name in ("Cauchy", "Exponential", "Geometric", "Laplace", "Multinomial", "Pareto", "Weibull")
-        for method in ("sample", "rsample")
-        if (name, method) not in (("Geometric", "rsample"), ("Multinomial", "rsample"))
-    },
-    **dict.fromkeys(calls.MUST_REFUSE, "a partly valid matrix is to be refused"),
-}
+KNOWN_WRONG: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module")

@@ -52,18 +52,18 @@ def multilabel_soft_margin_loss(
     return (total * (self.shape[-1] / classes)).to(total.dtype)
 
 
-# ----------------------------------------------------------------------------------------- nn.AdaptiveLogSoftmaxWithLoss
+# ---------------------------------------------------------------------------------------- nn.AdaptiveLogSoftmaxWithLoss
 
 
 @inside(torch.nn.modules.adaptive, aten.index_fill_.int_Scalar, category=COMPOSITE)
 def adaptive_index_fill_(self: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
-    """An assignment: torch fills a buffer made of the target, and index_fill would leave it unwritten, hence invalid."""
+    """An assignment: torch fills a buffer made of the target, which index_fill would leave unwritten, hence invalid."""
     return self.index_copy_(dim, index, torch.full(index.shape, value, dtype=self.dtype, device=self.device))
 
 
 @inside(torch.nn.modules.adaptive, aten.ge.Scalar, category=ELEMENTWISE)
 def adaptive_target_at_least(self: Dense, other: Number) -> Dense:
-    """Refused for partly invalid targets, which torch takes for targets out of range: it counts those in each cluster."""
+    """Refused for partly invalid targets, which torch takes to be out of range: it counts those in each cluster."""
     if not known_all_valid(self):
         raise MaskedSemanticsError(
             f"AdaptiveLogSoftmaxWithLoss has no meaning for a partly invalid target of shape {tuple(self.shape)}: it "

@@ -1,0 +1,184 @@
+"""The module that uses private parts of torch's compiler (checked on torch 2.11–2.13).
+
+What it assumes has numbers in torch_internals.py, and tests in tests/house/test_compiler_assumptions.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+if TYPE_CHECKING:
+    from torch._dynamo.comptime import ComptimeContext
+    from torch._inductor.ir import TensorBox
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def never_compiled(function: _Function) -> _Function:
+    """Decorator: after a graph break, Dynamo runs `function` and everything it calls uncompiled.
+
+    Costs nothing per call: it marks the code object. (A call that Dynamo traces is still inlined.)
+    """
+    action = torch._C._dynamo.eval_frame._FrameAction.SKIP
+    strategy = torch._C._dynamo.eval_frame._FrameExecStrategy(action, action)
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """Decorator: Dynamo calls `function` once while tracing, and treats the result as a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def while_compiling(function: Callable[[ComptimeContext], None]) -> None:
+    """Call `function` at compile time from code that Dynamo traces, with Dynamo's state at that point."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(function)
+
+
+def guard_on(read: Callable[[], object], context: ComptimeContext) -> None:
+    """Guard the graph being compiled on `read` returning the same value as now.
+
+    Needed because Dynamo does not guard on ContextVars. `context` is the one that `while_compiling` passes.
+    """
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import Guard
+
+    value_at_compile_time = read()
+
+    def unchanged(_: object) -> bool:
+        return bool(read() == value_at_compile_time)
+
+    def add(builder: Any, guard: Guard) -> None:
+        text = f"{read.__qualname__}() == {value_at_compile_time!r}"
+        builder.guard_manager.root.add_lambda_guard(unchanged, [text], None)
+
+    context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.guards.add(Guard(GlobalStateSource(), add))
+
+
+# Callbacks for whenever a masked tensor enters a graph that is being traced; the rooms above register theirs.
+before_tracing: list[Callable[[], None]] = []
+
+
+def prepare_for_tracing() -> None:
+    """Run the callbacks registered for tracing."""
+    for prepare in before_tracing:
+        prepare()
+
+
+def dynamo_is_loaded() -> bool:
+    """Whether anything may be compiled: Dynamo has been imported."""
+    return "torch._dynamo" in sys.modules
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Tell Dynamo, which is loaded, to expect different sizes of `dim`."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+@functools.cache
+def record_new_tensor_of(kind: type) -> None:
+    """Let Dynamo, which is loaded, record x.new_tensor(data) of tensors of `kind` as a call of their own method."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    owner: Any = TensorVariable
+    original = owner.method_new_tensor
+
+    def method_new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = isinstance(self.proxy.node.meta.get("example_value"), kind)
+        return None if own else original(self, *args, **kwargs)
+
+    owner.method_new_tensor = method_new_tensor
+
+
+def fused_multiply_add() -> OpOverload:
+    """inductor's fma(a, b, c), a · b + c; it is defined when inductor's primitives are imported."""
+    import torch._inductor.inductor_prims
+
+    op: OpOverload = torch.ops.prims.fma.default
+    return op
+
+
+def register_bool_to_int8_lowering(op: OpOverload) -> None:
+    """Lower `op`, a copy of a bool tensor to int8, in inductor, if inductor is loaded.
+
+    An input of the graph, or a view of one, goes through the operator; a computed value is converted in place of it.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or op in lowering.lowerings:
+        return
+    call_operator = lowering.fallback_handler(op, add_to_fallback_set=False)
+
+    def lower(mask: TensorBox) -> TensorBox:
+        if _is_graph_input(mask):
+            return call_operator(mask)
+        # By way of int32: narrowing a comparison directly to one byte would not be vectorized.
+        return lowering.to_dtype(lowering.to_dtype(mask, torch.int32), torch.int8)
+
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def _is_graph_input(value: TensorBox) -> bool:
+    """Whether an inductor value is an input of the graph, or a view of one."""
+    from torch._inductor.ir import BaseView, StorageBox
+
+    node = value.data
+    if isinstance(node, BaseView):
+        node = node.unwrap_view()
+    return isinstance(node, StorageBox) and node.is_input_buffer()
+
+
+def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor], torch.Tensor]]) -> None:
+    """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
+
+    For such an output the autograd engine passes plain zeros to the region's backward, which was traced for a tangent
+    of the output's type and refuses them (pytorch#173123). `tangent_from_plain` converts a plain tensor to such a
+    tangent, by type of output: plain zeros become a masked tangent that is valid everywhere.
+    Called while a graph with masked tensors is traced, so that programs that never compile import nothing. The test is
+    test_unused_masked_output in tests/dispatch/test_compile.py; a torch whose method has another signature is left
+    alone.
+    """
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    owner: Any = runtime_wrappers.AOTDispatchAutograd
+    original = getattr(owner, "process_runtime_tangent", None)
+    if original is None or getattr(original, "_accepts_unused_masked_outputs", False):
+        return
+    if list(inspect.signature(original).parameters)[:2] != ["x", "meta"]:
+        return
+
+    @functools.wraps(original)
+    def process_runtime_tangent(x: object, meta: object, *rest: Any, **kwargs: Any) -> Any:
+        convert = tangent_from_plain.get(getattr(meta, "original_subclass_type", None))  # type: ignore[arg-type]
+        if convert is not None and isinstance(x, torch.Tensor) and not _is_wrapper_subclass(x):
+            x = convert(x)
+        return original(x, meta, *rest, **kwargs)
+
+    process_runtime_tangent._accepts_unused_masked_outputs = True  # type: ignore[attr-defined]
+    owner.process_runtime_tangent = staticmethod(process_runtime_tangent)
+
+
+def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, FakeTensor):
+        return True
+    is_wrapper = torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+    return is_wrapper and not isinstance(tensor, FunctionalTensor)
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile was given to return `function`; the function itself if it is not compiled."""
+    given: Callable[..., Any] | None = getattr(function, "_orig_mod", None)
+    if given is None:
+        given = getattr(function, "_torchdynamo_orig_callable", None)
+    return function if given is None else given
