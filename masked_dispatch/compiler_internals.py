@@ -95,6 +95,7 @@ def record_new_tensor_of(kind: type) -> None:
     owner: Any = TensorVariable
     original = owner.method_new_tensor
 
+    @functools.wraps(original)
     def method_new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = isinstance(self.proxy.node.meta.get("example_value"), kind)
         return None if own else original(self, *args, **kwargs)

@@ -158,7 +158,7 @@ def called_by_engine(depth: int) -> bool:
 def calling_frame(depth: int) -> FrameType | None:
     """The Python frame that called the kernel `depth` frames above this function, through whatever function modes."""
     frame = _caller(depth + 1)
-    while frame is not None and frame.f_code.co_name == "__torch_function__":
+    while frame is not None and (frame.f_code.co_name == "__torch_function__" or frame.f_code in _delegating_code):
         frame = frame.f_back
     return frame
 

@@ -17,6 +17,7 @@ from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import Expected, NoOracle, Refused, expected
+from op_registry.conformance.oracles.python_functions import as_oracles_run
 from op_registry.conformance.plain_torch import weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Observed
@@ -201,8 +202,10 @@ def _derivatives_of(trial: Trial, answer: Callable[..., Any]) -> PlainDerivative
     masks = {id(t): m for t, m in zip(tensors, trial.masks, strict=True) if m is not None}
     start_random_numbers(trial.seed)
 
+    function = as_oracles_run(trial.sample.fn) if answer is expected else trial.sample.fn
+
     def part(*args: Any, **kwargs: Any) -> Any:
-        return trial.sample.differentiable_part(trial.sample.fn(*args, **kwargs))
+        return trial.sample.differentiable_part(function(*args, **kwargs))
 
     outcome = [_pair(leaf) for leaf in tree_leaves(answer(part, args, kwargs, masks))]
     scalar = weighted_sum(outcome)

@@ -213,7 +213,7 @@ def test_25_what_was_compiled_is_found_again() -> None:
         assert uncompiled(module) is module
 
 
-def test_26_dynamo_has_a_method_for_new_tensor_that_may_decline() -> None:
+def test_27_dynamo_has_a_method_for_new_tensor_that_may_decline() -> None:
     from torch._dynamo.variables.tensor import TensorVariable
 
     with assumed("Dynamo's method for x.new_tensor takes the call's arguments, and None records the call"):

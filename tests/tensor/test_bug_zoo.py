@@ -324,8 +324,7 @@ def test_fractional_pooling_by_windows_of_which_nobody_knows_where_they_are() ->
 def test_a_window_with_holes_makes_no_half_known_signal() -> None:
     spectrum = torch.fft.rfft(torch.ones(1, 4, 8)).transpose(1, 2)
     window = md.masked_tensor(torch.ones(8), torch.arange(8) > 0)
-    with pytest.raises(md.MaskedSemanticsError, match="istft has no meaning on partly valid input"):
-        torch.istft(spectrum, 8, window=window)
+    assert torch.istft(spectrum, 8, window=window).count() == 0
 
 
 def test_a_fraction_as_correction_is_not_rounded_to_the_default_dtype() -> None:

@@ -33,6 +33,7 @@ from op_registry.conformance.oracles import (
     windows,
 )
 from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, Oracle, Refused, all_true, valid
+from op_registry.conformance.oracles.python_functions import as_oracles_run
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
@@ -169,7 +170,7 @@ def expected(
         return leaf
 
     tree_map(enter, (args, kwargs))
-    result = interpreter.run(fn, *args, **kwargs)
+    result = interpreter.run(as_oracles_run(fn), *args, **kwargs)
 
     def leave(leaf: object) -> Any:
         note = interpreter.noted(leaf) if isinstance(leaf, Tensor) else None
