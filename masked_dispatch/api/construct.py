@@ -11,7 +11,7 @@ from masked_dispatch.compiler_internals import constant_in_graphs, guard_on, whi
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.cache_key import CODE_VERSION
-from masked_dispatch.tensor.checks import check_mask, values_unknown
+from masked_dispatch.tensor.checks import check_mask, least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.validity import intersect
@@ -112,15 +112,11 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
             f"lengths of shape {tuple(lengths.shape)} do not fit data of shape {tuple(data.shape)}: one length for "
             f"each index of dimension 0, counted along dim={dim}"
         )
-    if (
-        not values_unknown(lengths)
-        and lengths.numel()
-        and (int(lengths.min()) < 0 or int(lengths.max()) > data.shape[dim])
-    ):
-        raise ValueError(
-            f"lengths run from {int(lengths.min())} to {int(lengths.max())}, but dimension {dim} has "
-            f"{data.shape[dim]} positions"
-        )
+    if not values_unknown(lengths) and lengths.numel():
+        least, most = least_and_most(lengths)
+        if least < 0 or most > data.shape[dim]:
+            raise ValueError(f"lengths run from {least} to {most}, but dimension {dim} has {data.shape[dim]} positions")
+    lengths = lengths.to(torch.int64)  # torch compares the wider unsigned integers with their own kind only
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
     return as_masked_tensor(data, intersect(positions < lengths.view(-1, *[1] * (data.ndim - 1)), mask))
 

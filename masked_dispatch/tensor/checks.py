@@ -69,6 +69,14 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
     return mask if mask.dtype is torch.int8 else mask.to(torch.int8)
 
 
+def least_and_most(integers: Tensor) -> tuple[int, int]:
+    """The extremes of an integer tensor, for a message; of dtypes for which torch has no aminmax, too."""
+    if integers.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        numbers = integers.flatten().tolist()
+        return min(numbers), max(numbers)
+    return int(integers.min()), int(integers.max())
+
+
 def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     """Whether a tensor of `shape` can be expanded to `wanted`."""
     if len(shape) > len(wanted):

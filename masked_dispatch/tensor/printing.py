@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -38,28 +40,12 @@ def _body(data: Tensor, mask: Tensor) -> str:
     summarise = data.numel() > options.threshold
     shown = summarized_data(safe) if summarise else safe
     visible = summarized_data(mask) if summarise else mask
-    valid_values = shown[visible] if bool(visible.any()) else shown.new_zeros(1)
-    formatter = NumberFormatter(
-        torch.real(valid_values)
-        if data.is_complex()
-        else valid_values.float()
-        if data.dtype in (torch.bfloat16, torch.float16)
-        else valid_values
-    )
-    imaginary = NumberFormatter(torch.imag(valid_values)) if data.is_complex() else None
+    cell = _formatter_of(shown[visible] if bool(visible.any()) else shown.new_zeros(1))
     indent = len("masked_tensor(")
-
-    def cell(value: Number, valid: bool) -> str:
-        width = formatter.width()
-        if not valid:
-            return _HIDDEN.rjust(width)
-        if imaginary is not None:
-            return f"{formatter.format(value.real)}+{imaginary.format(value.imag).strip()}j"
-        return formatter.format(value)
 
     def rows(values: Tensor, valid: Tensor, full: torch.Size, depth: int) -> str:
         if values.ndim == 0:
-            return cell(values.item(), bool(valid))
+            return cell(values.item() if bool(valid) else None)
         cut = summarise and full[0] > 2 * options.edgeitems
         pieces = [rows(v, m, full[1:], depth + 1) for v, m in zip(values, valid, strict=True)]
         if cut:
@@ -72,3 +58,27 @@ def _body(data: Tensor, mask: Tensor) -> str:
         return "[" + ("," + gap + " " * (indent + depth + 1)).join(pieces) + "]"
 
     return rows(shown, visible, data.shape, 0)
+
+
+def _formatter_of(valid_values: Tensor) -> Callable[[Number | None], str]:
+    """The function that prints one number as torch does in a tensor of `valid_values`, and None as invalid."""
+    if not valid_values.is_complex():
+        real = NumberFormatter(_computable(valid_values))
+        width = real.width()
+        return lambda value: _HIDDEN.rjust(width) if value is None else real.format(value)
+    wide = valid_values.to(torch.promote_types(valid_values.dtype, torch.complex64))
+    real, imaginary = NumberFormatter(torch.real(wide)), NumberFormatter(torch.imag(wide))
+
+    def number(value: complex) -> str:
+        imaginary_part = imaginary.format(value.imag).strip()
+        sign = "" if imaginary_part.startswith(("+", "-")) else "+"
+        return f"{real.format(value.real)}{sign}{imaginary_part}j"
+
+    complex_width = len(number(wide[0].item()))
+    return lambda value: _HIDDEN.rjust(complex_width) if value is None else number(value)
+
+
+def _computable(values: Tensor) -> Tensor:
+    """Floating-point values of a dtype with kernels for what the formatter computes: float32 for narrower ones."""
+    narrow = values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize
+    return values.float() if narrow else values

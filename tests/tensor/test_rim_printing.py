@@ -1,0 +1,74 @@
+"""What prints for dtypes with few kernels, and the messages about integers of which torch finds no extremes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import masked_dispatch as md
+from tests.helpers.sparse_layouts import LAYOUTS
+
+UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+NARROW = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float16,
+    torch.bfloat16,
+]
+
+
+def body_of(printed: str) -> str:
+    """The printed values without the name of the type and the facts after them, on one line."""
+    inside = printed.partition("(")[2]
+    return "".join(inside[: inside.rindex("]") + 1].split())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "numbers",
+    [[1 - 2j, 3 - 0.5j], [1 - 2j, 3 + 0.5j], [complex(1, -0.0), complex(-1, 0)], [complex(1, float("-inf")), 1j]],
+    ids=["negative", "of both signs", "negative zero", "infinite"],
+)
+@pytest.mark.parametrize("layout", [None, torch.sparse_coo], ids=str)
+def test_complex_numbers_print_as_in_torch(
+    dtype: torch.dtype, numbers: list[complex], layout: torch.layout | None
+) -> None:
+    data = torch.tensor(numbers, dtype=dtype)
+    x = md.masked_tensor(data)
+    assert body_of(repr(x if layout is None else x.to_layout(layout))) == body_of(repr(data))
+
+
+def test_an_invalid_complex_number_is_as_wide_as_the_others() -> None:
+    x = md.masked_tensor(torch.tensor([[1 - 2j, 3j], [3j, 1 - 2j]]), torch.tensor([[1, 0], [0, 1]]))
+    assert repr(x).startswith("masked_tensor([[1.-2.j,     --],\n               [    --, 1.-2.j]]")
+
+
+def test_a_conjugate_prints_its_own_sign() -> None:
+    x = md.masked_tensor(torch.tensor([1 + 2j, 3j]), torch.tensor([1, 0]))
+    assert body_of(repr(x.conj())) == "[1.-2.j,--]"
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("layout", [torch.strided, *LAYOUTS, torch.jagged], ids=str)
+def test_narrow_floats_print(dtype: torch.dtype, layout: torch.layout) -> None:
+    data = torch.tensor([[1.0, 2.5], [4.0, 0.0]]).to(dtype)
+    block = (1, 1) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    x = md.masked_tensor(data, torch.tensor([[1, 1], [0, 1]])).to_layout(layout, blocksize=block)
+    assert body_of(repr(x)) == "[[1.0000,2.5000],[--,0.0000]]"
+
+
+@pytest.mark.parametrize("dtype", [*UNSIGNED, torch.int16, torch.int64], ids=str)
+def test_a_mask_of_other_integers_than_0_and_1(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"dtype {dtype} and values between 0 and 3; .* Compare it: mask != 0"):
+        md.masked_tensor(torch.zeros(3), torch.tensor([1, 3, 0], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [*UNSIGNED, torch.int16, torch.int64], ids=str)
+def test_lengths_of_any_integers(dtype: torch.dtype) -> None:
+    data = torch.zeros(2, 3)
+    x = md.from_lengths(data, torch.tensor([1, 3], dtype=dtype))
+    assert x.get_mask().tolist() == [[True, False, False], [True, True, True]]
+    with pytest.raises(ValueError, match="lengths run from 1 to 4, but dimension 1 has 3 positions"):
+        md.from_lengths(data, torch.tensor([1, 4], dtype=dtype))
