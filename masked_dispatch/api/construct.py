@@ -91,6 +91,11 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
 def from_nan(data: Tensor) -> MaskedTensor:
     """`data` (floating point or complex), invalid where it is NaN; differentiable, and shares memory with `data`."""
     data, mask = as_data_and_mask(data, sparse=False)
+    if isinstance(data, MaskedTensor):
+        raise TypeError(
+            f"from_nan masks a plain tensor, and this one of shape {tuple(data.shape)} is masked already. For what is "
+            "invalid in it or NaN write from_nan(x.to_tensor(float('nan')))"
+        )
     if not (data.is_floating_point() or data.is_complex()):
         raise TypeError(f"from_nan needs floating point or complex data, which can hold NaN; got {data.dtype}")
     return as_masked_tensor(data, intersect(~torch.isnan(data), mask))
@@ -104,6 +109,11 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     """
     data, mask = as_data_and_mask(data, sparse=False)
     lengths = torch.as_tensor(lengths, device=data.device)
+    if isinstance(lengths, MaskedTensor):
+        raise TypeError(
+            f"lengths is a masked tensor of shape {tuple(lengths.shape)}, and an invalid length is no length: say what "
+            "it stands for, from_lengths(data, lengths.to_tensor(0))"
+        )
     dim = dim % data.ndim
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise TypeError(f"lengths are integers, one for each row; got {lengths.dtype}")

@@ -21,7 +21,7 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.messages import linearized, passed_to_torch_func
+from masked_dispatch.tensor.messages import TRACED_BY_JIT, linearized, passed_to_torch_func
 from masked_dispatch.torch_internals import (
     hidden_in_transform,
     in_forward_mode,
@@ -144,6 +144,8 @@ def _savable_validity(tensor: MaskedTensor) -> Tensor | None:
 
 def check_usable(tensor: MaskedTensor, values: Tensor) -> None:
     """Refuse a tensor that a transform wraps without its mask, records without its `values`, or has outlived."""
+    if torch.jit.is_tracing():
+        raise MaskedSemanticsError(TRACED_BY_JIT)
     if hidden_in_transform():
         raise MaskedSemanticsError(passed_to_torch_func(tensor))
     if in_forward_mode() and recording():

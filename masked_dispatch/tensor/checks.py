@@ -7,6 +7,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.mask_bytes import teach_inductor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.messages import mask_is_masked
 from masked_dispatch.torch_internals import recording, under_transform
 from op_registry.records.tracing import being_traced
 
@@ -28,7 +29,7 @@ def check_mask_source(tensor: Tensor, other: Tensor) -> None:
 def check_mask(data: Tensor, mask: object) -> Tensor:
     """`mask` as a bool or int8 tensor that fits `data`; raises if it does not fit."""
     if isinstance(mask, MaskedTensor):
-        raise TypeError("the mask is itself a masked tensor; use x.mask_like(other), or pass other.get_mask()")
+        raise TypeError(mask_is_masked(mask))
     if not isinstance(mask, Tensor):
         if hasattr(mask, "get_fill_value"):
             raise TypeError("the mask is itself a masked array of NumPy; pass mask.filled(False)")

@@ -14,17 +14,17 @@ from torch import Tensor
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.fills import checked_fill
-from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse
+from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
 from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, make_view_family
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
     copied_mask_shared,
     data_pointer_requested,
     deep_copied_result,
-    dlpack_requested,
     invalid_elements_exported,
     tangent_stored_otherwise,
 )
+from masked_dispatch.tensor.no_memory import WithoutMemory
 from masked_dispatch.tensor.printing import describe
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
@@ -47,7 +47,7 @@ from op_registry.sparse.layout import Layout
 Context = tuple[str, str, GuardedInput | None]
 
 
-class MaskedTensor(torch.Tensor):
+class MaskedTensor(WithoutMemory, torch.Tensor):
     """A tensor and a mask of the same shape, True where an element is valid.
 
     Make one with :func:`masked_tensor` (copies) or :func:`as_masked_tensor` (shares memory, differentiable).
@@ -192,28 +192,28 @@ class MaskedTensor(torch.Tensor):
         dense_dim: int | None = None,
     ) -> MaskedTensor:
         """The valid elements in COO storage, or in `layout`; see :meth:`to_layout`."""
-        dims = sparse_dim if dense_dim is None else self.ndim - dense_dim
+        dims = sparse_dim if dense_dim is None else sparse_dims_beside(self, dense_dim)
         return self.to_layout(layout or torch.sparse_coo, sparse_dim=dims, blocksize=blocksize)
 
     def to_sparse_csr(self, dense_dim: int | None = None) -> MaskedTensor:
         """The valid elements by rows; see :meth:`to_layout`."""
-        return self.to_layout(torch.sparse_csr, sparse_dim=self.ndim - (dense_dim or 0))
+        return self.to_layout(torch.sparse_csr, sparse_dim=sparse_dims_beside(self, dense_dim))
 
     def to_sparse_csc(self, dense_dim: int | None = None) -> MaskedTensor:
         """The valid elements by columns; see :meth:`to_layout`."""
-        return self.to_layout(torch.sparse_csc, sparse_dim=self.ndim - (dense_dim or 0))
+        return self.to_layout(torch.sparse_csc, sparse_dim=sparse_dims_beside(self, dense_dim))
 
     def to_sparse_bsr(  # type: ignore[override]
         self, blocksize: Sequence[int], dense_dim: int | None = None
     ) -> MaskedTensor:
         """Blocks with valid elements, by rows of blocks; see :meth:`to_layout`."""
-        return self.to_layout(torch.sparse_bsr, sparse_dim=self.ndim - (dense_dim or 0), blocksize=blocksize)
+        return self.to_layout(torch.sparse_bsr, sparse_dim=sparse_dims_beside(self, dense_dim), blocksize=blocksize)
 
     def to_sparse_bsc(  # type: ignore[override]
         self, blocksize: Sequence[int], dense_dim: int | None = None
     ) -> MaskedTensor:
         """Blocks with valid elements, by columns of blocks; see :meth:`to_layout`."""
-        return self.to_layout(torch.sparse_bsc, sparse_dim=self.ndim - (dense_dim or 0), blocksize=blocksize)
+        return self.to_layout(torch.sparse_bsc, sparse_dim=sparse_dims_beside(self, dense_dim), blocksize=blocksize)
 
     def to_packed(self) -> MaskedTensor:
         """A padded batch (B, T, …) without its padding, one sequence after another; see :meth:`to_layout`.
@@ -382,12 +382,6 @@ class MaskedTensor(torch.Tensor):
     def is_shared(self) -> bool:
         """Whether the data lies in shared memory."""
         return self._data.is_shared()
-
-    def data_ptr(self) -> NoReturn:
-        raise MaskedSemanticsError(data_pointer_requested(self))
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise MaskedSemanticsError(dlpack_requested(self))
 
     @never_compiled
     def numpy(self, *, force: bool = False) -> Any:

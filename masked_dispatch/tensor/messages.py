@@ -142,6 +142,50 @@ def pattern_is_shared(tensor: Tensor, layout: object) -> str:
     )
 
 
+def memory_requested(tensor: Tensor) -> str:
+    """Why a masked tensor has no storage() of its own."""
+    return (
+        f"a masked tensor of shape {tuple(tensor.shape)} has no memory of its own: it is data and a mask. torch.save "
+        "keeps both. A file format of plain tensors, such as safetensors, takes x.to_tensor(fill) and x.get_mask() "
+        "under two names, and as_masked_tensor(data, mask) puts them together again. For the memory itself use "
+        "x.get_data().storage()."
+    )
+
+
+def called_on_memory(tensor: Tensor, method: str) -> str:
+    """Why apply_(), map_() and map2_() do not call a Python function on the elements of a masked tensor."""
+    return (
+        f"x.{method}() calls a Python function on every element in memory, and of a masked tensor of shape "
+        f"{tuple(tensor.shape)} the invalid ones must not be read. Write the function in torch operators; or call it "
+        f"on plain data and mask the result: as_masked_tensor(x.to_tensor(fill).{method}(…), x.get_mask())."
+    )
+
+
+# Without the tensor's shape, whose sizes are tensors while torch.jit.trace records.
+TRACED_BY_JIT = (
+    "torch.jit.trace records a function of a masked tensor, and its graph would have neither the mask nor the rules. "
+    "Use torch.compile(f), or torch.export of a function that takes data and mask, makes as_masked_tensor(data, mask) "
+    "inside and returns y.to_tensor(fill) (and y.get_mask())."
+)
+
+
+def mask_is_masked(mask: Tensor) -> str:
+    """Why a mask is a plain tensor."""
+    return (
+        f"the mask is itself a masked tensor of shape {tuple(mask.shape)}, whose invalid entries are neither True nor "
+        "False. Say which they are: x.mask_with((x < 2).to_tensor(False)). To take over the mask of another tensor use "
+        "x.mask_like(other), or pass other.get_mask()"
+    )
+
+
+def more_elements_than_int64(sizes: tuple[int, ...], elements: int) -> str:
+    """Why a result is too large even for sparse storage."""
+    return (
+        f"the result has sizes {sizes}, {elements:,} elements, more than int64 can number, and torch makes no such "
+        "tensor, stored sparsely or not: concatenate, repeat or expand less, or keep the parts in a list"
+    )
+
+
 def dlpack_requested(tensor: Tensor) -> str:
     """Why a masked tensor cannot be exported by dlpack."""
     return (

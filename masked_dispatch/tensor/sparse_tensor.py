@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn, SupportsIndex
 
@@ -15,7 +16,7 @@ from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimensions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
-from masked_dispatch.tensor.messages import tangent_stored_otherwise
+from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, print_options
@@ -323,19 +324,29 @@ def wrap_sparse(
     record: Sparse | Permuted, requires_grad: bool = False, kind: type[SparseMaskedTensor] = SparseMaskedTensor
 ) -> SparseMaskedTensor:
     """A masked tensor around a record as it is (nothing is checked, copied or differentiated)."""
-    wrapper: SparseMaskedTensor = make_wrapper_subclass(
-        kind,
-        record.shape,
-        dtype=record.dtype,
-        device=record.device,
-        requires_grad=requires_grad,
-        _extra_dispatch_keys=PRE_DISPATCH,
-    )
+    try:
+        wrapper: SparseMaskedTensor = make_wrapper_subclass(
+            kind,
+            record.shape,
+            dtype=record.dtype,
+            device=record.device,
+            requires_grad=requires_grad,
+            _extra_dispatch_keys=PRE_DISPATCH,
+        )
+    except (RuntimeError, TypeError):
+        refuse_too_large(record.shape)
+        raise
     make_data_pointer_raise(wrapper)
     if isinstance(record, Permuted):
         wrapper._order, record = record.order, record.base
     wrapper._kept = StoredPieces(record.values.data, record.values.full_validity, record.pattern)
     return wrapper
+
+
+def refuse_too_large(sizes: Sequence[int]) -> None:
+    """Raise ValueError for sizes with more elements than torch can number, whether or not it stores them."""
+    if all(type(size) is int for size in sizes) and math.prod(sizes) >= 2**63:
+        raise ValueError(more_elements_than_int64(tuple(sizes), math.prod(sizes)))
 
 
 def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter: bool) -> SparseMaskedTensor:

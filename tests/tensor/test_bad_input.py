@@ -85,7 +85,7 @@ MASK = torch.tensor([[T, T, F], [T, F, T]])
             DATA,
             md.masked_tensor(MASK, MASK),
             TypeError,
-            "the mask is itself a masked tensor; use x.mask_like(other), or pass other.get_mask()",
+            "the mask is itself a masked tensor of shape (2, 3)",
             id="masked mask",
         ),
     ],
