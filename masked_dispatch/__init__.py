@@ -28,6 +28,7 @@ from masked_dispatch.api.construct import (
     is_masked_tensor,
     mask_like,
     masked_tensor,
+    pad_sequence,
 )
 from masked_dispatch.api.explain import explain
 from masked_dispatch.api.reductions import (
@@ -128,6 +129,7 @@ __all__ = [
     "nanquantile",
     "nansum",
     "optim",
+    "pad_sequence",
     "prod",
     "quantile",
     "registry",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
 from masked_dispatch.compiler_internals import constant_in_graphs, guard_on, while_compiling
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
@@ -129,6 +131,27 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     lengths = lengths.to(torch.int64)  # torch compares the wider unsigned integers with their own kind only
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
     return as_masked_tensor(data, intersect(positions < lengths.view(-1, *[1] * (data.ndim - 1)), mask))
+
+
+def pad_sequence(
+    sequences: Iterable[Tensor], batch_first: bool = False, padding_side: Literal["left", "right"] = "right"
+) -> MaskedTensor:
+    """Sequences of different lengths as one batch, in which the padding is invalid; differentiable.
+
+    sequences     tensors of shape (T_i, …), plain or masked, that differ in T_i only; masked ones keep their masks
+    batch_first   whether the result has shape (B, T, …), T the greatest T_i, or (T, B, …)
+    padding_side  "right" pads after a sequence, "left" before it
+
+    The result is stored densely; with `batch_first` `.to_packed()` stores it without the padding. (The padding of
+    torch.nn.utils.rnn.pad_sequence is a number of the caller's choice, and valid.)
+
+    Raises torch's own errors for sequences that do not fit together.
+    """
+    sequences = list(sequences)
+    padded = torch_pad_sequence(sequences, batch_first, padding_side=padding_side)
+    steps = [torch.ones(sequence.shape[0], dtype=torch.bool, device=sequence.device) for sequence in sequences]
+    is_step = torch_pad_sequence(steps, batch_first, padding_side=padding_side)
+    return as_masked_tensor(padded, is_step.view(*is_step.shape, *[1] * (padded.ndim - 2)))
 
 
 def code_version() -> str:
