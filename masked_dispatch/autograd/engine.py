@@ -2,7 +2,8 @@
 
 A plain parameter's gradient is plain, except where torch's own would be sparse: that one is masked, and stores the rows
 that were looked up (op_registry/sparse/lookup_gradient.py). Several backward calls leave their union in `.grad`: the
-autograd engine's sums are `accumulate`, including the in-place sum into a masked `.grad` of a plain leaf.
+autograd engine's sums are `accumulate`, including the in-place sum into a masked `.grad` of a plain leaf. Any other
+masked gradient of a plain leaf becomes plain when the engine stores it: zero where it is invalid.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_sparse_record
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import leaf_accumulated_into
+from masked_dispatch.torch_internals import called_by_engine, engine_run, leaf_accumulated_into
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.sparse.coalesce import merge_duplicates
@@ -81,6 +82,18 @@ def accumulate_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:
     if leaf is None or isinstance(leaf, MaskedTensor):
         return None
     return sum_of_gradients(target, addend)
+
+
+def needs_plain_gradient(grad: Tensor, depth: int) -> bool:
+    """Whether the engine is about to store the masked `grad` as the `.grad` of a plain leaf.
+
+    It calls the kernel `depth` frames above this function, which makes the tensor to be stored. Such a gradient comes
+    from a backward that a user has written with masked tensors, or from masked roots of `torch.autograd.backward`.
+    """
+    if engine_run() < 0 or type(grad) is not MaskedTensor or not called_by_engine(depth + 1):
+        return False
+    leaf = leaf_accumulated_into()
+    return leaf is not None and not isinstance(leaf, MaskedTensor) and leaf.layout is torch.strided
 
 
 def install() -> None:

@@ -27,6 +27,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library
 
+from masked_dispatch.autograd.dense import plain_gradient
+from masked_dispatch.autograd.engine import needs_plain_gradient
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
@@ -125,6 +127,36 @@ def refusing_kernel(op: OpOverload) -> Kernel:
         raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
     return kernel
+
+
+def gradient_storing_kernel(kernel: Kernel, store: Callable[..., Tensor]) -> Kernel:
+    """The kernel of an operator that the engine also calls to copy a gradient into a `.grad`, which it `store`s."""
+
+    @delegating
+    def storing_or(keyset: DispatchKeySet, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if needs_plain_gradient(x, 1):
+            return store(x, *args, **kwargs)
+        return kernel(keyset, x, *args, **kwargs)
+
+    return storing_or
+
+
+def _copy_for_plain_leaf(grad: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    return plain_gradient(grad, None).clone(memory_format=memory_format or torch.preserve_format)
+
+
+def _zeros_for_plain_leaf(grad: Tensor, size: list[int], stride: list[int], **options: Any) -> Tensor:
+    """What the engine asks for to copy the gradient into: an update, so that invalid elements stay zero."""
+    options["device"] = options.get("device") or grad.device
+    options["dtype"] = options.get("dtype") or grad.dtype
+    return torch.empty_strided(size, stride, **options).zero_()
+
+
+# With `detach`, what the engine calls to make a `.grad` of a gradient (torch/csrc/autograd/functions/accumulate_grad.h).
+_STORING_GRADIENTS = {
+    aten.clone.default: _copy_for_plain_leaf,
+    aten.new_empty_strided.default: _zeros_for_plain_leaf,
+}
 
 
 def has_builtin_meaning(meaning: Meaning) -> bool:
@@ -288,6 +320,9 @@ def handler_below(meaning: Meaning) -> Handler:
     def view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return view_below(run, args, kwargs) if isinstance(args[0], MaskedTensor) else run_below(args, kwargs)
 
+    def detach(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return plain_gradient(args[0], None) if needs_plain_gradient(args[0], 2) else view(args, kwargs)
+
     def strided_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if being_traced(args[0]._data):
             return view_below(run, args, kwargs)
@@ -312,6 +347,8 @@ def handler_below(meaning: Meaning) -> Handler:
     run = rule.bind(op) if rule is not None and meaning.base is op else _run_without_rule
     if op is aten.copy_.default:
         return copy_
+    if op is aten.detach.default:
+        return detach
     if op is aten.as_strided.default and has_builtin_meaning(meaning):
         return strided_view
     if changes_metadata(op) and has_builtin_meaning(meaning):
@@ -381,7 +418,9 @@ class Kernels:
         if op in WITHOUT_KERNEL:
             return
         kernel = resolving_kernel(op) if op in self.resolved_per_call else kernel_of(resolve(op))
-        self.put(op, kernel_by_caller(op, kernel) if registry.inside(op) else kernel)
+        kernel = kernel_by_caller(op, kernel) if registry.inside(op) else kernel
+        store = _STORING_GRADIENTS.get(op)
+        self.put(op, kernel if store is None else gradient_storing_kernel(kernel, store))
 
     def put(self, op: OpOverload, kernel: Kernel) -> None:
         """Register `kernel` for `op`."""
