@@ -152,7 +152,7 @@ def _zeros_for_plain_leaf(grad: Tensor, size: list[int], stride: list[int], **op
     return torch.empty_strided(size, stride, **options).zero_()
 
 
-# With `detach`, what the engine calls to make a `.grad` of a gradient (torch/csrc/autograd/functions/accumulate_grad.h).
+# With `detach`, what the engine calls to make a `.grad` of a gradient (torch's accumulate_grad.h).
 _STORING_GRADIENTS = {
     aten.clone.default: _copy_for_plain_leaf,
     aten.new_empty_strided.default: _zeros_for_plain_leaf,
