@@ -111,7 +111,7 @@ from op_registry.records.slices import (
     squeeze_reduced,
     valid_first_positions,
 )
-from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8, intersect, on_device_of, unite
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
@@ -261,6 +261,7 @@ __all__ = [
     "offset_within_data",
     "validity_in_strides_of_data",
     "being_traced",
+    "computed_at_once",
     "gradients_may_flow",
     "autocast_off",
     "autocast_on",

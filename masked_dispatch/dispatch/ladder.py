@@ -153,7 +153,7 @@ def _zeros_for_plain_leaf(grad: Tensor, size: list[int], stride: list[int], **op
 
 
 # With `detach`, what the engine calls to make a `.grad` of a gradient (torch's accumulate_grad.h).
-_STORING_GRADIENTS = {
+_STORING_GRADIENTS: dict[OpOverload, Callable[..., Tensor]] = {
     aten.clone.default: _copy_for_plain_leaf,
     aten.new_empty_strided.default: _zeros_for_plain_leaf,
 }

@@ -3,9 +3,15 @@
 Law: over the coordinates that are valid in both vectors; valid where there is at least one such coordinate, or where
 the vectors have no coordinates at all. Other coordinates contribute nothing: they are filled with 0 after subtracting.
 Two vectors without a common coordinate are filled with ones, where all norms and cosines have finite derivatives.
+
+No temporary of the size (rows · rows · coordinates) is made: Euclidean distances are matrix products where torch's own
+are, and other pairs are taken some at a time. (A derivative of the latter keeps all differences, and a compiler fuses
+them.)
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,9 +22,13 @@ from op_registry.authoring import (
     Dense,
     as_bool,
     as_int8,
+    autocast_off,
+    computed_at_once,
     fill_where_invalid,
+    full_mask,
     intersect,
     masked_slices,
+    safe_sqrt,
     upcast_under_autocast,
     valid_in_all,
 )
@@ -45,13 +55,48 @@ def cosine_similarity(op: OpOverload, x: Dense, y: Dense, dim: int = 1, eps: flo
 def cdist(op: OpOverload, x: Dense, y: Dense, p: float = 2.0, compute_mode: int | None = None) -> Dense:
     """Between every row of `x` and every row of `y`."""
     result = op(x.data.detach(), y.data.detach(), p, compute_mode)  # its dtype, and torch's errors
+    if p == 2 and (compute_mode == _ALWAYS_PRODUCTS or (compute_mode in _PRODUCTS_IF_LARGE and is_large(x, y))):
+        return euclidean_distances(x, y, result)
     return all_pair_distances(x, y, p, result)
+
+
+# torch's compute modes: "use_mm_for_euclid_dist", and "use_mm_for_euclid_dist_if_necessary", the default.
+_ALWAYS_PRODUCTS, _PRODUCTS_IF_LARGE = 1, (None, 0)
+# The most elements of a temporary of differences.
+_AT_ONCE = 2**21
+
+
+def is_large(x: Dense, y: Dense) -> bool:
+    """Whether torch computes Euclidean distances of that many rows by matrix products."""
+    return computed_at_once(x.data, y.data) and max(x.shape[-2], y.shape[-2]) > 25
 
 
 @masked_slices(aten._euclidean_dist, category=REDUCTION)
 def _euclidean_dist(op: OpOverload, x: Dense, y: Dense) -> Dense:
-    """torch's cdist by matrix products; not here, because each pair has its own set of coordinates."""
-    return all_pair_distances(x, y, 2.0, op(x.data.detach(), y.data.detach()))
+    """torch's cdist by matrix products."""
+    return euclidean_distances(x, y, op(x.data.detach(), y.data.detach()))
+
+
+def euclidean_distances(x: Dense, y: Dense, result: Tensor) -> Dense:
+    """By Σ(x - y)² = Σx² + Σy² - 2Σxy, each a matrix product over common coordinates, as torch computes them.
+
+    A number without a finite square would make 0 · inf of a coordinate that is not common, and is subtracted first.
+    """
+    dtype = upcast_under_autocast(x.data).dtype
+    left, right = (upcast_under_autocast(record.filled(0)) for record in (x, y))
+    squares, others = left * left, right * right
+    if not computed_at_once(left, right) or left.device.type == "meta" or not are_finite(squares, others):
+        return all_pair_distances(x, y, 2.0, result)
+    in_x, in_y = (full_mask(record).to(dtype) for record in (x, y))
+    with autocast_off(left.device):
+        has_common = in_x @ in_y.mT > 0
+        spread = squares @ in_y.mT + in_x @ others.mT - 2 * (left @ right.mT)
+    distance = safe_sqrt(Dense(spread.clamp_min(0))).data.to(result.dtype)
+    return Dense(distance, as_int8(has_common))
+
+
+def are_finite(*tensors: Tensor) -> bool:
+    return all(bool(t.detach().isfinite().all()) for t in tensors)
 
 
 @masked_slices(aten.pdist, aten._pdist_forward, category=REDUCTION)
@@ -59,13 +104,40 @@ def pdist(op: OpOverload, x: Dense, p: float = 2.0) -> Dense:
     """Between any two rows, in the order of the upper triangle."""
     result = op(x.data.detach(), p)  # its dtype, and torch's errors
     rows, others = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    at_once = max(1, _AT_ONCE // max(1, x.shape[1]))
+    if not computed_at_once(x.data) or rows.shape[0] <= at_once:
+        return distances_of(x, rows, others, p, result)
+    pairs = zip(rows.split(at_once), others.split(at_once), strict=True)
+    return concatenated([distances_of(x, one, other, p, result) for one, other in pairs], 0)
+
+
+def distances_of(x: Dense, rows: Tensor, others: Tensor, p: float, result: Tensor) -> Dense:
+    """Between the rows of two lists of row numbers."""
     return pair_distances(
         x.map(lambda t: t.index_select(0, rows)), x.map(lambda t: t.index_select(0, others)), p, result
     )
 
 
 def all_pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
-    return pair_distances(x.map(lambda t: t.unsqueeze(-2)), y.map(lambda t: t.unsqueeze(-3)), p, result)
+    """Between every row of `x` and every row of `y`, some rows of `x` at a time."""
+    columns = y.map(lambda t: t.unsqueeze(-3))
+    per_row = max(1, result.numel() // max(1, x.shape[-2]) * x.shape[-1])
+    at_once = max(1, _AT_ONCE // per_row)
+    if not computed_at_once(x.data, y.data) or x.shape[-2] <= at_once:
+        return pair_distances(x.map(lambda t: t.unsqueeze(-2)), columns, p, result)
+    pieces = [
+        pair_distances(some_rows(x, start, at_once), columns, p, result) for start in range(0, x.shape[-2], at_once)
+    ]
+    return concatenated(pieces, -2)
+
+
+def some_rows(x: Dense, start: int, count: int) -> Dense:
+    """`count` rows from `start`, in a dimension of their own; of a validity that is broadcast over rows, the one."""
+    return x.map(lambda t: (t if t.shape[-2] == 1 else t[..., start : start + count, :]).unsqueeze(-2))
+
+
+def concatenated(pieces: Sequence[Dense], dim: int) -> Dense:
+    return Dense(torch.cat([piece.data for piece in pieces], dim), torch.cat([full_mask(p) for p in pieces], dim))
 
 
 def pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
