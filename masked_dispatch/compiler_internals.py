@@ -177,6 +177,21 @@ def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     return is_wrapper and not isinstance(tensor, FunctionalTensor)
 
 
+def pending_sizes() -> list[Any]:
+    """The sizes that depend on data, of what Dynamo is running on fake tensors; to be changed in place."""
+    if not torch._C._len_torch_dispatch_stack():
+        return []
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return [] if mode is None or mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
+
+
+def sizes_from_data(tensors: list[torch.Tensor]) -> set[Any]:
+    """The sizes of `tensors` that depend on data."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return free_unbacked_symbols(tensors)
+
+
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """What torch.compile was given to return `function`; the function itself if it is not compiled."""
     given: Callable[..., Any] | None = getattr(function, "_orig_mod", None)

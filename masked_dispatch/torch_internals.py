@@ -41,6 +41,8 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with the class ``TensorLikePair`` of its module
 27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call"
+28. Dynamo runs an operator on fake tensors, and expects every size that depends on data, which ``ShapeEnv`` lists as
+    pending, to be a size of its result
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

@@ -43,6 +43,7 @@ from masked_dispatch.dispatch.run_rule import (
     storage_among,
 )
 from masked_dispatch.dispatch.sparse import lowered, lowered_by
+from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.dispatch.views import strided_view_below, view_below, view_kernel
 from masked_dispatch.dispatch.writes import (
     assign_below,
@@ -100,7 +101,7 @@ def decomposing_kernel(op: OpOverload) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         with overlays_of_caller(1):
-            return op.decompose(*args, **kwargs)
+            return run_in_steps(op.decompose, args, kwargs)
 
     return kernel
 
@@ -113,7 +114,7 @@ def composite_rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         with overlays_of_caller(1):
-            return run(*args, **kwargs)
+            return run_in_steps(run, args, kwargs)
 
     return kernel
 

@@ -18,6 +18,7 @@ from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_spar
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse_writes import store
+from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
 from op_registry import resolve
@@ -55,19 +56,22 @@ def lowered_by(
         records = [map_tensors(to_record, a, Tensor) for a in args]
         named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
         try:
-            result = run_sparsely(op, rule, records, named)
+            return run_in_steps(_run_lowering, (op, rule, args, records, named), {})
         except NotLowered as reason:
             why = str(reason)
-        else:
-            for argument, record in zip(args, records, strict=True):
-                if record is result:
-                    return argument  # a rule that returns its argument means the tensor itself
-            for n, value in enumerate(result if isinstance(result, tuple) else [result]):
-                refuse_plain(value, rule, n)
-            return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
         if rule.category is REFUSED:
             return rule.bind(op)(*args, **kwargs)
     return _run_densely(op, args, kwargs, why, on_dense)
+
+
+def _run_lowering(op: OpOverload, rule: Rule, args: Sequence[Any], records: list[Any], named: dict[str, Any]) -> Any:
+    result = run_sparsely(op, rule, records, named)
+    for argument, record in zip(args, records, strict=True):
+        if record is result:
+            return argument  # a rule that returns its argument means the tensor itself
+    for n, value in enumerate(result if isinstance(result, tuple) else [result]):
+        refuse_plain(value, rule, n)
+    return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
 
 
 def _unwrap_below(tensor: Tensor) -> AnyRecord:

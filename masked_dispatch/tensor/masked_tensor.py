@@ -19,7 +19,6 @@ from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewF
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
     copied_mask_shared,
-    data_pointer_requested,
     deep_copied_result,
     invalid_elements_exported,
     tangent_stored_otherwise,

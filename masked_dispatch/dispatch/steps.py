@@ -1,0 +1,40 @@
+"""Operators that call several others, while Dynamo runs them on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from masked_dispatch.compiler_internals import pending_sizes, sizes_from_data
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import tree_flatten
+
+
+def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of `run`, which calls several operators.
+
+    Where Dynamo runs it on fake tensors, sizes that depend on data and that only tensors in between have are taken off
+    the list of those that the result must have. (Later stages record each operator that `run` calls.)
+    """
+    pending = pending_sizes()
+    kept = set(pending)
+    try:
+        result = run(*args, **kwargs)
+        if len(pending) > len(kept):
+            kept |= sizes_from_data(_plain_tensors_of(result))
+    finally:
+        pending[:] = [size for size in pending if size in kept]
+    return result
+
+
+def _plain_tensors_of(result: object) -> list[Tensor]:
+    """The tensors in a result; in place of a masked one those that it is made of."""
+    found: list[Tensor] = []
+    for leaf in tree_flatten(result)[0]:
+        if isinstance(leaf, MaskedTensor):
+            found += [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]]
+        elif isinstance(leaf, Tensor):
+            found.append(leaf)
+    return found
