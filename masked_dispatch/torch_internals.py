@@ -248,10 +248,6 @@ def recording() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
-# Whether torch.jit.trace is recording: torch.jit.is_tracing without the Python around it.
-traced_by_jit: Callable[[], bool] = torch._C._is_tracing
-
-
 def recorded_as_constant(data: torch.Tensor, wrapper: torch.Tensor) -> bool:
     """Whether make_fx tracks `wrapper` as a graph input but not its `data`, which it would bake in as a constant."""
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)

@@ -27,7 +27,6 @@ from masked_dispatch.torch_internals import (
     in_forward_mode,
     recorded_as_constant,
     recording,
-    traced_by_jit,
     under_transform,
 )
 from op_registry import MaskedSemanticsError
@@ -145,7 +144,7 @@ def _savable_validity(tensor: MaskedTensor) -> Tensor | None:
 
 def check_usable(tensor: MaskedTensor, values: Tensor) -> None:
     """Refuse a tensor that a transform wraps without its mask, records without its `values`, or has outlived."""
-    if traced_by_jit():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise MaskedSemanticsError(TRACED_BY_JIT)
     if hidden_in_transform():
         raise MaskedSemanticsError(passed_to_torch_func(tensor))

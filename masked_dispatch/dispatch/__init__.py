@@ -7,6 +7,7 @@ fast_paths.py     kernels for the most common calls without derivatives
 views.py          views: torch's own view node, and the same view of data and mask
 writes.py         in-place and out= forms
 foreach.py        _foreach_ forms
+steps.py          operators that call several others, where Dynamo runs them
 sparse.py         calls with sparsely stored arguments: a lowering, else dense storage, else a refusal
 sparse_writes.py  writes to sparse storage, and updates of plain tensors at sparse coordinates
 sparsify.py       operators that select the elements to be stored sparsely

@@ -10,6 +10,7 @@ buffers.py        x.new_tensor, x.new and x.data = y
 checks.py         checks of the data and masks that callers pass
 fills.py          what may replace invalid elements
 layout_checks.py  whether a storage layout fits a shape
+no_memory.py      methods that ask for one piece of memory: refused
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
 indexing.py       assignment by index to sparse storage
 cache_key.py      what identifies a masked tensor in torch's caches of compiled graphs

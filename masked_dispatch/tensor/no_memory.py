@@ -14,7 +14,10 @@ from masked_dispatch.tensor.messages import (
 )
 from op_registry import MaskedSemanticsError
 
-_Base = Tensor if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = Tensor
+else:
+    _Base = object
 
 
 class WithoutMemory(_Base):

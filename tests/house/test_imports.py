@@ -58,6 +58,7 @@ LATE = {
     "torch._inductor.inductor_prims": "loads the compiler",
     "torch._inductor.ir": "loads the compiler",
     "torch.fx.experimental.proxy_tensor": "loads the compiler",
+    "torch.fx.experimental.symbolic_shapes": "loads the compiler",
     "torch.testing._internal": "torch's operator database takes seconds to load, and needs packages for tests",
     "torch.testing._internal.opinfo": "the same",
     "torch.testing._internal.common_modules": "the same",
