@@ -189,7 +189,7 @@ def sizes_from_data(tensors: list[torch.Tensor]) -> set[Any]:
     """The sizes of `tensors` that depend on data."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    return free_unbacked_symbols(tensors)
+    return set(free_unbacked_symbols(tensors))
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,4 +39,5 @@ def test_differences_of_sparse_storages(function: str, storage: str) -> None:
     assert isinstance(wanted, md.MaskedTensor)
     assert torch.equal(result.get_mask(), wanted.get_mask())
     torch.testing.assert_close(result.to_tensor(0), wanted.to_tensor(0))
-    assert result.storage_layout == call(x).storage_layout  # type: ignore[attr-defined]
+    if function == "diff":  # scans are stored densely in a graph
+        assert result.storage_layout == call(x).storage_layout  # type: ignore[attr-defined]

@@ -46,7 +46,9 @@ def kl_div(
 
 
 def _reduced(loss: Tensor, reduction: str) -> Tensor:
-    return {"mean": Tensor.mean, "sum": Tensor.sum, "none": Tensor.clone}[reduction](loss)
+    if reduction == "none":
+        return loss.clone()
+    return loss.mean() if reduction == "mean" else loss.sum()
 
 
 PYTHON_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
