@@ -32,6 +32,19 @@ class Eager(Subject):
         return value.get_data(), value.get_mask()
 
     storages = ("coo", "csr", "csc", "bsr", "bsc", HYBRID, "packed")
+    own_calls = (
+        ("{0}.to_sparse()", "{0}.clone()"),
+        ("{0}.to_sparse(1)", "{0}.clone()"),
+        ("{0}.to_sparse_csr()", "{0}.clone()"),
+        ("{0}.to_sparse_csc()", "{0}.clone()"),
+        ("{0}.to_sparse_bsr((1, 2))", "{0}.clone()"),
+        ("{0}.to_packed()", "{0}.clone()"),
+        ("{0}.to_dense()", "{0}.clone()"),
+        ("{0}.mask_like({1})", "{0}.expand_as({1}).clone()"),
+        ("{0}.mask_with({1} > 0)", "torch.where({1} > 0, {0}, {0})"),
+        ("{0}.mask_with({0}.get_mask())", "{0}.clone()"),
+        ("{0}.to_tensor(2)", "{0}.clone()"),
+    )
 
     def can_store(self, storage: str) -> bool:
         return storage == HYBRID or layout_called(storage) is not None

@@ -1,4 +1,4 @@
-"""``python -m op_registry``: coverage, check, explain, mutants."""
+"""``python -m op_registry``: coverage, check, explain, mutants, fuzz."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
+from op_registry.fuzz import command as fuzzing
 from op_registry.report import conformance as reporting
 from op_registry.report import coverage, database_calls, python_level
 from op_registry.report import sparse_coverage as stored_coverage
@@ -106,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     mutants.add_argument("--way", action="append", help="only this way of being wrong (may be repeated)")
     mutants.add_argument("--workers", type=int, help="number of processes; 0 runs in this one")
+
+    fuzzing.add_arguments(commands.add_parser("fuzz", help="run random programs of several operators under a law"))
     return parser
 
 
@@ -170,6 +173,13 @@ def _mutants(options: argparse.Namespace) -> int:
     return 0 if accounted_for else 1
 
 
+def _fuzz(options: argparse.Namespace) -> int:
+    for module in options.modules:
+        _import(module)
+    _check_subject(options.subject, ())
+    return fuzzing.run(options)
+
+
 def _explain(options: argparse.Namespace) -> int:
     for module in options.modules:
         _import(module)
@@ -230,7 +240,7 @@ def _check_subject(name: str | None, storages: Sequence[str]) -> None:
             raise UnknownName(f"unknown storage {storage}; use one of {', '.join(STORAGES)}")
 
 
-COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutants": _mutants}
+COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutants": _mutants, "fuzz": _fuzz}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

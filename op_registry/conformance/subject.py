@@ -64,6 +64,9 @@ class Subject:
 
     # The names of the storages other than dense in which it can store a tensor (P4).
     storages: tuple[str, ...] = ()
+    # Lines of Python for random programs that torch does not have, each with the line for plain tensors; {0} and {1}
+    # are the operands.
+    own_calls: tuple[tuple[str, str], ...] = ()
 
     def can_store(self, storage: str) -> bool:
         """Whether it supports a storage: one of `storages`, or one registered by another library."""

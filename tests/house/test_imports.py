@@ -27,7 +27,7 @@ FLOORS = {
         ("ops",),
         ("windows",),
         ("conformance",),
-        ("report", "testing"),
+        ("report", "testing", "fuzz"),
         ("__main__",),
     ),
     "masked_dispatch": (

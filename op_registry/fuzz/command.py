@@ -1,0 +1,55 @@
+"""``python -m op_registry fuzz``: random programs under a law."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from op_registry.fuzz.generating import FEWEST_STEPS
+from op_registry.fuzz.laws import LAWS
+from op_registry.fuzz.many import Settings, in_this_process, in_workers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("--law", choices=tuple(LAWS), default="P3", help="the law (default: P3)")
+    parser.add_argument("--n", type=int, default=200, help="number of programs")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of the first program; the others have the numbers that follow"
+    )
+    parser.add_argument("--most-ops", type=int, default=12, help=f"the longest program (at least {FEWEST_STEPS} steps)")
+    parser.add_argument(
+        "--compiled", action="store_true", help="compare torch.compile(backend='aot_eager') with eager: --law P7"
+    )
+    parser.add_argument("--subject", help="the masked tensor to test: an entry point, or module:attribute")
+    parser.add_argument("--import", dest="modules", action="append", default=[], help="a module that registers rules")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="number of processes, which may crash; 0 runs in this one"
+    )
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each program, in workers")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the programs, print each violation as a snippet, and give the exit status: 1 if there was one."""
+    settings = Settings(
+        law="P7" if options.compiled else options.law,
+        subject=options.subject,
+        most_steps=options.most_ops,
+        modules=tuple(options.modules),
+    )
+    seeds = range(options.seed, options.seed + options.n)
+    started = time.monotonic()
+    print(f"{settings.law}: seeds {options.seed} to {options.seed + options.n - 1}", flush=True)
+    runs = (
+        in_workers(seeds, settings, options.workers, options.timeout)
+        if options.workers
+        else in_this_process(seeds, settings)
+    )
+    broken = 0
+    for _, finding in runs:
+        if finding is not None:
+            broken += 1
+            print(finding, flush=True)
+            print(f"# the whole program: python -m op_registry fuzz --law {settings.law} --n 1 --seed {finding.seed}\n")
+    print(f"{options.n} programs, {broken} break {settings.law} ({time.monotonic() - started:.0f} s)")
+    return 1 if broken else 0

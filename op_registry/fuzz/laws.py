@@ -1,0 +1,161 @@
+"""What random programs are asked: P1, P3, P6 and P7. Each law gives a complaint, or None."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+
+from op_registry.conformance.compare import bit_difference, difference, mask_difference
+from op_registry.conformance.plain_torch import one_line
+from op_registry.conformance.subject import Observed, Subject
+from op_registry.errors import MaskedSemanticsError
+from op_registry.fuzz import sources
+from op_registry.fuzz.programs import Program
+from op_registry.fuzz.running import Outcome, as_function, execute, observed, results_of, run
+
+Law = Callable[[Program, Subject], str | None]
+Difference = Callable[[Observed, Observed], str | None]
+REFUSED = MaskedSemanticsError.__name__
+
+
+# Seeds of the garbage under the masks; what was drawn under them is compared with each.
+GARBAGE = (0, 1)
+
+
+def non_interference(program: Program, subject: Subject) -> str | None:
+    """P3: with other garbage under the masks, the same values, masks, gradients and errors, bit for bit."""
+    base = run(program, sources.wrapped(program.sources, subject, None), subject)
+    for garbage in GARBAGE:
+        complaint = _with_garbage(program, subject, garbage, base)
+        if complaint is not None:
+            return complaint
+    return None
+
+
+def telling_garbage(program: Program, subject: Subject) -> int | None:
+    """The garbage with which a program breaks P3."""
+    base = run(program, sources.wrapped(program.sources, subject, None), subject)
+    return next((g for g in GARBAGE if _with_garbage(program, subject, g, base) is not None), None)
+
+
+def _with_garbage(program: Program, subject: Subject, garbage: int, base: Outcome) -> str | None:
+    other = run(program, sources.wrapped(program.sources, subject, garbage), subject)
+    return _first_difference(other, base, _other_bits)
+
+
+def all_valid_identity(program: Program, subject: Subject) -> str | None:
+    """P1: with every element valid, the values, gradients and errors of plain torch."""
+    valid = replace(program, sources=tuple(replace(s, mask=_all_valid(s.mask), under=None) for s in program.sources))
+    theirs = run(valid, sources.plain(valid.sources), subject, plain=True)
+    mine = run(valid, sources.wrapped(valid.sources, subject, None), subject)
+    if any(where.startswith("reading") or error.startswith(REFUSED) for where, error in mine.errors.items()):
+        return None  # what is refused changes what follows
+    # Which tensors backward saves, and so which writes make it raise, is no part of the law.
+    no_backward = "backward" in mine.errors or "backward" in theirs.errors
+    for outcome in (mine, theirs):
+        outcome.errors = {n: error.partition(":")[0] for n, error in outcome.errors.items() if n != "backward"}
+        outcome.gradients = {} if no_backward else outcome.gradients
+    both = set(mine.values) & set(theirs.values)
+    mine.values = {name: value for name, value in mine.values.items() if name in both}
+    theirs.values = {name: value for name, value in theirs.values.items() if name in both}
+    return _first_difference(mine, theirs, _other_values)
+
+
+def views_alias(program: Program, subject: Subject) -> str | None:
+    """P6: at the end of the program, each view shows what its base then holds."""
+    outcome = run(program, sources.wrapped(program.sources, subject, None), subject)
+    for step in program.steps:
+        if not step.view or step.name not in outcome.values:
+            continue
+        again = dict(outcome.held)
+        if execute(step, again, program.seed) is None:
+            wrong = _other_bits(outcome.values[step.name], observed(again[step.name], subject))
+            if wrong is not None:
+                return f"{step.name}, a view of {step.operands[0]}, does not show what its base holds: {wrong}"
+    return None
+
+
+def compiled_as_eager(program: Program, subject: Subject) -> str | None:
+    """P7: through torch.compile, the same masks and, to rounding, values. Programs that raise in eager are left out."""
+    eager = run(program, sources.wrapped(program.sources, subject, None), subject)
+    if set(eager.errors) - {"backward"}:
+        return None
+    mode = subject.modes()["aot_eager"]
+    function = as_function(program)
+    try:
+        results = mode.call(function, *sources.wrapped(program.sources, mode, None).values())
+    except Exception as error:
+        return None if _plain_torch_cannot_compile(program, mode) else f"compiled, it raises {one_line(error)}"
+    compiled = Outcome({n: observed(r, mode) for n, r in zip(results_of(program), results, strict=True)})
+    return _first_difference(compiled, Outcome({n: eager.values[n] for n in compiled.values}), _other_values)
+
+
+def _plain_torch_cannot_compile(program: Program, mode: Subject) -> bool:
+    stand_in = replace(program, steps=tuple(replace(s, code=s.plain or s.code) for s in program.steps))
+    try:
+        mode.call(as_function(stand_in), *sources.plain(program.sources).values())
+    except Exception:
+        return True
+    return False
+
+
+def _all_valid(mask: str) -> str:
+    return mask if mask == "plain" else "unstored"
+
+
+def _other_bits(got: Observed, want: Observed) -> str | None:
+    """How validity differs, or the bits of valid values."""
+    return _other_masks(got, want) or bit_difference(got[0], want[0], want[1])
+
+
+def _other_values(got: Observed, want: Observed) -> str | None:
+    """How validity differs, or valid values by more than rounding. All valid counts as plain."""
+    valid = None if got[1] is None or bool(got[1].all()) else got[1]
+    wanted = None if want[1] is None or bool(want[1].all()) else want[1]
+    return _other_masks((got[0], valid), (want[0], wanted)) or difference(got[0], want[0], wanted)
+
+
+def _other_masks(got: Observed, want: Observed) -> str | None:
+    if got[1] is None and want[1] is None:
+        return None
+    if got[1] is None or want[1] is None:
+        return f"{_kind(got)} instead of {_kind(want)}"
+    return mask_difference(got[1], want[1])
+
+
+def _kind(value: Observed) -> str:
+    return "a plain tensor" if value[1] is None else "a masked tensor"
+
+
+def _first_difference(got: Outcome, want: Outcome, differs: Difference) -> str | None:
+    """The first value, gradient or error in which two outcomes differ."""
+    for name in [*want.errors, *got.errors]:
+        mine, theirs = (_without_addresses(o.errors.get(name, "nothing")) for o in (got, want))
+        if mine != theirs:
+            return f"{name} raises {mine}, instead of {theirs}"
+    return _first_of("value", got.values, want.values, differs) or _first_of(
+        "gradient", got.gradients, want.gradients, differs
+    )
+
+
+def _first_of(
+    what: str, got: Mapping[str, Observed | None], want: Mapping[str, Observed | None], differs: Difference
+) -> str | None:
+    for name in [*want, *got]:
+        mine, theirs = got.get(name), want.get(name)
+        if mine is None or theirs is None:
+            wrong = None if mine is theirs else f"there is {'none' if mine is None else 'one'} in one of two runs"
+        else:
+            wrong = differs(mine, theirs)
+        if wrong is not None:
+            return f"{what} of {name}: {wrong}"
+    return None
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+", "0x…", text)
+
+
+LAWS: dict[str, Law] = {"P1": all_valid_identity, "P3": non_interference, "P6": views_alias, "P7": compiled_as_eager}
