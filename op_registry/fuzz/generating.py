@@ -6,6 +6,7 @@ Steps are tried on plain tensors, so that most of them give a result.
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ LARGEST = 400_000  # elements of a value
 # Shapes beyond the sizes at which conversions, fills and sums over stored elements go by chunks.
 LARGE = ((40, 4096), (3, 300, 200), (70_000, 2), (2, 70_000))
 SHARE_OF_LARGE = 0.02
+# What takes minutes on such shapes, as its result or a sparse lowering is quadratic in a dimension.
+QUADRATIC = re.compile(
+    "dist|split|chunk|unbind|kron|outer|diag|cov|corr|@|matmul|linear|dot|mm|einsum|attention|unfold"
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class _State:
 
     def __init__(self, sources: tuple[Source, ...], choices: Choices, rng: random.Random) -> None:
         self.choices, self.rng = choices, rng
+        self.large = any(max(source.shape, default=0) > 100 for source in sources)
         self.values: dict[str, Tensor] = {n: v for n, v in sources_of.plain(sources).items() if isinstance(v, Tensor)}
         self.steps: list[Step] = []
         for source in sources:
@@ -143,7 +149,8 @@ class _State:
             groups.append((WEIGHT_OF_OWN_CALLS, tuple(own)))
         (calls,) = self.rng.choices([calls for _, calls in groups], [weight for weight, _ in groups])
         call = self.rng.choice(calls)
-        return call if self.choices.random or not call.random else self._call()
+        unwanted = (call.random and not self.choices.random) or (self.large and QUADRATIC.search(call.code))
+        return self._call() if unwanted else call
 
     def _accept(self, step: Step, seed: int) -> bool:
         """Run a step on plain tensors, and keep it if there is a result of a reasonable size."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.subject import Observed, Subject

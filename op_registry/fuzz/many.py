@@ -75,7 +75,7 @@ def in_this_process(seeds: Sequence[int], settings: Settings) -> Iterator[tuple[
 def in_workers(
     seeds: Sequence[int], settings: Settings, workers: int, timeout: float
 ) -> Iterator[tuple[int, Finding | None]]:
-    """The same in worker processes, in the order in which they finish. A program that kills its process is a finding."""
+    """The same in worker processes, as they finish. A program that kills its process, or hangs, is a finding."""
     waiting = list(reversed(seeds))
     pool = [_Worker(settings, timeout) for _ in range(min(workers, len(waiting)))]
     try:

@@ -98,7 +98,7 @@ def _call(op: OpOverload, writes: bool) -> Iterator[Call]:
             positional.append(code)
     if not kinds or len(kinds) > 3 or not op._schema.returns:
         return
-    called = f"torch.ops.{str(op)}({', '.join([*positional, *keywords])})"
+    called = f"torch.ops.{op!s}({', '.join([*positional, *keywords])})"
     random = torch.Tag.nondeterministic_seeded in op.tags
     if writes:
         yield Call(called, kinds, writes=True, random=random)

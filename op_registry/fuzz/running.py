@@ -67,7 +67,7 @@ def run(program: Program, sources: Mapping[str, Any], subject: Subject, plain: b
 
 
 def _observe(name: str, value: Any, outcome: Outcome, subject: Subject) -> None:
-    """Add data and mask of a tensor to the outcome. (torch refuses to read a view of several whose base was written.)"""
+    """Add data and mask of a tensor to the outcome; torch refuses to read one of several views of a written base."""
     if not subject.is_value(value):
         return
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from op_registry.fuzz.programs import Program, Source, Step
 
-# The most programs that are tried; each costs a few runs.
+# The most programs that are tried, and seconds that they may take; each costs a few runs.
 MOST_TRIALS = 400
+MOST_SECONDS = 60.0
 SMALLEST = 2  # the size that dimensions are shrunk to
 # Kinds of masks in the order in which they are tried in place of another one.
 PLAINER_MASKS = ("plain", "unstored", "random")
@@ -18,17 +20,17 @@ StillBroken = Callable[[Program], bool]
 
 def shrunk(program: Program, still_broken: StillBroken) -> Program:
     """The smallest program found for which `still_broken` holds, one change after another."""
-    trials = 0
+    trials, deadline = 0, time.monotonic() + MOST_SECONDS
     progress = True
-    while progress and trials < MOST_TRIALS:
+    while progress:
         progress = False
         for smaller in _smaller(program):
             trials += 1
             if still_broken(smaller):
                 program, progress = smaller, True
                 break
-            if trials >= MOST_TRIALS:
-                break
+            if trials >= MOST_TRIALS or time.monotonic() > deadline:
+                return program
     return program
 
 

@@ -66,7 +66,7 @@ def mask_of(source: Source) -> Tensor | None:
 
 
 def with_garbage(data: Tensor, mask: Tensor | None, seed: int) -> Tensor:
-    """A copy of `data` with garbage wherever `mask` is False: of one kind for odd seeds, of every kind for even ones."""
+    """A copy of `data` with garbage wherever `mask` is False: of one kind for odd seeds, mixed for even ones."""
     if mask is None:
         return data.clone()
     full = mask.expand(data.shape)

@@ -1,4 +1,4 @@
-"""Subjects that misbehave, for the tests of the runner."""
+"""Subjects that misbehave, for the tests of what runs in worker processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from masked_dispatch.conformance_subject import Eager
 from op_registry.conformance.record_subject import Records
 
 
@@ -32,5 +36,19 @@ class Hangs(Records):
         return super().call(fn, *args, **kwargs)
 
 
+class DiesOfIntegers(Eager):
+    """Takes its process down when it wraps integers, and does not come back from wrapping bools."""
+
+    name = "dies of integers"
+
+    def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
+        if data.dtype is torch.int64:
+            os._exit(139)
+        if data.dtype is torch.bool:
+            time.sleep(60)
+        return super().wrap(data, mask, requires_grad)
+
+
 crashes = Crashes()
+dies_of_integers = DiesOfIntegers()
 hangs = Hangs()

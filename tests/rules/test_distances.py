@@ -76,6 +76,23 @@ def test_a_trapezoid_sums_the_intervals_whose_ends_are_valid(spaced: bool) -> No
             torch.testing.assert_close(out.get_data()[row], sum(parts[1:], parts[0]))
 
 
+@pytest.mark.parametrize("layout", ("dense", "to_sparse", "to_sparse_csr"))
+@pytest.mark.parametrize("spaced", (False, True))
+@pytest.mark.parametrize("hidden", (NAN, math.inf, torch.finfo(torch.float64).max))
+def test_a_trapezoid_of_one_point_reads_nothing(hidden: float, spaced: bool, layout: str) -> None:
+    """It has no interval, so it is torch's 0; torch computes that from the point."""
+    y = md.masked_tensor(
+        torch.tensor([[1.0], [hidden]], dtype=torch.float64), torch.tensor([[True], [False]]), requires_grad=True
+    )
+    stored = y if layout == "dense" else getattr(y, layout)()
+    points = md.masked_tensor(torch.tensor([hidden], dtype=torch.float64), torch.tensor([False]))
+    out = torch.trapezoid(stored, points, dim=1) if spaced else torch.trapezoid(stored, dx=2, dim=1)
+    assert out.to_tensor(5).tolist() == [0.0, 0.0]
+    out.sum().backward()
+    assert y.grad is not None
+    assert y.grad.to_tensor(5).tolist() == [[0.0], [5.0]]
+
+
 def test_a_trace_sums_the_valid_diagonal() -> None:
     x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, NAN]]), torch.tensor([[True, True], [False, False]]))
     assert torch.trace(x).item() == 1.0

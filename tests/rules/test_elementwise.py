@@ -296,6 +296,20 @@ def test_glu_needs_both_halves() -> None:
     assert gradient(x, total(result)) == [0.5, 0.0, "--", 0.5, "--", 0.0]
 
 
+@pytest.mark.parametrize("training", (False, True))
+def test_rrelu_gives_no_invalid_noise_away(training: bool) -> None:
+    """Without training the noise comes back as it was given; in training it is overwritten, and its mask with it."""
+    x, noise = masked([-1.0, 2.0, -3.0], [1, 0, 1]), masked([0.5, math.inf, NAN], [1, 1, 0])
+    _, drawn = apply(aten.rrelu_with_noise_functional.default, x, noise, 0.1, 0.3, training)
+    first, second, third = shown(drawn, "--")
+    assert second == "--"
+    if training:
+        assert 0.1 <= first <= 0.3
+        assert 0.1 <= third <= 0.3
+    else:
+        assert (first, third) == (0.5, "--")
+
+
 def test_rrelu_draws_nothing_from_garbage() -> None:
     streams = set()
     for garbage in (NAN, -1.0, 1.0):

@@ -47,9 +47,10 @@ def rrelu_with_noise_functional(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Dense, Dense]:
-    """rrelu, and the slopes that were drawn."""
+    """rrelu, and the slopes that were drawn. Without training nothing is drawn, and `noise` is returned."""
     result, drawn = aten.rrelu_with_noise_functional(self.filled(0), noise.data, lower, upper, training, generator)
-    return self.like(result), self.like(drawn)
+    slopes = self.like(drawn)
+    return self.like(result), slopes if training else slopes.masked_by(noise.validity)
 
 
 @masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)

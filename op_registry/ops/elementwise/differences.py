@@ -52,7 +52,7 @@ def trace(op: OpOverload, x: Dense) -> Dense:
 
 @masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION)
 def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
-    result = aten.trapezoid.x(y.data, x.data, dim=dim)
+    result = aten.trapezoid.x(y.filled(0), x.filled(0), dim=dim)  # torch's, of one point too, reads every element
     if all_valid(y, x) or y.shape[dim] < 2:
         return Dense(result)
     heights, width = intervals(y, x, dim)
@@ -61,7 +61,7 @@ def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
 
 @masked_rule(aten.trapezoid.dx, aten.trapz.dx, category=REDUCTION)
 def trapezoid_dx(y: Dense, *, dx: Number = 1, dim: int = -1) -> Dense:
-    result = aten.trapezoid.dx(y.data, dx=dx, dim=dim)
+    result = aten.trapezoid.dx(y.filled(0), dx=dx, dim=dim)
     if all_valid(y) or y.shape[dim] < 2:
         return Dense(result)
     heights, _ = intervals(y, None, dim)

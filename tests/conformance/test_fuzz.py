@@ -1,0 +1,242 @@
+"""Random programs: drawn from their seed alone, they find rules that are broken on purpose, and hold otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from op_registry import registry
+from op_registry.__main__ import main
+from op_registry.authoring import Dense
+from op_registry.conformance.subjects import find_subject
+from op_registry.fuzz import many, sources
+from op_registry.fuzz.generating import Choices, program_from
+from op_registry.fuzz.laws import LAWS
+from op_registry.fuzz.many import Settings, check_seed, in_this_process, in_workers
+from op_registry.fuzz.programs import Program, Source, Step
+from op_registry.fuzz.running import run
+from op_registry.fuzz.shrinking import shrunk
+
+EAGER = "masked_dispatch.conformance_subject:eager"
+aten = torch.ops.aten
+P3 = Settings("P3", EAGER)
+
+
+def choices(law: str = "P3") -> Choices:
+    return Choices.for_law(law, find_subject(EAGER))
+
+
+@pytest.fixture
+def overlay() -> Iterator[Any]:
+    with registry.overlay() as mine:
+        yield mine
+
+
+def found_by(settings: Settings, most: int) -> many.Finding:
+    """The first finding of at most this many programs."""
+    found = next((finding for _, finding in in_this_process(range(most), settings) if finding is not None), None)
+    assert found is not None, f"none of {most} programs broke {settings.law}"
+    return found
+
+
+@pytest.mark.parametrize("seed", (0, 1, 2, 3, 50))
+def test_a_seed_gives_one_program(seed: int) -> None:
+    assert program_from(seed, choices()) == program_from(seed, choices())
+    assert program_from(seed, choices()) != program_from(seed + 1000, choices())
+
+
+def test_programs_have_every_mask_storage_and_kind_of_step() -> None:
+    programs = [program_from(seed, choices()) for seed in range(120)]
+    drawn = [source for program in programs for source in program.sources]
+    steps = [step for program in programs for step in program.steps]
+    assert {source.mask for source in drawn} == set(sources.MASKS)
+    assert {source.storage for source in drawn} == {"dense", *find_subject(EAGER).storages}
+    assert any(source.under for source in drawn)
+    assert any(step.writes for step in steps)
+    assert any(step.view for step in steps)
+    assert any(step.plain for step in steps)
+    assert any("torch.ops.aten" in step.code for step in steps)
+
+
+def test_most_steps_give_a_result() -> None:
+    subject = find_subject(EAGER)
+    programs = [program_from(seed, choices()) for seed in range(60)]
+    raised = sum(len(run(p, sources.wrapped(p.sources, subject, None), subject).errors) for p in programs)
+    assert raised < sum(len(p.steps) for p in programs) / 10
+
+
+@pytest.mark.parametrize("law, number", (("P1", 60), ("P3", 80), ("P6", 60)))
+def test_programs_hold(law: str, number: int) -> None:
+    settings = Settings(law, EAGER)
+    assert [str(finding) for _, finding in in_this_process(range(number), settings) if finding is not None] == []
+
+
+@pytest.mark.slow
+def test_compiled_programs_hold() -> None:
+    settings = Settings("P7", EAGER, most_steps=5)
+    assert [str(finding) for _, finding in in_this_process(range(4), settings) if finding is not None] == []
+
+
+def leaking_mul(x: Dense, other: Any) -> Dense:
+    """The derivative reads what is under the other operand's mask: 0 · NaN."""
+    theirs = other.data if isinstance(other, Dense) else other
+    valid = (x.full_validity, other.full_validity) if isinstance(other, Dense) else (x.full_validity, None)
+    both = [v for v in valid if v is not None]
+    return Dense(x.data * theirs, both[0] & both[1] if len(both) == 2 else (both or [None])[0])
+
+
+def sum_of_everything(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
+    """What is under the mask is added up too."""
+    return Dense(aten.sum.dim_IntList(x.data, dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
+
+
+def sum_masked_afterwards(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
+    """Multiplied by the mask, which NaN survives."""
+    data = x.data if x.valid is None else x.data * x.valid
+    return Dense(aten.sum.dim_IntList(data, dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
+
+
+def relu_of_the_finite(x: Dense) -> Dense:
+    """Raises for what is under the mask."""
+    if bool(x.data.isnan().any()) and x.valid is not None:
+        raise ValueError("there is a NaN")
+    return x.like(x.data.relu())
+
+
+@pytest.mark.parametrize(
+    "op, broken",
+    (
+        (aten.mul.Tensor, leaking_mul),
+        (aten.sum.dim_IntList, sum_of_everything),
+        (aten.sum.dim_IntList, sum_masked_afterwards),
+        (aten.relu.default, relu_of_the_finite),
+    ),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_leak_is_found_and_made_small(overlay: Any, op: Any, broken: Any) -> None:
+    overlay.replace(op, broken)
+    finding = found_by(P3, 300)
+    assert finding.program is not None
+    assert 1 <= len(finding.program.steps) <= 2
+    assert len(finding.program.sources) <= 2
+    name = op._schema.name.partition("::")[2]
+    assert name in finding.code or "*" in finding.code
+
+
+def test_a_snippet_runs_by_itself_and_shows_what_leaks(overlay: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay.replace(aten.sum.dim_IntList, sum_masked_afterwards)
+    finding = found_by(P3, 300)
+    assert finding.code.startswith("# P3 broken on eager: ")
+    exec(compile(finding.code, "<snippet>", "exec"), {})
+    assert "nan" in capsys.readouterr().out
+
+
+def test_a_view_that_does_not_show_its_base_is_reported() -> None:
+    copied = Step("v0", "{0}.clone()", ("x0",), view=True)
+    program = Program(
+        0, (Source("x0", (3,), "float32", 1, "random"),), (copied, Step("v1", "{0}.fill_(2.0)", ("x0",), writes=True))
+    )
+    complaint = LAWS["P6"](program, find_subject(EAGER))
+    assert complaint is not None
+    assert complaint.startswith("v0, a view of x0, does not show what its base holds: ")
+    kept = replace(program, steps=(replace(copied, code="{0}[:]"), program.steps[1]))
+    assert LAWS["P6"](kept, find_subject(EAGER)) is None
+
+
+def test_values_off_by_one_are_found(overlay: Any) -> None:
+    overlay.replace(aten.relu.default, lambda x: x.like(x.data.relu() + 1))
+    finding = found_by(Settings("P1", EAGER), 300)
+    assert finding.program is not None
+    assert len(finding.program.steps) <= 2
+
+
+def test_shrinking_keeps_what_is_needed() -> None:
+    program = Program(
+        0,
+        (
+            Source("x0", (5, 8), "float32", 1, "random", storage="csr", requires_grad=True),
+            Source("x1", (8,), "float64", 2, "rows"),
+        ),
+        (
+            Step("v0", "{0}.clone()", ("x0",)),
+            Step("v1", "{0}.exp()", ("v0",)),
+            Step("v2", "{0} + {1}", ("v1", "x1")),
+            Step("v3", "{0}.sum()", ("v2",)),
+        ),
+    )
+    small = shrunk(program, lambda p: any("sum" in step.code for step in p.steps))
+    assert [step.line() for step in small.steps] == ["v3 = x0.sum()"]
+    assert small.sources == (Source("x0", (2, 2), "float32", 1, "plain"),)
+
+
+def test_a_shared_mask_outlives_its_first_owner() -> None:
+    first = Source("x0", (4,), "float32", 1, "random")
+    program = Program(0, (first, replace(first, name="x1", seed=2, under="x0")), (Step("v0", "{0}.exp()", ("x1",)),))
+    small = shrunk(program, lambda p: any(s.name == "x1" and s.mask == "random" for s in p.sources))
+    assert [(s.name, s.mask, s.under) for s in small.sources] == [("x1", "random", None)]
+
+
+def test_garbage_leaves_valid_elements_alone() -> None:
+    source = Source("x0", (6, 7), "float32", 5, "random")
+    data, mask = sources.data_of(source), sources.mask_of(source)
+    assert isinstance(mask, Tensor)
+    for seed in range(8):
+        other = sources.with_garbage(data, mask, seed)
+        assert torch.equal(other[mask], data[mask])
+        assert not torch.equal(other[~mask].nan_to_num(), data[~mask].nan_to_num())
+
+
+def test_the_command_prints_the_seeds_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--n", "5", "--seed", "3", "--subject", EAGER]) == 0
+    out = capsys.readouterr().out
+    assert "P3: seeds 3 to 7" in out
+    assert "5 programs, 0 break P3" in out
+
+
+def test_the_command_fails_on_a_violation(overlay: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay.replace(aten.sum.dim_IntList, sum_of_everything)
+    seed = found_by(P3, 300).seed
+    assert main(["fuzz", "--n", "1", "--seed", str(seed), "--subject", EAGER]) == 1
+    out = capsys.readouterr().out
+    assert f"python -m op_registry fuzz --law P3 --n 1 --seed {seed}" in out
+
+
+def test_the_command_names_an_unknown_subject(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--subject", "nobody"]) == 2
+    assert "no subject is called 'nobody'" in capsys.readouterr().err
+
+
+def test_laws_have_their_settings() -> None:
+    assert set(LAWS) == {"P1", "P3", "P6", "P7"}
+    assert choices("P3").storages
+    assert not choices("P6").storages
+    assert not choices("P7").random
+
+
+def dtypes_of(seed: int) -> set[str]:
+    return {source.dtype for source in program_from(seed, choices()).sources if source.mask != "plain"}
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_or_hangs_loses_one_program() -> None:
+    dies = next(seed for seed in range(1000) if "int64" in dtypes_of(seed) and "bool" not in dtypes_of(seed))
+    hangs = next(seed for seed in range(1000) if "bool" in dtypes_of(seed) and "int64" not in dtypes_of(seed))
+    holds = [seed for seed in range(100) if not dtypes_of(seed) & {"int64", "bool"}][:2]
+    settings = replace(P3, subject="misbehaving_subjects:dies_of_integers")
+    answers = dict(in_workers([holds[0], dies, hangs, holds[1]], settings, 1, 5.0))
+    complaints = {seed: finding and finding.complaint for seed, finding in answers.items()}
+    assert complaints == {
+        holds[0]: None,
+        dies: "the process died with exit code 139",
+        hangs: "not finished after 5 s",
+        holds[1]: None,
+    }
+
+
+def test_checking_a_seed_of_a_sound_program_finds_nothing() -> None:
+    assert check_seed(0, P3) is None
