@@ -19,8 +19,9 @@ from op_registry.fuzz.programs import Program
 from op_registry.fuzz.shrinking import shrunk
 from op_registry.fuzz.snippets import law_lines, snippet
 
-# Seconds that a worker may take to start, in addition to the time limit of its first program.
-START = 120.0
+# Seconds that a worker may take to start; it then says READY, and its first program's time begins.
+START = 180.0
+READY = "ready"
 # Compiled regions are dropped after this many programs, and a worker replaced after this many.
 MOST_COMPILED = 20
 MOST_PROGRAMS = 2_000
@@ -116,7 +117,7 @@ class _Worker:
 
     def give(self, seed: int) -> None:
         self.seed = seed
-        self.deadline = time.monotonic() + self.timeout + (0 if self.served else START)
+        self.deadline = time.monotonic() + (self.timeout if self.served else START)
         self.served += 1
         self.connection.send(seed)
 
@@ -124,10 +125,14 @@ class _Worker:
         """The seed and its finding, once there is one; a crash or a timeout is a finding, and the worker is lost."""
         if self.seed is None:
             return None
-        seed, found = self.seed, None
+        seed = self.seed
+        found: Finding | None
         try:
             if self.connection.poll():
                 found = self.connection.recv()
+                if found == READY:
+                    self.deadline = time.monotonic() + self.timeout
+                    return None
             elif time.monotonic() <= self.deadline:
                 return None
             else:
@@ -149,6 +154,8 @@ def _work(connection: multiprocessing.connection.Connection[Any, Any], settings:
     torch.set_num_threads(1)
     for module in settings.modules:
         importlib.import_module(module)
+    find_subject(settings.subject)
+    connection.send(READY)
     while True:
         try:
             seed = connection.recv()

@@ -56,7 +56,7 @@ def _without_a_step(program: Program) -> Iterator[Program]:
     """Without one step, and without those that need its value."""
     for number in reversed(range(len(program.steps))):
         kept: list[Step] = []
-        missing = set()
+        missing: set[str] = set()
         for position, step in enumerate(program.steps):
             if position == number or missing & set(step.operands):
                 missing.add(step.name)

@@ -118,14 +118,14 @@ def relu_of_the_finite(x: Dense) -> Dense:
     ),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_leak_is_found_and_made_small(overlay: Any, op: Any, broken: Any) -> None:
-    overlay.replace(op, broken)
-    finding = found_by(P3, 300)
+def test_a_leak_is_found_and_made_small(op: Any, broken: Any) -> None:
+    with registry.overlay() as mine:
+        mine.replace(op, broken)
+        finding = found_by(P3, 300)
     assert finding.program is not None
+    assert LAWS["P3"](finding.program, find_subject(EAGER)) is None, "it breaks the law without the broken rule too"
     assert 1 <= len(finding.program.steps) <= 2
     assert len(finding.program.sources) <= 2
-    name = op._schema.name.partition("::")[2]
-    assert name in finding.code or "*" in finding.code
 
 
 def test_a_snippet_runs_by_itself_and_shows_what_leaks(overlay: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,12 +228,12 @@ def test_a_process_that_dies_or_hangs_loses_one_program() -> None:
     hangs = next(seed for seed in range(1000) if "bool" in dtypes_of(seed) and "int64" not in dtypes_of(seed))
     holds = [seed for seed in range(100) if not dtypes_of(seed) & {"int64", "bool"}][:2]
     settings = replace(P3, subject="misbehaving_subjects:dies_of_integers")
-    answers = dict(in_workers([holds[0], dies, hangs, holds[1]], settings, 1, 5.0))
+    answers = dict(in_workers([holds[0], dies, hangs, holds[1]], settings, 1, 15.0))
     complaints = {seed: finding and finding.complaint for seed, finding in answers.items()}
     assert complaints == {
         holds[0]: None,
         dies: "the process died with exit code 139",
-        hangs: "not finished after 5 s",
+        hangs: "not finished after 15 s",
         holds[1]: None,
     }
 
