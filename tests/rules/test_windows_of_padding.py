@@ -105,6 +105,8 @@ def poolings(n):
             f"max_pool{n}d-s{stride}-p{padding}-d{dilation}-{'ceil' if ceil else 'floor'}",
             lambda x, a=(2, stride, padding, dilation, ceil): maximum(x, *a),
         )
+    norm = (F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)[n - 1]
+    yield f"lp_pool{n}d", lambda x: norm(x.square() + 0.1, 2.0, 2, 1)
     adaptive = (
         (F.adaptive_avg_pool1d, F.adaptive_max_pool1d),
         (F.adaptive_avg_pool2d, F.adaptive_max_pool2d),

@@ -114,16 +114,7 @@ def transposed_windows(
 
 
 @masked_rule(
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv3d.default,
-    aten.conv1d.padding,
-    aten.conv2d.padding,
-    aten.conv3d.padding,
-    aten._convolution_mode.default,
-    category=CONTRACTION,
-    takes_op=True,
-    register=when_padding,
+    *convolution.conv.ops, *convolution.conv_padding.ops, category=CONTRACTION, takes_op=True, register=when_padding
 )
 def conv(
     op: OpOverload,
@@ -147,14 +138,7 @@ def conv(
     return cropped(convolve, input, bias, weight.ndim - 2, windows)
 
 
-@masked_rule(
-    aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input,
-    aten.conv_transpose3d.input,
-    category=CONTRACTION,
-    takes_op=True,
-    register=when_padding,
-)
+@masked_rule(*convolution.conv_transpose.ops, category=CONTRACTION, takes_op=True, register=when_padding)
 def conv_transpose(
     op: OpOverload,
     input: Dense,
@@ -175,14 +159,7 @@ def conv_transpose(
     return cropped(convolve, input, bias, weight.ndim - 2, windows)
 
 
-@masked_rule(
-    aten.convolution.default,
-    aten._convolution.default,
-    aten._convolution.deprecated,
-    category=CONTRACTION,
-    takes_op=True,
-    register=when_padding,
-)
+@masked_rule(*convolution.convolution.ops, category=CONTRACTION, takes_op=True, register=when_padding)
 def any_convolution(
     op: OpOverload,
     input: Dense,
@@ -236,14 +213,7 @@ def pooling_windows(
     ]
 
 
-@masked_rule(
-    aten.avg_pool1d.default,
-    aten.avg_pool2d.default,
-    aten.avg_pool3d.default,
-    category=POOLING,
-    takes_op=True,
-    register=when_padding,
-)
+@masked_rule(*pooling.avg_pool1d.ops, *pooling.avg_pool2d.ops, category=POOLING, takes_op=True, register=when_padding)
 def avg_pool(
     op: OpOverload,
     self: Dense,
@@ -286,17 +256,7 @@ def avg_pool(
     return Dense(mean.to(self.dtype), validity)
 
 
-@masked_rule(
-    aten.max_pool1d.default,
-    aten.max_pool2d.default,
-    aten.max_pool3d.default,
-    aten.max_pool1d_with_indices.default,
-    aten.max_pool2d_with_indices.default,
-    aten.max_pool3d_with_indices.default,
-    category=POOLING,
-    takes_op=True,
-    register=when_padding,
-)
+@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_op=True, register=when_padding)
 def max_pool(
     op: OpOverload,
     self: Dense,
@@ -325,16 +285,7 @@ def max_pool(
     return Dense(result.data, valid) if isinstance(result, Dense) else tuple(Dense(r.data, valid) for r in result)
 
 
-@masked_rule(
-    aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default,
-    aten.adaptive_avg_pool3d.default,
-    aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool3d.default,
-    category=POOLING,
-    takes_op=True,
-    register=when_padding,
-)
+@masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=when_padding)
 def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     """The mean of the valid elements of each bin of the sample's box."""
     spatial = spatial_dims(op)
@@ -356,14 +307,7 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     return Dense(mean.to(self.dtype), as_int8(count > 0))
 
 
-@masked_rule(
-    aten.adaptive_max_pool1d.default,
-    aten.adaptive_max_pool2d.default,
-    aten.adaptive_max_pool3d.default,
-    category=POOLING,
-    takes_op=True,
-    register=when_padding,
-)
+@masked_rule(*pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, register=when_padding)
 def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[Dense, Dense]:
     """The greatest valid element of each bin of the sample's box, and its index in the batch's plane."""
     spatial = spatial_dims(op)

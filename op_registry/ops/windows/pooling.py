@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COMPOSITE,
     POOLING,
     Dense,
     aligned_validity,
@@ -115,29 +116,43 @@ def avg_pool2d(
     return averaged(average, self, spatial, count_include_pad, divide=divisor_override is None)
 
 
-# torch multiplies an average of powers by the size of the window, to get their sum.
+# torch multiplies an average of powers by the size of the window, to get their sum: the average is of valid elements
+# and zeros. It is written in other operators, so that windows have the meaning in force (padding.py).
 
 
-@inside(torch.nn.functional.lp_pool1d, aten.avg_pool1d.default, category=POOLING)
+@inside(torch.nn.functional.lp_pool1d, aten.avg_pool1d.default, category=COMPOSITE)
 def lp_pool1d(
-    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Dense:
+    self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Tensor:
     """The sum over valid elements, divided by what torch divides by whatever is valid."""
-    return averaged(lambda x: aten.avg_pool1d(x, kernel_size, stride, padding, ceil_mode), self, 1, divide=False)
+    as_rows = [(1, *sizes) for sizes in (kernel_size, stride or kernel_size)]
+    return share_of_window(aten.avg_pool2d.default, self.unsqueeze(-2), 2, *as_rows, (0, *padding), ceil_mode).squeeze(
+        -2
+    )
 
 
-@inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=POOLING)
+@inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=COMPOSITE)
 def lp_pool2d(
-    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Dense:
-    return averaged(lambda x: aten.avg_pool2d(x, kernel_size, stride, padding, ceil_mode), self, 2, divide=False)
+    self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Tensor:
+    return share_of_window(aten.avg_pool2d.default, self, 2, kernel_size, stride, padding, ceil_mode)
 
 
-@inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=POOLING)
+@inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=COMPOSITE)
 def lp_pool3d(
-    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Dense:
-    return averaged(lambda x: aten.avg_pool3d(x, kernel_size, stride, padding, ceil_mode), self, 3, divide=False)
+    self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Tensor:
+    return share_of_window(aten.avg_pool3d.default, self, 3, kernel_size, stride, padding, ceil_mode)
+
+
+def share_of_window(
+    op: OpOverload, x: Tensor, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
+) -> Tensor:
+    """The sum of each window's valid elements, divided by the size that the window has in a plain tensor."""
+    window = (kernel_size, stride, padding, ceil_mode, True, 1)
+    sizes = op(torch.ones((1, *x.shape[-spatial:]), dtype=x.dtype, device=x.device), *window)
+    share: Tensor = op(x, *window) / sizes
+    return share
 
 
 @masked_rule(
