@@ -125,10 +125,9 @@ def lp_pool1d(
     self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
 ) -> Tensor:
     """The sum over valid elements, divided by what torch divides by whatever is valid."""
-    as_rows = [(1, *sizes) for sizes in (kernel_size, stride or kernel_size)]
-    return share_of_window(aten.avg_pool2d.default, self.unsqueeze(-2), 2, *as_rows, (0, *padding), ceil_mode).squeeze(
-        -2
-    )
+    kernel, step, edge = (1, *kernel_size), (1, *(stride or kernel_size)), (0, *padding)
+    share = share_of_window(aten.avg_pool2d.default, self.unsqueeze(-2), 2, kernel, step, edge, ceil_mode)
+    return share.squeeze(-2)
 
 
 @inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=COMPOSITE)
