@@ -11,8 +11,20 @@ from torch._ops import OpOverload
 from op_registry.fuzz.calls import Call
 from op_registry.registry import registry
 
-# Rules of these categories are left out: no meaning to compare, values that torch leaves open, or many operands.
-LEFT_OUT = ("refused", "composite", "plumbing", "factory", "random", "derivative", "recurrent", "pooling", "opaque")
+# Rules of these categories are left out: no meaning to compare, values that torch leaves open (as of matrices without an
+# inverse), or many operands.
+LEFT_OUT = (
+    "refused",
+    "composite",
+    "plumbing",
+    "factory",
+    "random",
+    "derivative",
+    "recurrent",
+    "pooling",
+    "opaque",
+    "whole slices",
+)
 # Operators that return memory which nobody wrote, change the shape of their operand in place, or (those whose names
 # begin with an underscore) trust their callers to have checked the arguments.
 UNSUITABLE = (
@@ -28,6 +40,9 @@ UNSUITABLE = (
     "swap",
     "detach_",
 )
+
+# Whose in-place forms torch lets write to a leaf that requires grad, as no others; on a masked leaf they raise, too.
+UNCHECKED_WRITES = ("logical_",)
 
 # Code for an argument of each type.
 CODE_OF_TYPE = {
@@ -67,7 +82,7 @@ def _in_place_form(op: OpOverload) -> OpOverload | None:
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name if op._schema.is_mutable else f"{name}_", None)
     overload = op._schema.overload_name or "default"
-    if packet is None or overload not in packet.overloads() or f"{name}_".startswith(UNSUITABLE):
+    if packet is None or overload not in packet.overloads() or f"{name}_".startswith((*UNSUITABLE, *UNCHECKED_WRITES)):
         return None
     form: OpOverload = getattr(packet, overload)
     first = form._schema.arguments[0]

