@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from op_registry.fuzz.calls import Call
 from op_registry.registry import registry
 
-# Rules of these categories are left out: no meaning to compare, values that torch leaves open (as of matrices without an
-# inverse), or many operands.
+# Rules of these categories are left out: no meaning to compare, values that torch leaves open (as for matrices without
+# an inverse), or many operands.
 LEFT_OUT = (
     "refused",
     "composite",
