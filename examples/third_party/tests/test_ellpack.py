@@ -1,5 +1,6 @@
 """A storage of our own: what is asked of every storage (P3, P4, P5), and by hand."""
 
+import copyreg
 import io
 
 import pytest
@@ -149,8 +150,8 @@ def test_a_damaged_file_is_refused(column: int, problem: str) -> None:
 
 
 def test_a_file_with_rows_of_different_lengths_is_refused() -> None:
-    x = stored()
-    rebuild, (values, validity, layout, sizes, (columns,), *rest) = x.__reduce_ex__(2)
+    _, (pieces, *_) = stored().__reduce_ex__(2)
+    rebuild, (values, validity, layout, sizes, (columns,), *rest) = copyreg.dispatch_table[type(pieces)](pieces)
     with pytest.raises(ValueError, match="its 5 rows store 29 elements"):
         rebuild(values[1:], validity[1:], layout, sizes, (columns[1:],), *rest)
 
