@@ -1,10 +1,11 @@
-"""Functions that torch writes in Python and that divide by a size, written with the number of what is valid.
+"""Functions that torch writes in Python and that divide by a size, or ask about every element, written for masks.
 
 `expected` runs these in place of torch's; the oracles compute their operators.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,26 @@ def kl_div(
     return elements.sum() / rows.sum()
 
 
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """Whether a variance is negative is asked of the valid ones; of none, the answer is no."""
+    if isinstance(var, float):
+        var = var * torch.ones_like(input)
+    if var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
 def _reduced(loss: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return loss.clone()
@@ -54,6 +75,7 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
 PYTHON_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.multilabel_soft_margin_loss: multilabel_soft_margin_loss,
     F.kl_div: kl_div,
+    F.gaussian_nll_loss: gaussian_nll_loss,
 }
 
 
