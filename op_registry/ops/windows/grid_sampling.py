@@ -11,6 +11,7 @@ grid.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ from op_registry.ops.windows.pooling import numeric_validity
 aten = torch.ops.aten
 
 BICUBIC = 2
-ZEROS, REFLECTION = 0, 2
+ZEROS = 0
 
 
 @masked_rule(
@@ -59,7 +60,7 @@ def grid_sampler(
     mask = numeric_validity(input, input.ndim - 2).expand(input.shape[0], -1, *input.shape[2:]).to(input.dtype)
     if interpolation_mode == BICUBIC:
         data = op(input.filled(0), points, *options)
-        return Dense(data, intersect(bicubic_validity(mask, points, padding_mode, align_corners), points_valid))
+        return Dense(data, intersect(bicubic_validity(mask, points, *options), points_valid))
     data = op(input.filled(0), points, *options)
     weight_of_valid = op(mask, points, *options)
     weight_inside = op(torch.ones_like(mask[:, :1]), points, *options)
@@ -80,55 +81,23 @@ def cudnn_grid_sampler(self: Dense, grid: Dense) -> Dense:
 # -------------------------------------------------------------------------------------------------------------- bicubic
 
 
-def bicubic_validity(mask: Tensor, grid: Tensor, padding_mode: int, align_corners: bool) -> Tensor:
+def bicubic_validity(mask: Tensor, points: Tensor, *options: Any) -> Tensor:
     """(N, C or 1, H_out, W_out) int8: where no invalid element of `mask` has a weight.
 
-    mask  (N, C or 1, H, W), 1 where valid
-    grid  (N, H_out, W_out, 2)
+    mask    (N, C or 1, H, W), 1 where valid
+    points  (N, H_out, W_out, 2)
+
+    Weights of both signs cancel in a sum over the invalid elements; so torch's kernel sees them by 16 parts, in each of
+    which a grid point's 4 x 4 taps meet one element at most (clipped or reflected, its taps of a dimension still lie
+    in 4 elements side by side). So a weight counts as torch rounds it, in half precision too.
     """
-    height, width = mask.shape[-2:]
-    columns, column_weighted = taps(grid[..., 0].detach(), width, padding_mode, align_corners)
-    rows, row_weighted = taps(grid[..., 1].detach(), height, padding_mode, align_corners)
-    flat = (mask == 0).flatten(2)
-    invalid = None
-    for row, row_counts in zip(rows, row_weighted, strict=True):
-        for column, column_counts in zip(columns, column_weighted, strict=True):
-            index = (row * width + column).flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1)
-            is_invalid = flat.gather(2, index) & (row_counts & column_counts).flatten(1).unsqueeze(1)
-            invalid = is_invalid if invalid is None else invalid | is_invalid
-    assert invalid is not None
-    return as_int8(~invalid.unflatten(2, grid.shape[1:3]))
-
-
-def taps(coordinate: Tensor, size: int, padding_mode: int, align_corners: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """The indices along one dimension of the four taps of each grid point, and whether each has a weight and is inside.
-
-    A point that lies on an index has the weight of that index alone (torch's coefficients are exactly 0 there).
-    """
-    position = (coordinate + 1) / 2 * (size - 1) if align_corners else ((coordinate + 1) * size - 1) / 2
-    first = position.floor()
-    between = position != first
-    indices, weighted = [], []
-    for offset in (-1, 0, 1, 2):
-        tap = first + offset
-        counts = between if offset else torch.ones_like(between)
-        if padding_mode == ZEROS:
-            counts = counts & (tap >= 0) & (tap < size)
-        elif padding_mode == REFLECTION:
-            tap = reflected(tap, size, align_corners)
-        indices.append(tap.nan_to_num(0).clamp(0, size - 1).to(torch.int64))
-        weighted.append(counts)
-    return indices, weighted
-
-
-def reflected(position: Tensor, size: int, align_corners: bool) -> Tensor:
-    """Positions outside, reflected at the first and last element (`align_corners`), or at their outer borders."""
-    low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
-    if span == 0:
-        return torch.zeros_like(position)
-    distance = (position - low).abs()
-    rest, flips = distance.remainder(span), (distance / span).floor()
-    return torch.where(flips.remainder(2) == 0, rest, span - rest) + low
+    points = points.detach()
+    has_weight = torch.zeros(*mask.shape[:2], *points.shape[1:3], dtype=torch.bool, device=mask.device)
+    for first_row, first_column in itertools.product(range(min(4, mask.shape[2])), range(min(4, mask.shape[3]))):
+        part = torch.zeros_like(mask)
+        part[..., first_row::4, first_column::4] = 1 - mask[..., first_row::4, first_column::4]
+        has_weight |= aten.grid_sampler_2d(part, points, *options) != 0
+    return as_int8(~has_weight)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
