@@ -23,7 +23,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records.dense import Dense, fill_where_invalid, map_tensors, records_in, valid_in_all
+from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_int8
 from op_registry.registry import registry
@@ -159,7 +160,7 @@ MOVEMENT = Category(
 # ------------------------------------------------------------------------------------------------------ reduction
 
 
-def _argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
     if name in kwargs:
         return kwargs[name]
@@ -174,8 +175,8 @@ def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] 
     identity = (_traits or {})["identity"]
     value = identity(x.dtype) if callable(identity) else identity
     result = op(x.filled(value) if x.validity is not None else x.data, *args, **kwargs)
-    dim = _argument(op, "dim", (x, *args), kwargs)
-    keepdim = bool(_argument(op, "keepdim", (x, *args), kwargs))
+    dim = argument(op, "dim", (x, *args), kwargs)
+    keepdim = bool(argument(op, "keepdim", (x, *args), kwargs))
     return results_like(result, x.any_valid(dim, keepdim))
 
 

@@ -23,7 +23,8 @@ from torch._ops import OpOverload
 
 from op_registry.autocast import autocast_off
 from op_registry.categories import DERIVATIVE, data_of, results_like
-from op_registry.records.dense import Dense, all_valid, fill_where_invalid, valid_in_all
+from op_registry.records.dense import Dense, all_valid, valid_in_all
+from op_registry.records.fill import fill_where_invalid
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
 from op_registry.rule import Rule, written_at

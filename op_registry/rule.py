@@ -33,6 +33,7 @@ class Slices:
     number            the argument with the number of elements that a slice must have at least
     none_for_no_dims  whether an empty list of dimensions means none of them rather than all
     needs_elements    whether torch refuses an input without elements
+    neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives
     """
 
     gives: Literal["one", "each", "front"] = "one"
@@ -41,6 +42,7 @@ class Slices:
     number: str | None = None
     none_for_no_dims: bool = False
     needs_elements: bool = False
+    neutral: int = 0
 
 
 @dataclass(frozen=True)

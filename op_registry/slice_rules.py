@@ -1,17 +1,18 @@
-"""Rules for partly valid slices: if all elements are valid, the operator itself runs."""
+"""Rules for partly valid slices. Where each slice is valid as a whole or not at all, the operator itself runs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import Operator, results_like
+from op_registry.categories import Operator, argument, results_like
 from op_registry.records.dense import Dense
-from op_registry.records.slices import any_masked, plain_data
+from op_registry.records.dims import wrap_dims
+from op_registry.records.slices import any_masked, has_whole_slices, plain_data
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, Slices, overloads_of, written_at
 
@@ -20,19 +21,42 @@ def masked_slices(*operators: Operator, category: Category, slices: Slices | Non
     """Decorator: registers a function of the overload and the operator's own arguments as the rule for masked input.
 
     If nothing is masked, or the input is empty, the operator itself runs and its result is valid. `slices` states how
-    the operator works on a slice, so that it can run on the stored elements of sparse slices.
+    the operator works on a slice: then it also runs itself where the mask is one for each slice, as the rows of a padded
+    batch have it, and can run on the stored elements of sparse slices.
     """
     traits = {"slices": slices} if slices else {}
 
     def register(function: Run) -> Rule:
         @functools.wraps(function)
         def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
-            if x.data.numel() != 0 and any_masked((x, *args, *kwargs.values())):
-                return function(op, x, *args, **kwargs)
-            result = op(*map(plain_data, (x, *args)), **{k: plain_data(v) for k, v in kwargs.items()})
-            return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
+            if x.data.numel() == 0 or not any_masked((x, *args, *kwargs.values())):
+                result = op(*map(plain_data, (x, *args)), **{k: plain_data(v) for k, v in kwargs.items()})
+                return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
+            if slices is not None and has_whole_slices(x, dims := dims_of_slices(op, slices, x, args, kwargs)):
+                return run_on_whole_slices(op, slices, x, dims, args, kwargs)
+            return function(op, x, *args, **kwargs)
 
         ops = tuple(o for operator in operators for o in overloads_of(operator))
         return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
 
     return register
+
+
+def dims_of_slices(
+    op: OpOverload, slices: Slices, x: Dense, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[int, ...]:
+    """The dimensions of a slice in this call, as non-negative numbers."""
+    dim = argument(op, slices.dim, (x, *args), kwargs)
+    if slices.none_for_no_dims and dim is not None and not isinstance(dim, int) and len(dim) == 0:
+        return ()
+    return wrap_dims(dim, x.ndim)
+
+
+def run_on_whole_slices(
+    op: OpOverload, slices: Slices, x: Dense, dims: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """The operator itself, with invalid slices filled; a result is valid where its slice is."""
+    result = op(x.filled(slices.neutral), *args, **kwargs)
+    if slices.gives == "one":
+        return results_like(result, x.any_valid(dims, bool(argument(op, "keepdim", (x, *args), kwargs))))
+    return results_like(result, x.validity)

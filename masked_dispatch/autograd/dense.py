@@ -30,7 +30,8 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
-from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.dense import Dense
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import savable
 from op_registry.records.validity import as_int8, intersect
 
@@ -122,6 +123,14 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
             return grad
         grad = plain_gradient(grad, None)
     return wrap_record(Dense(grad, validity))
+
+
+def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:
+    """A gradient as a plain tensor: as it is stored if its mask is `validity`, else zero where it is invalid."""
+    if not torch.compiler.is_dynamo_compiling() and isinstance(grad, MaskedTensor):
+        record = unwrap(grad._stored_densely())
+        return record.data if record.validity is validity else record.filled(0)
+    return plain_gradient(grad, None)
 
 
 def unwrap(tensor: MaskedTensor) -> Dense:

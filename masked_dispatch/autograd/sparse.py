@@ -17,7 +17,8 @@ from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
-from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.dense import Dense
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd.graph import Node
 
-from masked_dispatch.autograd.dense import checked_validity, masked_gradient, unwrap
+from masked_dispatch.autograd.dense import checked_validity, data_under, masked_gradient, unwrap
 from masked_dispatch.compiler_internals import never_compiled
-from masked_dispatch.dispatch.overlays import remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
@@ -57,11 +56,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
-            remember_overlays(first)
-            validity = shared_validity(base)
-            # torch's formula for as_strided always returns a plain gradient; those of other views keep the type.
-            if validity is not None or op is aten.as_strided.default:
-                mask_gradient_of_base(first.grad_fn, validity)
+            differentiate_on_plain(first.grad_fn, base, view if isinstance(view, (list, tuple)) else [view])
         return view
 
     return kernel
@@ -76,14 +71,25 @@ def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
     return result
 
 
-def mask_gradient_of_base(node: Node, validity: Tensor | None) -> None:
-    """Put the base's mask on the gradient that the view's node passes to the base."""
+def differentiate_on_plain(node: Node, base: MaskedTensor, views: Sequence[MaskedTensor]) -> None:
+    """Let the view's formula run on plain gradients: the data of those that come in, under the base's mask going out.
+
+    Elements that a view's mask hides lie in the base where the base's mask hides them, and nowhere else; so a gradient
+    under the view's own mask needs no fill.
+    """
+    validity = shared_validity(base)
+    validities = [shared_validity(view) for view in views]
 
     @never_compiled
-    def remask(gradients: Sequence[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
+    def to_plain(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(None if g is None else data_under(g, v) for g, v in zip(gradients, validities, strict=True))
+
+    @never_compiled
+    def to_masked(gradients: Sequence[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
 
-    node.register_hook(remask)
+    node.register_prehook(to_plain)
+    node.register_hook(to_masked)
 
 
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:

@@ -31,7 +31,8 @@ from masked_dispatch.torch_internals import (
     without_pre_dispatch,
 )
 from op_registry import MaskedSemanticsError
-from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.dense import Dense
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.permuted import to_dense

@@ -18,7 +18,8 @@ from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.autograd.engine import masked_record
 from masked_dispatch.autograd.sparse import wrap_sparse_record
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.records.dense import Dense, fill_where_invalid
+from op_registry.records.dense import Dense
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_bool
 from op_registry.sparse.gather_scatter import gather, scatter_
 from op_registry.sparse.pattern import pattern_of

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dims import Dims, Number, wrap_dims
-from op_registry.records.fill import can_fill_bits, fill_bits
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 
@@ -35,25 +35,6 @@ def valid_in_all(*records: Any) -> Tensor | None:
 def all_valid(*arguments: Any) -> bool:
     """Whether no record among `arguments`, through lists, stores a validity: the operator is then exactly torch's."""
     return all(record.validity is None for record in records_in(arguments))
-
-
-def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
-    """`data` with `value` wherever `validity` says invalid; differentiable, and independent of the hidden values."""
-    if validity is None:
-        return data
-    if data.dtype is torch.bool and not isinstance(value, Tensor):
-        value = bool(value)  # torch.where(m, bools, 1) would give int64
-    if (
-        type(data) is Tensor
-        and not isinstance(value, Tensor)
-        and validity.dtype is torch.int8
-        and data.device.type == "cpu"
-        and not (data.requires_grad and torch.is_grad_enabled())
-        and can_fill_bits(data, value)
-        and not under_transform()
-    ):
-        return fill_bits(data, validity, value)
-    return torch.where(as_bool(validity), data, value)
 
 
 class Dense:

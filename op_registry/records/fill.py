@@ -3,15 +3,20 @@
 ``torch.where`` with a mask is branchy on CPU: on a random mask it costs ten times the reduction that follows. Without a
 derivative to carry, the same values come from bit operations on the data's own bytes, whatever the mask's pattern:
 ``bits & wide``, with `wide` all ones where valid, gives 0 elsewhere, and the same between two exclusive ors
-another value.
+another value. Where a derivative is recorded, a large fill has one of its own, which is the same bit operations.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from op_registry.records.dims import Number
+from op_registry.records.tracing import under_transform
+from op_registry.records.validity import as_bool
 
 # The integers as wide as each dtype that the eager fill may treat as bits.
 _BITS = {
@@ -28,8 +33,44 @@ _BITS = {
 }
 # Wide masks up to this many elements are cached on the mask; larger ones are recomputed each time, which costs little.
 _KEPT_UP_TO = 1 << 16
-# Below this many elements torch.where is quicker for values other than 0.
+# Below this many elements torch.where is quicker: for values other than 0, and where a derivative is recorded.
 _WORTH_IT = 1 << 14
+
+
+def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
+    """`data` with `value` wherever `validity` says invalid; differentiable, and independent of the hidden values."""
+    if validity is None:
+        return data
+    if data.dtype is torch.bool and not isinstance(value, Tensor):
+        value = bool(value)  # torch.where(m, bools, 1) would give int64
+    if (
+        type(data) is Tensor
+        and not isinstance(value, Tensor)
+        and validity.dtype is torch.int8
+        and data.device.type == "cpu"
+        and can_fill_bits(data, value)
+        and not under_transform()
+    ):
+        if not (data.requires_grad and torch.is_grad_enabled()):
+            return fill_bits(data, validity, value)
+        if data.numel() >= _WORTH_IT:
+            filled: Tensor = Fill.apply(data, validity, value)
+            return filled
+    return torch.where(as_bool(validity), data, value)
+
+
+class Fill(torch.autograd.Function):
+    """fill_bits; its derivative fills the gradient with zeros, in the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, validity: Tensor, value: complex) -> Tensor:
+        ctx.save_for_backward(validity)
+        ctx.set_materialize_grads(False)
+        return fill_bits(data, validity, value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+        return (None if grad is None else fill_where_invalid(grad, ctx.saved_tensors[0], 0)), None, None
 
 
 def can_fill_bits(data: Tensor, value: complex) -> bool:

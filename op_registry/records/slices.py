@@ -27,6 +27,12 @@ def any_masked(arguments: tuple[Any, ...]) -> bool:
     return any(isinstance(argument, Dense) and argument.validity is not None for argument in arguments)
 
 
+def has_whole_slices(x: Dense, dims: tuple[int, ...]) -> bool:
+    """Whether each slice along `dims` is stored with one validity: valid as a whole or not at all."""
+    validity = x.validity
+    return validity is not None and validity.ndim == x.ndim and all(validity.shape[d] == 1 for d in dims)
+
+
 def plain_data(argument: Any) -> Any:
     """An argument as plain torch takes it."""
     return argument.data if isinstance(argument, Dense) else argument

@@ -25,10 +25,12 @@ from op_registry.authoring import (
     Sparse,
     accumulation_dtype,
     aligned_validity,
+    all_valid,
     any_masked,
     as_int8,
     by_rule,
     detached_data,
+    has_whole_slices,
     masked_rule,
     masked_slices,
     moments,
@@ -36,6 +38,7 @@ from op_registry.authoring import (
     plain_data,
     reshape_validity,
     result_dtype,
+    results_like,
     valid_in_all,
 )
 
@@ -103,6 +106,14 @@ def last_dims(op: OpOverload, x: Dense, shape: Sequence[int], *parameters: Dense
     return tuple(range(first, x.ndim))
 
 
+def has_whole_rows(x: Dense, dims: tuple[int, ...], eps: float | None, *parameters: Dense | None) -> bool:
+    """Whether torch's own kernel is the rule: each row is valid as a whole or not at all, and a row of 0 stays finite.
+
+    The kernel's derivative with respect to a parameter sums over all rows, so that 0 · NaN of an invalid row would show.
+    """
+    return has_whole_slices(x, dims) and all_valid(*parameters) and (eps is None or eps > 0)
+
+
 @masked_slices(aten.layer_norm, aten.native_layer_norm, category=NORMALIZATION)
 def layer_norm(
     op: OpOverload,
@@ -115,6 +126,9 @@ def layer_norm(
 ) -> Dense | tuple[Dense, Dense, Dense]:
     """Standardised over the last dimensions, scaled and shifted element by element."""
     dims = last_dims(op, x, normalized_shape, weight, bias)
+    if has_whole_rows(x, dims, eps, weight, bias):
+        affine_data = (plain_data(weight), plain_data(bias))
+        return results_like(op(x.filled(0), normalized_shape, *affine_data, eps), x.validity)
 
     def one_slice() -> Any:
         row = x.data.new_zeros(tuple(normalized_shape))
@@ -138,6 +152,8 @@ def rms_norm(
 ) -> Dense | tuple[Dense, Dense]:
     """Divided by the root mean square of the valid elements."""
     dims = last_dims(op, x, normalized_shape, weight)
+    if has_whole_rows(x, dims, eps, weight):
+        return results_like(op(x.filled(0), normalized_shape, plain_data(weight), eps), x.validity)
 
     def one_slice() -> Any:
         row = x.data.new_zeros(tuple(normalized_shape))

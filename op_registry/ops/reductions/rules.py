@@ -199,7 +199,7 @@ def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Den
 # ---------------------------------------------------------------------------------------------------------------- norms
 
 
-@masked_slices(aten.linalg_vector_norm, category=REDUCTION, slices=Slices())
+@masked_slices(aten.linalg_vector_norm, category=REDUCTION, slices=Slices(neutral=1))
 def linalg_vector_norm(
     op: OpOverload,
     x: Dense,
@@ -213,7 +213,7 @@ def linalg_vector_norm(
     return filled_norm(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=dtype_for(x, t, dtype)))
 
 
-@masked_slices(aten.norm, category=REDUCTION, slices=Slices())
+@masked_slices(aten.norm, category=REDUCTION, slices=Slices(neutral=1))
 def norm(
     op: OpOverload,
     x: Dense,
