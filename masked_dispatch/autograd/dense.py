@@ -31,7 +31,7 @@ from masked_dispatch.torch_internals import (
 )
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
-from op_registry.records.fill import fill_where_invalid
+from op_registry.records.fill import fill_where_invalid, zero_where_invalid
 from op_registry.records.tracing import savable
 from op_registry.records.validity import as_int8, intersect
 
@@ -108,8 +108,8 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
         return filled
     if isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
-        return fill_where_invalid(record.data, intersect(validity, record.validity), 0)
-    return fill_where_invalid(grad, validity, 0)
+        return zero_where_invalid(record.data, intersect(validity, record.validity))
+    return zero_where_invalid(grad, validity)
 
 
 def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
@@ -129,7 +129,7 @@ def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient as a plain tensor: as it is stored if its mask is `validity`, else zero where it is invalid."""
     if not torch.compiler.is_dynamo_compiling() and isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
-        return record.data if record.validity is validity else record.filled(0)
+        return record.data if record.validity is validity else zero_where_invalid(record.data, record.validity)
     return plain_gradient(grad, None)
 
 

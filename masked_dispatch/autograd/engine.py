@@ -15,10 +15,12 @@ from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_sparse_record
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import called_by_engine, engine_run, leaf_accumulated_into
+from masked_dispatch.tensor.mask_sharing import shared_validity
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.torch_internals import called_by_engine, engine_run, leaf_accumulated_into, under_transform
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
+from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.coalesce import merge_duplicates
 from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
@@ -56,6 +58,8 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
 
     Plain if either of them is: a plain one is valid everywhere, as a plain tensor's gradient has to be.
     """
+    if type(x) is MaskedTensor and type(y) is MaskedTensor and x._validity is y._validity and can_add_data(x, y):
+        return sum_under_one_mask(x, y)
     records = [_record_of(x), _record_of(y)]
     sparse = [record for record in records if isinstance(record, Sparse)]
     if len(sparse) == len(records):
@@ -63,6 +67,26 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
             return wrap_sparse_record(sum_of_union(sparse))
     total = accumulate([to_dense(record) for record in records])
     return total.data if any(is_plain(t) for t in (x, y)) else wrap_record(total)
+
+
+def can_add_data(x: MaskedTensor, y: MaskedTensor) -> bool:
+    """Whether their sum, as `accumulate` defines it, is that of their data, with no derivative to be recorded."""
+    return (
+        x.dtype is y.dtype
+        and x.dtype in (torch.float32, torch.float64)
+        and x.shape == y.shape
+        and not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad))
+        and not under_transform()
+    )
+
+
+def sum_under_one_mask(x: MaskedTensor, y: MaskedTensor) -> MaskedTensor:
+    """The sum of the data, under the mask that both have."""
+    validity = shared_validity(x)
+    total = x._data + y._data
+    if validity is not None and known_zero(x._data, validity) and known_zero(y._data, validity):
+        remember_zero(total, validity)
+    return wrap(total, validity)
 
 
 def is_plain(tensor: Tensor) -> bool:

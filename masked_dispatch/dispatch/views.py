@@ -30,6 +30,7 @@ from masked_dispatch.torch_internals import (
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
+from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.rule import Rule, Run
 
 aten = torch.ops.aten
@@ -85,7 +86,11 @@ def differentiate_on_plain(node: Node, base: MaskedTensor, views: Sequence[Maske
         return tuple(None if g is None else data_under(g, v) for g, v in zip(gradients, validities, strict=True))
 
     @never_compiled
-    def to_masked(gradients: Sequence[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
+    def to_masked(gradients: Sequence[Tensor | None], plain: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        if validity is not None and all(g is None or known_zero(g, v) for g, v in zip(plain, validities, strict=True)):
+            for g in gradients:
+                if g is not None:
+                    remember_zero(g, validity)
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
 
     node.register_prehook(to_plain)

@@ -17,6 +17,7 @@ from torch import Tensor
 from op_registry.records.dims import Number
 from op_registry.records.tracing import under_transform
 from op_registry.records.validity import as_bool
+from op_registry.records.zeros import known_zero, remember_zero
 
 # The integers as wide as each dtype that the eager fill may treat as bits.
 _BITS = {
@@ -59,6 +60,15 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
     return torch.where(as_bool(validity), data, value)
 
 
+def zero_where_invalid(grad: Tensor, validity: Tensor | None) -> Tensor:
+    """A gradient with zeros wherever `validity` says invalid; the gradient itself if it is known to have them."""
+    if validity is None or known_zero(grad, validity):
+        return grad
+    filled = fill_where_invalid(grad, validity, 0)
+    remember_zero(filled, validity)
+    return filled
+
+
 class Fill(torch.autograd.Function):
     """fill_bits; its derivative fills the gradient with zeros, in the same way."""
 
@@ -70,7 +80,7 @@ class Fill(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
-        return (None if grad is None else fill_where_invalid(grad, ctx.saved_tensors[0], 0)), None, None
+        return (None if grad is None else zero_where_invalid(grad, ctx.saved_tensors[0])), None, None
 
 
 def can_fill_bits(data: Tensor, value: complex) -> bool:

@@ -1,0 +1,49 @@
+"""Which tensors are known to be zero where a mask says invalid, so that they need not be filled with zeros again.
+
+A fact of a tensor object and its version, like the ones that are remembered of masks: any write that torch knows of
+ends it. Kept beside the tensors, not on them, because gradients reach their users.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from op_registry.records.tracing import being_traced
+
+
+class _Fact:
+    __slots__ = ("tensor", "validity", "validity_version", "version")
+
+    def __init__(self, tensor: weakref.ref[Tensor], version: int, validity: Tensor, validity_version: int) -> None:
+        self.tensor, self.version = tensor, version
+        self.validity, self.validity_version = validity, validity_version
+
+
+_facts: dict[int, _Fact] = {}
+
+
+def remember_zero(data: Tensor, validity: Tensor) -> None:
+    """Record that `data` is zero where `validity` says invalid."""
+    if being_traced(data) or being_traced(validity) or data.is_inference() or validity.is_inference():
+        return
+    key = id(data)
+    _facts[key] = _Fact(
+        weakref.ref(data, lambda _: _facts.pop(key, None)), data._version, validity, validity._version
+    )
+
+
+def known_zero(data: Tensor, validity: Tensor | None) -> bool:
+    """Whether `data` is known to be zero where `validity` says invalid; True where all is valid."""
+    if validity is None or being_traced(data) or data.requires_grad:
+        return validity is None
+    fact = _facts.get(id(data))
+    return (
+        fact is not None
+        and fact.validity is validity
+        and fact.tensor() is data
+        and fact.version == data._version
+        and fact.validity_version == validity._version
+    )
