@@ -73,28 +73,38 @@ def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def differentiate_on_plain(node: Node, base: MaskedTensor, views: Sequence[MaskedTensor]) -> None:
-    """Let the view's formula run on plain gradients: the data of those that come in, under the base's mask going out.
+    """Let the node of `views` of `base` run its formula on plain gradients."""
+    gradients = PlainGradients(shared_validity(base), [shared_validity(view) for view in views])
+    node.register_prehook(gradients.to_plain)
+    node.register_hook(gradients.to_masked)
 
-    Elements that a view's mask hides lie in the base where the base's mask hides them, and nowhere else; so a gradient
-    under the view's own mask needs no fill.
+
+class PlainGradients:
+    """What a view's formula gets: the data of the gradients of the views; what it gives gets the mask of the base.
+
+    Elements that a view's mask hides lie in the base where its mask hides them, and nowhere else. So a gradient under
+    the view's own mask needs no fill, and if it is zero where invalid, so is what the formula makes of it.
     """
-    validity = shared_validity(base)
-    validities = [shared_validity(view) for view in views]
+
+    __slots__ = ("of_base", "of_views")
+
+    def __init__(self, of_base: Tensor | None, of_views: Sequence[Tensor | None]) -> None:
+        self.of_base, self.of_views = of_base, of_views
 
     @never_compiled
-    def to_plain(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        return tuple(None if g is None else data_under(g, v) for g, v in zip(gradients, validities, strict=True))
+    def to_plain(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(None if g is None else data_under(g, v) for g, v in zip(gradients, self.of_views, strict=True))
 
     @never_compiled
-    def to_masked(gradients: Sequence[Tensor | None], plain: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        if validity is not None and all(g is None or known_zero(g, v) for g, v in zip(plain, validities, strict=True)):
+    def to_masked(self, gradients: Sequence[Tensor | None], of_views: Sequence[Tensor | None]) -> Any:
+        validity = self.of_base
+        if validity is not None and all(
+            g is None or known_zero(g, v) for g, v in zip(of_views, self.of_views, strict=True)
+        ):
             for g in gradients:
                 if g is not None:
                     remember_zero(g, validity)
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
-
-    node.register_prehook(to_plain)
-    node.register_hook(to_masked)
 
 
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:

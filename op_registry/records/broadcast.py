@@ -6,6 +6,7 @@ expand that to the data's size: a dimension in which validity has size 1 keeps s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
 
@@ -45,17 +47,31 @@ def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -
     """
     if tuple(validity.shape) == tuple(old) or math.prod(old) == 0:
         return validity.expand(old).reshape(new)
+    plan = _reshaping if being_traced(validity) else _remembered_reshaping
+    expanded, result = plan(tuple(validity.shape), tuple(old), tuple(new))
+    if tuple(validity.shape) != expanded:
+        validity = validity.expand(expanded)
+    return validity.reshape(result)
+
+
+def _reshaping(
+    validity: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape to which a validity is expanded first, and the shape that it then gets."""
     sizes: list[int] = []
     result: list[int] = []
     for before, after in _groups(old, new):
-        same = _last_run(before, lambda d: validity.shape[d] == 1)
+        same = _last_run(before, lambda d: validity[d] == 1)
         repeats = math.prod(old[d] for d in same)
         kept = after if len(same) == len(before) else _last_dividing(after, new, repeats)
         inside = math.prod(new[d] for d in kept)
         sizes += [old[d] for d in before if d not in same]
         sizes += [repeats // inside if d == same[0] else 1 for d in same]
         result += [1 if d in kept else new[d] for d in after]
-    return validity.expand(sizes).reshape(result)
+    return tuple(sizes), tuple(result)
+
+
+_remembered_reshaping = functools.lru_cache(maxsize=1024)(_reshaping)
 
 
 def _last_run(dims: range, holds: Callable[[int], bool]) -> range:
