@@ -12,7 +12,18 @@ import os
 import sys
 
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
-NAMES = ("overhead", "fill", "packed", "reductions", "sparse", "conversions", "untouched", "adagrad", "choice")
+NAMES = (
+    "overhead",
+    "fill",
+    "training",
+    "packed",
+    "reductions",
+    "sparse",
+    "conversions",
+    "untouched",
+    "adagrad",
+    "choice",
+)
 
 
 def main() -> None:

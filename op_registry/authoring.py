@@ -78,13 +78,13 @@ from op_registry.records.dense import (
     Dense,
     all_valid,
     detached_data,
-    fill_where_invalid,
     map_tensors,
     records_in,
     valid_in_all,
 )
 from op_registry.records.dims import Dims, Number, wrap_dim, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.matrices import product_validity, transposed
 from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
 from op_registry.records.slices import (

@@ -21,8 +21,8 @@ def masked_slices(*operators: Operator, category: Category, slices: Slices | Non
     """Decorator: registers a function of the overload and the operator's own arguments as the rule for masked input.
 
     If nothing is masked, or the input is empty, the operator itself runs and its result is valid. `slices` states how
-    the operator works on a slice: then it also runs itself where the mask is one for each slice, as the rows of a padded
-    batch have it, and can run on the stored elements of sparse slices.
+    the operator works on a slice: then it also runs itself where the mask is one for each slice, as the rows of a
+    padded batch have it, and can run on the stored elements of sparse slices.
     """
     traits = {"slices": slices} if slices else {}
 

@@ -26,8 +26,8 @@ from op_registry.categories import of_category
 from op_registry.derivatives import bind_by_name
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.fill import fill_where_invalid
 from op_registry.records.dims import Number
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Category
 

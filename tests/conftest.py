@@ -1,4 +1,7 @@
-"""Hypothesis: the same examples in every run, so that a failure is found again; more of them where asked.
+"""What every test runs under.
+
+What is remembered as zero under a mask is verified where it is used. Hypothesis draws the same examples in every run,
+so that a failure is found again; more of them where asked.
 
 ``HYPOTHESIS_PROFILE=long python -m pytest tests/...`` draws many and anew each time.
 """
@@ -6,9 +9,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
+
+from op_registry.records.zeros import zeros_verified
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)
 settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def remembered_zeros_are_verified() -> Iterator[None]:
+    with zeros_verified():
+        yield

@@ -24,8 +24,8 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
-from op_registry.records.fill import fill_where_invalid
 from op_registry.records.dims import Number, wrap_dims
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
 from op_registry.sparse.elementwise import align_to

@@ -21,9 +21,9 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.records.dense import Dense
-from op_registry.records.fill import fill_where_invalid
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.compressed import CSR, Compressed

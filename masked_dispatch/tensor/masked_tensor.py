@@ -37,8 +37,8 @@ from masked_dispatch.torch_internals import (
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.records.dense import Dense
-from op_registry.records.fill import fill_where_invalid
 from op_registry.records.dims import Number
+from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import Layout
 

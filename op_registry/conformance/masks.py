@@ -27,6 +27,7 @@ _PARTIAL = {
     "empty": "nothing valid",
     "first": "only the first element valid",
     "broadcast": "a random mask with every other dimension of size 1",
+    "rows": "the first tensor under a random mask with a last dimension of size 1, the others plain",
 }
 DESCRIPTIONS = _WHOLE | _PARTIAL
 WHOLE, PARTIAL, KINDS = tuple(_WHOLE), tuple(_PARTIAL), tuple(DESCRIPTIONS)
@@ -89,6 +90,8 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
         return mask
     if kind == "broadcast":
         return _random([1 if d % 2 else s for d, s in enumerate(reversed(shape))][::-1], generator)
+    if kind == "rows":
+        return _random([*shape[:-1], 1] if shape else [], generator)
     return _random(shape, generator)
 
 
@@ -101,7 +104,7 @@ def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | No
         return None
     masks: list[Mask] = []
     for position, tensor in enumerate(tensors):
-        if (kind == "half_first" and position) or (kind == "half_others" and not position):
+        if (kind in ("half_first", "rows") and position) or (kind == "half_others" and not position):
             masks.append(PLAIN)
         else:
             masks.append(_mask(kind, tensor, generator))

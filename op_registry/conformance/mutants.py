@@ -45,7 +45,7 @@ EXPENSIVE = ("P7",)
 TRIED = 12
 # The most samples for mutants that survive the first run.
 THOROUGH = 16
-KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others")
+KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others", "rows")
 
 # Ways of being wrong that no law may notice, each with the proof.
 EQUIVALENT: dict[str, str] = {
@@ -241,7 +241,7 @@ class Baseline:
 DENSE = Settings(laws=LAWS, most=3, most_stored=1, masks=KINDS, until_broken=True)
 SPARSE = dataclasses.replace(DENSE, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr", "hybrid"))
 # For the hundreds of built-in rules.
-BUILT_IN = dataclasses.replace(DENSE, most=4, masks=("unstored", "half", "slices", "empty", "half_first"))
+BUILT_IN = dataclasses.replace(DENSE, most=4, masks=("unstored", "half", "slices", "empty", "half_first", "rows"))
 BUILT_IN_SPARSE = dataclasses.replace(BUILT_IN, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
 
 

@@ -45,6 +45,7 @@ from op_registry.conformance.trial import (
     storage_of,
 )
 from op_registry.errors import MaskedSemanticsError
+from op_registry.records.zeros import zeros_verified
 from op_registry.rule import Gap
 
 LAWS: dict[str, Law] = {
@@ -259,7 +260,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     report = Report(name if isinstance(name, str) else operator.name)
     started = time.monotonic()
     gaps = _GapTracker(gaps_of(operator))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), zeros_verified():
         warnings.simplefilter("ignore")
         for law in settings.laws:
             report.counts.setdefault(law, Counter())

@@ -1,17 +1,21 @@
 """Which tensors are known to be zero where a mask says invalid, so that they need not be filled with zeros again.
 
 A fact of a tensor object and its version, like the ones that are remembered of masks: any write that torch knows of
-ends it. Kept beside the tensors, not on them, because gradients reach their users.
+ends it. Kept beside the tensors, not on them, because gradients reach their users. Inside `zeros_verified`, as
+conformance and the tests run, each fact is checked where it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from op_registry.records.tracing import being_traced
+from op_registry.records.validity import as_bool
 
 
 class _Fact:
@@ -23,6 +27,18 @@ class _Fact:
 
 
 _facts: dict[int, _Fact] = {}
+_verified = False
+
+
+@contextlib.contextmanager
+def zeros_verified() -> Iterator[None]:
+    """Inside, a fact that is used and not true raises AssertionError: for tests, because it reads the data."""
+    global _verified
+    before, _verified = _verified, True
+    try:
+        yield
+    finally:
+        _verified = before
 
 
 def remember_zero(data: Tensor, validity: Tensor) -> None:
@@ -30,9 +46,7 @@ def remember_zero(data: Tensor, validity: Tensor) -> None:
     if being_traced(data) or being_traced(validity) or data.is_inference() or validity.is_inference():
         return
     key = id(data)
-    _facts[key] = _Fact(
-        weakref.ref(data, lambda _: _facts.pop(key, None)), data._version, validity, validity._version
-    )
+    _facts[key] = _Fact(weakref.ref(data, lambda _: _facts.pop(key, None)), data._version, validity, validity._version)
 
 
 def known_zero(data: Tensor, validity: Tensor | None) -> bool:
@@ -40,10 +54,13 @@ def known_zero(data: Tensor, validity: Tensor | None) -> bool:
     if validity is None or being_traced(data) or data.requires_grad:
         return validity is None
     fact = _facts.get(id(data))
-    return (
-        fact is not None
-        and fact.validity is validity
-        and fact.tensor() is data
-        and fact.version == data._version
-        and fact.validity_version == validity._version
-    )
+    if (
+        fact is None
+        or fact.validity is not validity
+        or fact.tensor() is not data
+        or fact.version != data._version
+        or fact.validity_version != validity._version
+    ):
+        return False
+    assert not _verified or not bool(torch.where(as_bool(validity), 0, data).any()), "not zero where it is invalid"
+    return True

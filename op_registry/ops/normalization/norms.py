@@ -109,7 +109,7 @@ def last_dims(op: OpOverload, x: Dense, shape: Sequence[int], *parameters: Dense
 def has_whole_rows(x: Dense, dims: tuple[int, ...], eps: float | None, *parameters: Dense | None) -> bool:
     """Whether torch's own kernel is the rule: each row is valid as a whole or not at all, and a row of 0 stays finite.
 
-    The kernel's derivative with respect to a parameter sums over all rows, so that 0 · NaN of an invalid row would show.
+    The kernel's derivative with respect to a parameter sums over all rows: 0 · NaN of an invalid row would show.
     """
     return has_whole_slices(x, dims) and all_valid(*parameters) and (eps is None or eps > 0)
 

@@ -1,0 +1,257 @@
+"""What a training step saves: views' formulas on plain gradients, no second fill, torch's kernels on whole rows."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import masked_dispatch as md
+from masked_dispatch.dispatch import ladder, run_rule
+from op_registry.records import fill, zeros
+
+NAN = float("nan")
+B, T, D = 3, 4, 6
+ROWS = torch.tensor([[True, True, False, False], [True] * 4, [False, True, False, True]])[..., None]
+EACH = torch.rand(B, T, D, generator=torch.Generator().manual_seed(1)) > 0.4
+MASKS = {"rows": ROWS, "elements": EACH, "none": None}
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "view": lambda x: x.view(B * T, D),
+    "view, heads": lambda x: x.view(B, T, 2, 3),
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "select": lambda x: x.select(1, 2),
+    "slice": lambda x: x[:, 1:3],
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "expand": lambda x: x[:, :1].expand(B, T, D),
+    "diagonal": lambda x: x.diagonal(0, 1, 2),
+    "unfold": lambda x: x.unfold(1, 2, 1),
+    "as_strided": lambda x: x.as_strided((B, D), (T * D, 1), D),
+    "split": lambda x: x.split(2, -1),
+    "unbind": lambda x: x.unbind(0),
+    "chain": lambda x: x.transpose(0, 1).unsqueeze(0).transpose(0, -1).squeeze(-1)[1:],
+}
+
+
+def data(dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(B, T, D, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def masked(mask: Tensor | None, garbage: float = NAN) -> Tensor:
+    x = data() if mask is None else torch.where(mask, data(), garbage)
+    return md.masked_tensor(x, mask).requires_grad_()
+
+
+def as_list(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ran on masked tensors: rules, and views below autograd."""
+    seen: list[str] = []
+    rule, view = run_rule.run_rule, ladder.view_below
+
+    def counted(run: Any, of: Any, *rest: Any) -> Any:
+        seen.append(str(of))
+        return rule(run, of, *rest)
+
+    def counted_view(*args: Any) -> Any:
+        seen.append("a view")
+        return view(*args)
+
+    monkeypatch.setattr(run_rule, "run_rule", counted)
+    monkeypatch.setattr(ladder, "view_below", counted_view)
+    return seen
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_formula_of_a_view_sees_plain_tensors(name: str, mask: str, calls: list[str]) -> None:
+    x = masked(MASKS[mask])
+    views = as_list(VIEWS[name](x))
+    gradients = [v.detach().clone() for v in views]
+    calls.clear()
+    (gradient,) = torch.autograd.grad(views, x, gradients)
+    assert calls == []
+    assert torch.equal(gradient.get_mask(), x.get_mask())
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("given", ["the view's mask", "another mask", "plain"])
+def test_the_gradient_of_a_view_is_that_of_what_is_valid(name: str, mask: str, given: str) -> None:
+    """Whatever mask the gradient comes with; NaN under it does not show."""
+    x, plain = masked(MASKS[mask]), data().requires_grad_()
+    views, of_plain = as_list(VIEWS[name](x)), as_list(VIEWS[name](plain))
+    gradients, expected = [], []
+    generator = torch.Generator().manual_seed(2)
+    for v in views:
+        valid = v.get_mask()
+        if given == "another mask":
+            valid = valid & (torch.rand(v.shape, generator=generator) > 0.3)
+        g = torch.randn(v.shape, generator=generator, dtype=torch.float64)
+        if given == "plain":
+            gradients.append(g)
+        elif given == "another mask":
+            gradients.append(md.masked_tensor(torch.where(valid, g, NAN), valid))
+        else:
+            gradients.append((v.detach() * 0).mask_with(valid) + torch.where(valid, g, NAN))
+        expected.append(torch.where(valid, g, 0))
+    torch.autograd.backward(views, gradients)
+    torch.autograd.backward(of_plain, expected)
+    assert x.grad is not None
+    assert plain.grad is not None
+    assert_close(x.grad.to_tensor(0), torch.where(x.get_mask(), plain.grad, 0))
+
+
+def test_second_derivatives_through_views() -> None:
+    x = masked(ROWS)
+    y = (x.view(B * T, D)[1:] ** 3).unsqueeze(0).sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    expected = 6 * data()
+    expected[0, 0] = 0
+    assert_close(second.to_tensor(0), torch.where(ROWS, expected, 0))
+
+
+# --------------------------------------------------------------------------------------------------------- zero already
+
+
+def test_a_fact_ends_with_a_write_to_the_tensor_or_the_mask() -> None:
+    validity, other = torch.ones(3, dtype=torch.int8), torch.ones(3, dtype=torch.int8)
+    for write in (lambda t: t.add_(1), lambda t: t[:1].zero_(), lambda t: validity.fill_(0)):
+        tensor = torch.zeros(3)
+        zeros.remember_zero(tensor, validity)
+        assert zeros.known_zero(tensor, validity)
+        assert not zeros.known_zero(tensor, other)
+        assert not zeros.known_zero(tensor.clone(), validity)
+        write(tensor)
+        assert not zeros.known_zero(tensor, validity)
+
+
+def test_facts_live_no_longer_than_their_tensors() -> None:
+    gc.collect()
+    before = len(zeros._facts)
+    tensor = torch.zeros(3)
+    zeros.remember_zero(tensor, torch.ones(3, dtype=torch.int8))
+    assert len(zeros._facts) == before + 1
+    del tensor
+    assert len(zeros._facts) == before
+
+
+def test_a_wrong_fact_is_found_where_it_is_used() -> None:
+    validity = torch.tensor([1, 0, 1], dtype=torch.int8)
+    tensor = torch.ones(3)
+    zeros.remember_zero(tensor, validity)
+    with zeros.zeros_verified(), pytest.raises(AssertionError, match="not zero where it is invalid"):
+        zeros.known_zero(tensor, validity)
+
+
+def test_a_gradient_changed_by_a_hook_is_filled_again() -> None:
+    """The hook writes to the gradient in place, under its mask too."""
+    x = masked(ROWS)
+    y = x.transpose(0, 1)
+    y.register_hook(lambda g: g.mul_(NAN).fill_(1.0).mask_with(y.get_mask()))
+    w = torch.ones(D, D, dtype=torch.float64, requires_grad=True)
+    F.linear(y.transpose(0, 1), w).sum().backward()
+    assert x.grad is not None
+    assert_close(x.grad.to_tensor(0), ROWS.expand(B, T, D).to(torch.float64))
+
+
+def stock_encoder() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, dtype=torch.float64)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def encoder_step(x: Tensor, valid: Tensor) -> dict[str, Tensor]:
+    encoder = stock_encoder()
+    encoder(md.masked_tensor(x, valid[..., None])).mean().backward()
+    return {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+
+
+def test_a_step_of_a_stock_encoder_fills_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward: what products, norms and attention read. Backward: that again, and what relu and sums of it pass on."""
+    filled = []
+    fill_bits = fill.fill_bits
+    monkeypatch.setattr(fill, "fill_bits", lambda *args: filled.append(args[0].shape) or fill_bits(*args))
+    x, valid = torch.randn(8, 64, 64, dtype=torch.float64), torch.arange(64) < torch.arange(8, 64, 7)[:, None]
+    encoder = stock_encoder()
+    loss = encoder(md.masked_tensor(x, valid[..., None])).mean()
+    forward = len(filled)
+    loss.backward()
+    backward = len(filled) - forward
+    assert (forward, backward) == (19, 24)
+
+
+def test_a_step_of_a_stock_encoder_gives_torchs_own_gradients() -> None:
+    x, valid = torch.randn(8, 64, 64, dtype=torch.float64), torch.arange(64) < torch.arange(8, 64, 7)[:, None]
+    garbage = torch.where(valid[..., None], x, NAN)
+    encoder = stock_encoder()
+    out = encoder(x, src_key_padding_mask=~valid)
+    (torch.where(valid[..., None], out, 0).sum() / (valid.sum() * 64)).backward()
+    found = encoder_step(garbage, valid)
+    for name, p in encoder.named_parameters():
+        assert_close(found[name], p.grad, msg=lambda m, name=name: f"{name}: {m}")
+
+
+# ----------------------------------------------------------------------------------------------------------- whole rows
+
+ON_ROWS: dict[str, Callable[[Tensor], Any]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "mean": lambda x: x.mean(-1),
+    "mean, kept": lambda x: x.mean(-1, keepdim=True),
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1),
+    "var_mean": lambda x: torch.var_mean(x, -1),
+    "amax": lambda x: x.amax(-1),
+    "max": lambda x: x.max(-1),
+    "argmin": lambda x: x.argmin(-1),
+    "median": lambda x: x.median(-1),
+    "kthvalue": lambda x: x.kthvalue(2, -1),
+    "sort": lambda x: x.sort(-1),
+    "topk": lambda x: x.topk(2, -1),
+    "cummax": lambda x: x.cummax(-1),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "norm of order -1": lambda x: torch.linalg.vector_norm(x, -1, dim=-1),
+    "layer_norm": lambda x: F.layer_norm(x, (D,)),
+    "native_layer_norm": lambda x: torch.native_layer_norm(x, (D,), None, None, 1e-5),
+    "rms_norm": lambda x: F.rms_norm(x, (D,)),
+}
+
+
+@pytest.mark.parametrize("name", ON_ROWS)
+def test_rows_that_are_valid_or_not_give_exactly_what_torch_gives(name: str) -> None:
+    """Values, positions and gradients to the bit: it is torch's own kernel."""
+    x, plain = masked(ROWS), data().requires_grad_()
+    results, expected = as_list(ON_ROWS[name](x)), as_list(ON_ROWS[name](plain))
+    for result, of_plain in zip(results, expected, strict=True):
+        valid = ROWS.expand(B, T, result.shape[-1]) if result.ndim == 3 else ROWS[..., 0]
+        assert torch.equal(result.get_mask(), valid)
+        assert torch.equal(result.to_tensor(0), torch.where(valid, of_plain, 0))
+    if results[0].requires_grad:
+        results[0].sum().backward()
+        torch.where(valid if results[0].ndim == 2 else ROWS, expected[0], 0).sum().backward()
+        assert x.grad is not None
+        assert plain.grad is not None
+        assert torch.equal(x.grad.to_tensor(0), plain.grad)
+
+
+def test_a_norm_without_eps_leaks_nothing_from_an_invalid_row() -> None:
+    """0 / 0 in a filled row; its derivative with respect to the weight would be NaN."""
+    x = masked(ROWS)
+    weight = torch.ones(D, dtype=torch.float64, requires_grad=True)
+    F.layer_norm(x, (D,), weight, eps=0.0).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
