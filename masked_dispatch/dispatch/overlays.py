@@ -1,8 +1,8 @@
 """Overlays of the registry in the backward of what ran in them.
 
-Rules are plain differentiable torch, so the nodes they record do not depend on overlays. torch's own nodes on masked
-tensors do, those of views and of writes: their formulas call operators on masked gradients, later, in whatever thread
-the engine runs them. Such a node stores the overlays it was recorded in, and a kernel called by its formula applies
+Rules are plain differentiable torch, so the nodes they record do not depend on overlays, nor do those of views, whose
+formulas run on plain gradients. torch's own nodes of writes do: their formulas call operators on masked gradients,
+later, in whatever thread the engine runs them. Such a node stores the overlays it was recorded in, and a kernel called by its formula applies
 exactly these.
 """
 
@@ -21,10 +21,13 @@ _KEY = "masked_dispatch.overlays"
 _CURRENT_OVERLAYS = contextlib.nullcontext()
 
 
-def remember_overlays(result: Tensor) -> None:
-    """Store the current overlays on the node that has just recorded `result`."""
-    node: Any = result.grad_fn
-    if registry.ever_overlaid and node is not None and registry.scope:
+def remember_overlays(written: Tensor) -> None:
+    """Store the current overlays on the node that has just recorded a write to a tensor: its base's, if it is a view."""
+    if not registry.ever_overlaid or not registry.scope:
+        return
+    base = written._base if written._is_view() else written
+    node: Any = None if base is None else base.grad_fn
+    if node is not None:
         node.metadata[_KEY] = registry.scope
 
 
