@@ -2,8 +2,8 @@
 
 Rules are plain differentiable torch, so the nodes they record do not depend on overlays, nor do those of views, whose
 formulas run on plain gradients. torch's own nodes of writes do: their formulas call operators on masked gradients,
-later, in whatever thread the engine runs them. Such a node stores the overlays it was recorded in, and a kernel called by its formula applies
-exactly these.
+later, in whatever thread the engine runs them. Such a node stores the overlays it was recorded in, and a kernel called
+by its formula applies exactly these.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ _CURRENT_OVERLAYS = contextlib.nullcontext()
 
 
 def remember_overlays(written: Tensor) -> None:
-    """Store the current overlays on the node that has just recorded a write to a tensor: its base's, if it is a view."""
+    """Store the current overlays on the node that has just recorded a write to a tensor: that of a view's base."""
     if not registry.ever_overlaid or not registry.scope:
         return
-    base = written._base if written._is_view() else written
-    node: Any = None if base is None else base.grad_fn
+    node: Any = (written if written._base is None else written._base).grad_fn
     if node is not None:
         node.metadata[_KEY] = registry.scope
 

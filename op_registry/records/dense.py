@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.records.counting import count_ones
 from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced, under_transform
@@ -146,15 +147,16 @@ class Dense:
         if not dims:
             count = validity.to(torch.int64)
         else:
-            # Summed as int32, or as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
+            # Summed as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
             # (Never ask for an exported program's sizes: that would bound them.)
             exact_in_float = (
                 being_traced(validity)
                 and not torch.compiler.is_exporting()
                 and math.prod(validity.shape[d] for d in dims) <= 2**24
             )
-            narrow = torch.float32 if exact_in_float else torch.int32
-            count = as_int8(validity).sum(dims, keepdim=keepdim, dtype=narrow).to(torch.int64)
+            ones = as_int8(validity)
+            summed = ones.sum(dims, keepdim=keepdim, dtype=torch.float32) if exact_in_float else None
+            count = (count_ones(ones, dims, keepdim) if summed is None else summed).to(torch.int64)
         if kind == "count":
             return count * repeated
         if math.prod(self.shape[d] for d in dims) == 0:
