@@ -83,10 +83,11 @@ def _same_results(mine: object, theirs: object) -> bool:
 def _repeats_itself(trial: Trial, position: int, plain: Tensor) -> bool:
     """Whether plain torch reproduces these bits for copies at other addresses.
 
-    Some LAPACK routines sum in an order that depends on the address of their arguments.
+    Some LAPACK routines sum in an order that depends on the address of their arguments, and one starts from memory that
+    torch has not initialised (the pivots of lstsq's gelsy).
     """
     runs = [plain]
-    for _ in range(16):  # all are kept alive, so that each has an address of its own
+    for _ in range(64):  # all are kept alive, so that each has an address of its own
         runs.append(tree_leaves(trial.plain())[position].clone())
         if bit_difference(runs[-1], plain):
             return False
@@ -255,6 +256,15 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
     return [None if g is None else subject.observe(g) for g in gradients]
 
 
+def _rounded_alike(mine: Tensor, theirs: Tensor, mask: Tensor | None) -> bool:
+    """Whether the valid values differ by no more than a few roundings."""
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return False
+    few = 16 * torch.finfo(mine.dtype).eps
+    close = torch.isclose(mine, theirs, rtol=few, atol=0, equal_nan=True)
+    return bool((close if mask is None else close | ~mask).all())
+
+
 def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial) -> None:
     """Broken unless two runs agree in results and gradients, bit for bit."""
     for what, mine, theirs in zip(("result", "gradient"), outcome, base, strict=True):
@@ -270,5 +280,8 @@ def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial) -> None:
             wrong = mask_difference(a[1], b[1]) if a[1] is not None else None
             if not wrong and not (trial.sample.valueless and what == "result"):
                 wrong = bit_difference(a[0], b[0], a[1])
+                if wrong and what == "result" and _rounded_alike(a[0], b[0], a[1]):
+                    plain = tree_leaves(trial.plain())[position]
+                    wrong = wrong if _repeats_itself(trial, position, plain) else None
             if wrong:
                 raise Broken(f"{name}: {what} {position}: {wrong}")

@@ -130,3 +130,11 @@ def test_a_number_where_plain_torch_gives_nan_is_broken(scaled_products_of_nan: 
         report = run_operator("torch__scaled_mm", Settings(subject=EAGER, laws=("P1",), most=2, dtypes="all"))
     assert len(report.failures) == sum(report.counts["P1"].values()) > 0
     assert "the first 1.0 instead of nan" in report.failures[0].message
+
+
+def test_bits_that_plain_torch_does_not_repeat_are_no_interference() -> None:
+    """lstsq's gelsy starts from pivots that torch has not initialised: its last bit differs from call to call."""
+    settings = Settings(subject=EAGER, laws=("P3",), sample=3, masks=("half_others",), dtypes="float64")
+    report = run_operator("linalg_lstsq", settings)
+    assert report.failures == []
+    assert report.counts["P3"]["pass"] > 0
