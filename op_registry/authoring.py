@@ -84,7 +84,7 @@ from op_registry.records.dense import (
 )
 from op_registry.records.dims import Dims, Number, wrap_dim, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
-from op_registry.records.fill import fill_where_invalid
+from op_registry.records.fill import fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
 from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
 from op_registry.records.slices import (
@@ -112,8 +112,9 @@ from op_registry.records.slices import (
     squeeze_reduced,
     valid_first_positions,
 )
-from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
+from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, on_device_of, unite
+from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
 from op_registry.rule import Category, Gap, Rule, Run, Slices, packet_name
@@ -236,6 +237,8 @@ __all__ = [
     "all_valid",
     "detached_data",
     "fill_where_invalid",
+    "hand_on",
+    "zeroed",
     "map_tensors",
     "records_in",
     "valid_in_all",
@@ -264,6 +267,7 @@ __all__ = [
     "being_traced",
     "computed_at_once",
     "gradients_may_flow",
+    "may_be_read",
     "autocast_off",
     "autocast_on",
     "result_dtype",

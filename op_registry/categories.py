@@ -24,9 +24,12 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.autocast import autocast_off
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
+from op_registry.records.dims import wrap_dims
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.slices import has_whole_slices
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_int8
+from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, Slices, overloads_of, packet_name, written_at
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
@@ -62,6 +65,8 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
                 selections such as maximum); "bilinear" if it is a product with the others (mul: each operand is filled
                 where it is invalid itself); "general" (the default) otherwise
     neutral     the fill value: the function and its first two derivatives are finite there (default 1)
+    keeps_zero  True if it gives 0 for operands that are 0: a result of operands that are known to be zero where it is
+                invalid is so too
     traps       True if the kernel must not see masked data: it may raise, crash, fail to terminate, or let it affect
                 neighbouring elements; "integers" or "complex" if only the kernel for these does
     """
@@ -72,7 +77,15 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
     if validity is None or not (
         may_trap(records, traits) or (derivative != "linear" and endangered(records, validity))
     ):
-        return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), validity)
+        result = op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()})
+        if (
+            validity is not None
+            and traits.get("keeps_zero")
+            and "alpha" not in kwargs
+            and all(known_zero(r.data, validity) for r in records)
+        ):
+            remember_zero(result, validity)
+        return results_like(result, validity)
     neutral = traits.get("neutral", 1)
 
     def fill(record: Dense) -> Tensor:
@@ -171,11 +184,12 @@ def argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, A
 
 
 def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """The operator on data filled with its identity."""
+    """The operator on data filled with its identity; on the data as it is, if each slice is valid as a whole or not."""
     identity = (_traits or {})["identity"]
     value = identity(x.dtype) if callable(identity) else identity
-    result = op(x.filled(value) if x.validity is not None else x.data, *args, **kwargs)
     dim = argument(op, "dim", (x, *args), kwargs)
+    unmixed = x.validity is None or (has_whole_slices(x, wrap_dims(dim, x.ndim)) and not torch.is_anomaly_enabled())
+    result = op(x.data if unmixed else x.filled(value), *args, **kwargs)
     keepdim = bool(argument(op, "keepdim", (x, *args), kwargs))
     return results_like(result, x.any_valid(dim, keepdim))
 

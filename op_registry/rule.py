@@ -33,7 +33,9 @@ class Slices:
     number            the argument with the number of elements that a slice must have at least
     none_for_no_dims  whether an empty list of dimensions means none of them rather than all
     needs_elements    whether torch refuses an input without elements
-    neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives
+    neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives:
+                      slices that are valid as a whole or not at all then run torch's own kernel. None: they do not,
+                      because it is slower than the rule
     """
 
     gives: Literal["one", "each", "front"] = "one"
@@ -42,7 +44,7 @@ class Slices:
     number: str | None = None
     none_for_no_dims: bool = False
     needs_elements: bool = False
-    neutral: int = 0
+    neutral: int | None = 0
 
 
 @dataclass(frozen=True)

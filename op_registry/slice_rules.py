@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -29,11 +30,15 @@ def masked_slices(*operators: Operator, category: Category, slices: Slices | Non
     def register(function: Run) -> Rule:
         @functools.wraps(function)
         def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
-            if x.data.numel() == 0 or not any_masked((x, *args, *kwargs.values())):
+            others_masked = any_masked((*args, *kwargs.values()))
+            if x.data.numel() == 0 or (x.validity is None and not others_masked):
                 result = op(*map(plain_data, (x, *args)), **{k: plain_data(v) for k, v in kwargs.items()})
                 return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
-            if slices is not None and has_whole_slices(x, dims := dims_of_slices(op, slices, x, args, kwargs)):
-                return run_on_whole_slices(op, slices, x, dims, args, kwargs)
+            # (Where elements are put in order, torch leaves the order of equal ones open, and the rules do not.)
+            if slices is not None and slices.neutral is not None and slices.gives != "front" and not others_masked:
+                dims = dims_of_slices(op, slices, x, args, kwargs)
+                if dims and has_whole_slices(x, dims):
+                    return run_on_whole_slices(op, slices, slices.neutral, x, dims, args, kwargs)
             return function(op, x, *args, **kwargs)
 
         ops = tuple(o for operator in operators for o in overloads_of(operator))
@@ -53,10 +58,21 @@ def dims_of_slices(
 
 
 def run_on_whole_slices(
-    op: OpOverload, slices: Slices, x: Dense, dims: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
+    op: OpOverload,
+    slices: Slices,
+    neutral: int,
+    x: Dense,
+    dims: tuple[int, ...],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """The operator itself, with invalid slices filled; a result is valid where its slice is."""
-    result = op(x.filled(slices.neutral), *args, **kwargs)
+    """The operator itself; a result is valid where its slice is.
+
+    What an invalid slice holds stays in it, as does its derivative, which only anomaly detection would look at.
+    """
+    plain = {name: plain_data(value) for name, value in kwargs.items()}
+    data = x.filled(neutral) if torch.is_anomaly_enabled() else x.data
+    result = op(data, *map(plain_data, args), **plain)
     if slices.gives == "one":
         return results_like(result, x.any_valid(dims, bool(argument(op, "keepdim", (x, *args), kwargs))))
     return results_like(result, x.validity)

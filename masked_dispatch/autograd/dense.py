@@ -34,6 +34,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
 from op_registry.records.tracing import savable
 from op_registry.records.validity import as_int8, intersect
+from op_registry.records.zeros import hand_on
 
 
 class Context(Protocol):
@@ -54,7 +55,9 @@ class Wrap(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Context, data: Tensor, validity: Tensor | None) -> MaskedTensor:
         save_validity(ctx, validity)
-        return wrap(in_layout_of_gradient(data.detach()), validity)
+        own = in_layout_of_gradient(data.detach())
+        hand_on(data, own, validity)
+        return wrap(own, validity)
 
     @staticmethod
     @never_compiled
@@ -74,8 +77,11 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def forward(ctx: Context, tensor: MaskedTensor) -> Tensor:
-        save_validity(ctx, _savable_validity(tensor))
-        return in_layout_of_gradient(tensor._data.detach())
+        validity = _savable_validity(tensor)
+        save_validity(ctx, validity)
+        data = in_layout_of_gradient(tensor._data.detach())
+        hand_on(tensor._data, data, validity)
+        return data
 
     @staticmethod
     @never_compiled
@@ -109,7 +115,7 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     if isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
         return zero_where_invalid(record.data, intersect(validity, record.validity))
-    return zero_where_invalid(grad, validity)
+    return fill_where_invalid(grad, validity, 0)  # a root that the caller gave, in memory of the caller's
 
 
 def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:

@@ -32,6 +32,7 @@ from op_registry.categories import run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
+from op_registry.records.zeros import hand_on, known_tensors, known_zero, remember_zero
 from op_registry.rule import Rule
 
 _grad_enabled = torch.is_grad_enabled
@@ -59,6 +60,7 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
 def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """One tensor operand, possibly with numbers."""
     general, call = rule_kernel(op, rule), direct_call(op)
+    keeps_zero = "keeps_zero" in rule.traits
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
@@ -72,7 +74,10 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             if being_traced(x._kept_values) or rule.lowerings:
                 return general(keyset, x, *rest)
             return x.storing(call(x._kept_values, *rest), x._kept_validity)
-        return wrap(call(x._data, *rest), x._stored_validity if x._family is None else shared_validity(x))
+        data, validity = call(x._data, *rest), x._stored_validity if x._family is None else shared_validity(x)
+        if keeps_zero and id(x._data) in known_tensors:
+            hand_on(x._data, data, validity)
+        return wrap(data, validity)
 
     return kernel
 
@@ -119,6 +124,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """Two tensor operands, or a tensor and a number."""
     general, call = rule_kernel(op, rule), direct_call(op)
     adds = op is torch.ops.aten.add.Tensor
+    keeps_zero = "keeps_zero" in rule.traits
 
     def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
         if adds and engine_run() >= 0 and called_by_engine(1):
@@ -135,7 +141,10 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
         ):
             return general(keyset, x, y)
+        both_zero = False
         if type(y) is MaskedTensor:
+            if keeps_zero and id(y._data) in known_tensors:
+                both_zero = known_zero(x._data, validity) and known_zero(y._data, validity)
             other = y._stored_validity if y._family is None else shared_validity(y)
             if other is not validity:
                 if x.shape != y.shape:
@@ -145,6 +154,8 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         elif isinstance(y, MaskedTensor):
             return general(keyset, x, y)
         data = call(x._data, y)
+        if both_zero and validity is not None:
+            remember_zero(data, validity)
         if validity is not None and validity.ndim != data.ndim:
             validity = checked_validity(Dense(data, validity))
         return wrap(data, validity)

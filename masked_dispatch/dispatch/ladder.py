@@ -65,6 +65,7 @@ from masked_dispatch.torch_internals import (
     calling_frame,
     delegating,
     in_forward_mode,
+    recording,
     redispatch,
     register_kernel,
     schema_of,
@@ -447,7 +448,7 @@ def dual_kernel(op: OpOverload) -> Kernel:
 
 def install() -> None:
     """Install all kernels: called once, when the package is imported."""
-    set_transform_probes(lambda: under_transform() or in_forward_mode(), under_transform)
+    set_transform_probes(lambda: under_transform() or in_forward_mode(), under_transform, recording)
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
     serve_higher_order_operators()

@@ -28,6 +28,7 @@ from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
+from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import COO, DENSE
 from op_registry.sparse.layout_registry import layout_named
@@ -72,6 +73,7 @@ def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
 
 def _get_data(tensor: Tensor) -> Tensor:
     data = _record(tensor).data
+    memory_exposed()
     return data.view_as(data)
 
 

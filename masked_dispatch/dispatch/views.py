@@ -132,6 +132,8 @@ def _wrap_views(
     if isinstance(result, (list, tuple)):
         return type(result)(_wrap_views(base, r, wrap) for r in result)
     view = wrap(result.data, checked_validity(result))
+    if view._stored_validity is not None and known_zero(base._data, base._validity):
+        remember_zero(view._data, view._stored_validity)
     share_storage(view, base)
     if result.data.dtype is base.dtype:
         make_view_family(base, view)

@@ -40,6 +40,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
+from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 
 # What compiled graphs are guarded on: how the validity is written outside of them, the registry's version, and a handle
@@ -375,6 +376,7 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
         """
         if self._mask_is_a_copy:
             raise MaskedSemanticsError(copied_mask_shared(self))
+        memory_exposed()
         family_of(self).share_with_processes()
         self._data.share_memory_()
         return self

@@ -21,7 +21,7 @@ _WORTH_IT = 1 << 16
 
 def count_ones(validity: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """The number of ones of an int8 mask over `dims`, exact: int32 or int64."""
-    if validity.numel() >= _WORTH_IT and validity.device.type == "cpu" and not being_traced(validity):
+    if not being_traced(validity) and validity.device.type == "cpu" and validity.numel() >= _WORTH_IT:
         lanes = _by_lanes(validity, dims)
         if lanes is not None:
             kept = [1 if d in dims else n for d, n in enumerate(validity.shape) if keepdim or d not in dims]

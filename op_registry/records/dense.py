@@ -20,8 +20,9 @@ from torch import Tensor
 from op_registry.records.counting import count_ones
 from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
-from op_registry.records.tracing import being_traced, under_transform
+from op_registry.records.tracing import being_traced, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.records.zeros import known_zero
 
 
 def valid_in_all(*records: Any) -> Tensor | None:
@@ -83,7 +84,12 @@ class Dense:
         return v if v is None or v.shape == self.data.shape else v.expand(self.data.shape)
 
     def filled(self, value: Number | Tensor) -> Tensor:
-        """The data with `value` wherever it is invalid: the only way a rule may let data meet other data."""
+        """The data with `value` wherever it is invalid: the only way a rule may let data meet other data.
+
+        Not to be written to: it is the data itself where that is as asked for already.
+        """
+        if type(value) is int and value == 0 and known_zero(self.data, self.validity):
+            return self.data
         return fill_where_invalid(self.data, self.validity, value)
 
     def like(self, data: Tensor) -> Dense:
@@ -120,6 +126,17 @@ class Dense:
             return validity  # one validity for all of the slice: the same object, so that masks stay shared
         return self._fact("some", dims, keepdim)
 
+    def each_slice_has_one(self, dim: Dims) -> bool:
+        """Whether every slice over `dim` is known to have a valid element: not while tracing, nor if that has to be
+        waited for on another device.
+        """
+        validity = self.validity
+        if validity is None:
+            return True
+        if not may_be_read(validity) or under_transform():
+            return False
+        return bool(self._fact("each", wrap_dims(dim, self.ndim), True))
+
     def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
         """A fact about the mask, cached per mask object and version.
 
@@ -142,6 +159,8 @@ class Dense:
     def _compute_fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
         validity = self.validity
         assert validity is not None
+        if kind == "each":
+            return self._fact("some", dims, keepdim).all()
         # A broadcast dimension is counted by multiplying, without reading its elements again.
         repeated = math.prod(self.shape[d] for d in dims if validity.shape[d] == 1)
         if not dims:

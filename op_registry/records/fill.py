@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dims import Number
-from op_registry.records.tracing import under_transform
+from op_registry.records.tracing import may_be_read, under_transform
 from op_registry.records.validity import as_bool
 from op_registry.records.zeros import known_zero, remember_zero
 
@@ -36,6 +36,8 @@ _BITS = {
 _KEPT_UP_TO = 1 << 16
 # Below this many elements torch.where is quicker: for values other than 0, and where a derivative is recorded.
 _WORTH_IT = 1 << 14
+# Rows shorter than this are not zeroed one by one.
+_LONG_ROW = 16
 
 
 def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
@@ -67,6 +69,47 @@ def zero_where_invalid(grad: Tensor, validity: Tensor | None) -> Tensor:
     filled = fill_where_invalid(grad, validity, 0)
     remember_zero(filled, validity)
     return filled
+
+
+def zeroed(fresh: Tensor, validity: Tensor | None) -> Tensor:
+    """A result that nothing else holds and no derivative has saved, zero where invalid if that is cheap, which it is in
+    place and for whole rows: so the operators that read it need no fill, and no memory for one.
+    """
+    if (
+        validity is None
+        or type(fresh) is not Tensor
+        or not may_be_read(fresh, validity)
+        or fresh.numel() < _WORTH_IT
+        or not fresh.is_contiguous()
+        or fresh.is_inference()
+        or validity.is_inference()
+        or under_transform()
+    ):
+        return fresh
+    rows = fresh.numel() // max(validity.numel(), 1)
+    if rows < _LONG_ROW or not _one_for_each_row(validity, fresh):
+        return fresh
+    with torch.no_grad():
+        fresh.detach().view(-1, rows).index_fill_(0, invalid_rows(validity), 0)
+    remember_zero(fresh, validity)
+    return fresh
+
+
+def _one_for_each_row(validity: Tensor, data: Tensor) -> bool:
+    """Whether a mask has the data's first dimensions and size 1 in the others."""
+    sizes = tuple(validity.shape)
+    while sizes and sizes[-1] == 1:
+        sizes = sizes[:-1]
+    return validity.ndim == data.ndim and sizes == tuple(data.shape[: len(sizes)])
+
+
+def invalid_rows(validity: Tensor) -> Tensor:
+    """The indices of the zeros of a mask, read flat; cached on the mask until that changes."""
+    version, rows = getattr(validity, "_invalid_rows", (-1, validity))
+    if version != validity._version:
+        rows = (validity.reshape(-1) == 0).nonzero().squeeze(1)
+        validity._invalid_rows = (validity._version, rows)  # type: ignore[attr-defined]
+    return rows  # type: ignore[no-any-return]
 
 
 class Fill(torch.autograd.Function):

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
-from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read
 from op_registry.records.validity import as_bool, as_int8
 
 
@@ -53,6 +53,8 @@ def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
 
     For a slice of only -inf, softmax and the derivative of logsumexp would be NaN.
     """
+    if x.each_slice_has_one(dims):
+        return x.filled(-math.inf)
     some = x.any_valid(dims, keepdim=True)
     assert some is not None
     floor = torch.where(as_bool(some), -math.inf, 0.0).to(x.dtype)
@@ -203,11 +205,16 @@ def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callabl
 
     That mean is where the gradient comes from. The operator's own would go to fills as well where they equal the
     result, and compilers sum its ties slowly. It is taken of what is left above the result, exactly 0, except where
-    the result is infinite.
+    the result is infinite. In eager mode the operator's own serves where no fill can equal a result.
     """
     exists = x.any_valid(dim, keepdim)
     if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
         return Dense(call(x.filled(identity)), exists)
+    if may_be_read(x.data):
+        result = call(x.filled(identity))
+        settled = result.detach().isfinite()
+        if bool((settled if exists is None else settled | ~as_bool(exists)).all()):
+            return Dense(result, exists)  # no fill equals a finite result
     seen = Dense(x.data.detach(), x.validity).filled(identity)
     dims = reduced_dims(x, dim)
     result = call(seen)

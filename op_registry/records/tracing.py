@@ -9,12 +9,15 @@ from torch import Tensor
 
 # Set by the layer that intercepts calls: is a torch.func transform, or forward mode, running? Values computed there
 # must not be cached, and functorch runs no autograd function whose forward takes a context.
-_transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False]
+# And is make_fx recording on real tensors, whose values are then not to be looked at?
+_transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False, lambda: False]
 
 
-def set_transform_probes(transform: Callable[[], bool], functorch: Callable[[], bool]) -> None:
-    """Set the functions that tell whether either of the two, or functorch alone, is running."""
-    _transform_probes[:] = [transform, functorch]
+def set_transform_probes(
+    transform: Callable[[], bool], functorch: Callable[[], bool], recording: Callable[[], bool]
+) -> None:
+    """Set the functions that tell whether either of the two, or functorch alone, is running, or make_fx."""
+    _transform_probes[:] = [transform, functorch, recording]
 
 
 def under_transform() -> bool:
@@ -30,6 +33,16 @@ def being_traced(tensor: Tensor) -> bool:
 def computed_at_once(*tensors: Tensor) -> bool:
     """Whether plain eager execution computes with them, so that a custom autograd.Function may run."""
     return not _transform_probes[1]() and not any(being_traced(t) for t in tensors)
+
+
+def recording() -> bool:
+    """Whether make_fx is recording on real tensors: what depends on their values would become a constant."""
+    return _transform_probes[2]()
+
+
+def may_be_read(*tensors: Tensor) -> bool:
+    """Whether a decision may depend on the tensors' values: in plain eager execution, without waiting for a device."""
+    return computed_at_once(*tensors) and all(t.device.type == "cpu" for t in tensors) and not recording()
 
 
 def gradients_may_flow(*tensors: Tensor) -> bool:

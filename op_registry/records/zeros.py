@@ -14,19 +14,23 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import being_traced, recording
 from op_registry.records.validity import as_bool
 
 
 class _Fact:
-    __slots__ = ("tensor", "validity", "validity_version", "version")
+    """That a tensor was zero where a mask says invalid, at these versions of both, when nobody else had its memory."""
 
-    def __init__(self, tensor: weakref.ref[Tensor], version: int, validity: Tensor, validity_version: int) -> None:
-        self.tensor, self.version = tensor, version
-        self.validity, self.validity_version = validity, validity_version
+    __slots__ = ("exposures", "tensor", "validity", "validity_version", "version")
+
+    def __init__(self, tensor: weakref.ref[Tensor], version: int, validity: Tensor) -> None:
+        self.tensor, self.version, self.exposures = tensor, version, _exposures
+        self.validity, self.validity_version = validity, validity._version
 
 
-_facts: dict[int, _Fact] = {}
+# By the id of the tensor; for callers that ask for a fact only where there is one.
+known_tensors: dict[int, _Fact] = {}
+_exposures = 0
 _verified = False
 
 
@@ -46,20 +50,37 @@ def remember_zero(data: Tensor, validity: Tensor) -> None:
     if being_traced(data) or being_traced(validity) or data.is_inference() or validity.is_inference():
         return
     key = id(data)
-    _facts[key] = _Fact(weakref.ref(data, lambda _: _facts.pop(key, None)), data._version, validity, validity._version)
+    known_tensors[key] = _Fact(weakref.ref(data, lambda _: known_tensors.pop(key, None)), data._version, validity)
+
+
+def hand_on(source: Tensor, target: Tensor, validity: Tensor | None) -> None:
+    """Record the same of `target`, which is zero wherever `source` is."""
+    if validity is not None and known_zero(source, validity):
+        remember_zero(target, validity)
+
+
+def memory_exposed() -> None:
+    """Data is handed out, to be written to without torch's knowledge (NumPy, processes): every fact so far ends.
+
+    Later facts are about other memory, because they begin with a fill, or are handed on from one that holds.
+    """
+    global _exposures
+    _exposures += 1
 
 
 def known_zero(data: Tensor, validity: Tensor | None) -> bool:
     """Whether `data` is known to be zero where `validity` says invalid; True where all is valid."""
-    if validity is None or being_traced(data) or data.requires_grad:
+    if validity is None or being_traced(data):
         return validity is None
-    fact = _facts.get(id(data))
+    fact = known_tensors.get(id(data))
     if (
         fact is None
         or fact.validity is not validity
         or fact.tensor() is not data
         or fact.version != data._version
+        or fact.exposures != _exposures
         or fact.validity_version != validity._version
+        or recording()
     ):
         return False
     assert not _verified or not bool(torch.where(as_bool(validity), 0, data).any()), "not zero where it is invalid"

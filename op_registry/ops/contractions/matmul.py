@@ -34,6 +34,7 @@ from op_registry.authoring import (
     product_validity,
     refused,
     transposed,
+    zeroed,
 )
 
 aten = torch.ops.aten
@@ -110,7 +111,8 @@ def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
         validity = None if input.shape[-1] == 0 else input.any_valid(-1, keepdim=True)
     else:
         validity = matmul_validity(input, transposed(weight))
-    return with_bias(data, validity, bias)
+    result = with_bias(data, validity, bias)
+    return result.like(zeroed(result.data, result.validity))
 
 
 # --------------------------------------------------------------------------------------------- products plus an operand

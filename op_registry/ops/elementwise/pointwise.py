@@ -40,12 +40,12 @@ aten = torch.ops.aten
 
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
-add = elementwise(aten.add, derivative="linear")
+add = elementwise(aten.add, derivative="linear", keeps_zero=True)
 sub = elementwise(aten.sub, derivative="linear")
 rsub = elementwise(aten.rsub, derivative="linear")
 mul = elementwise(aten.mul, derivative="bilinear")
 div = elementwise(aten.div.Tensor, aten.div.Scalar)
-neg = elementwise(aten.neg)
+neg = elementwise(aten.neg, keeps_zero=True)
 abs = elementwise(aten.abs)
 sign = elementwise(aten.sign)
 sgn = elementwise(aten.sgn)
@@ -153,7 +153,7 @@ sin = elementwise(aten.sin)
 sinc = elementwise(aten.sinc)
 sinh = elementwise(aten.sinh)
 tan = elementwise(aten.tan)
-tanh = elementwise(aten.tanh)
+tanh = elementwise(aten.tanh, keeps_zero=True)
 
 # ------------------------------------------------------------------------------------------------------------ complex
 
@@ -213,7 +213,7 @@ special_shifted_chebyshev_polynomial_w = elementwise(aten.special_shifted_chebys
 
 # ----------------------------------------------------------------------------------------- copies, casts, masked_fill
 
-clone = elementwise(aten.clone)
+clone = elementwise(aten.clone, keeps_zero=True)
 
 
 @masked_rule(aten._to_copy, category=ELEMENTWISE)

@@ -40,6 +40,7 @@ from op_registry.authoring import (
     result_dtype,
     results_like,
     valid_in_all,
+    zeroed,
 )
 
 aten = torch.ops.aten
@@ -128,7 +129,8 @@ def layer_norm(
     dims = last_dims(op, x, normalized_shape, weight, bias)
     if has_whole_rows(x, dims, eps, weight, bias):
         affine_data = (plain_data(weight), plain_data(bias))
-        return results_like(op(x.filled(0), normalized_shape, *affine_data, eps), x.validity)
+        result = op(x.filled(0), normalized_shape, *affine_data, eps)
+        return x.like(zeroed(result, x.validity)) if isinstance(result, Tensor) else results_like(result, x.validity)
 
     def one_slice() -> Any:
         row = x.data.new_zeros(tuple(normalized_shape))

@@ -22,6 +22,7 @@ from op_registry.authoring import (
     Number,
     as_bool,
     elementwise,
+    hand_on,
     intersect,
     masked_rule,
     on_device_of,
@@ -48,7 +49,9 @@ def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
     """Drops valid and invalid elements alike; where nothing can be dropped, the input itself, as in torch."""
     if 0 <= p <= 1 and (p == 0 or not train or input.data.numel() == 0):
         return input
-    return input.like(op(input.data, p, train))
+    dropped = op(input.data, p, train)
+    hand_on(input.data, dropped, input.validity)
+    return input.like(dropped)
 
 
 @masked_rule(aten.native_dropout, category=RANDOM)
