@@ -177,10 +177,17 @@ def argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, A
     """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
     if name in kwargs:
         return kwargs[name]
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.name == name:
-            return args[position] if position < len(args) else argument.default_value
-    return None
+    position, default = _place(op, name)
+    return args[position] if 0 <= position < len(args) else default
+
+
+@functools.lru_cache(maxsize=4096)
+def _place(op: OpOverload, name: str) -> tuple[int, Any]:
+    """The position of an argument in the schema, and its default; -1 and None if there is none of this name."""
+    for position, described in enumerate(op._schema.arguments):
+        if described.name == name:
+            return position, described.default_value
+    return -1, None
 
 
 def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
 """Fast paths for the most common calls without derivatives: elementwise operators with one or two operands, and
-reductions of tensors that are valid everywhere.
+reductions.
 
 Everything else takes the general path. These kernels only leave out bookkeeping; the law is the same: the operator on
 the data, valid where every operand is.
@@ -83,8 +83,8 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A reduction to one tensor; if its input is valid everywhere, it costs what torch's own costs."""
-    general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
+    """A reduction to one tensor; if its input is valid everywhere, it costs little more than torch's own."""
+    general, call, returns, run = rule_kernel(op, rule), direct_call(op), schema_of(op).returns, rule.bind(op)
     if rule.run is not run_reduction or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
 
@@ -92,13 +92,16 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if (
             kwargs
             or type(x) is not MaskedTensor
-            or x._stored_validity is not None
-            or x._family is not None
             or (x.requires_grad and _grad_enabled())
             or not plain_eager()
+            or x.is_inference()
         ):
             return general(keyset, x, *rest, **kwargs)
-        return wrap(call(x._data, *rest), None)
+        validity = x._stored_validity if x._family is None else shared_validity(x)
+        if validity is None:
+            return wrap(call(x._data, *rest), None)
+        result = run(Dense(x._data, validity), *rest)
+        return wrap(result.data, checked_validity(result))
 
     return kernel
 

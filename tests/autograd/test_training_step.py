@@ -306,7 +306,7 @@ def test_a_norm_without_eps_leaks_nothing_from_an_invalid_row() -> None:
 
 @pytest.mark.parametrize("name", ["logsumexp", "amax", "softmax", "linear"])
 def test_a_recorded_graph_does_not_depend_on_the_values_it_was_recorded_with(name: str) -> None:
-    """Which path is taken depends on values in eager mode: whether a slice has an element, and what is known as zero."""
+    """In eager mode values decide on the path: whether each slice has an element, and what is known to be zero."""
     weight = torch.randn(512, 512)
 
     def f(data: Tensor, mask: Tensor) -> Tensor:
