@@ -34,6 +34,14 @@ def never_compiled(function: _Function) -> _Function:
     return function
 
 
+def not_compiled(function: _Function) -> _Function:
+    """Decorator: after a graph break, Dynamo runs `function` uncompiled, and compiles what it calls."""
+    actions = torch._C._dynamo.eval_frame._FrameAction
+    strategy = torch._C._dynamo.eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def constant_in_graphs(function: _Function) -> _Function:
     """Decorator: Dynamo calls `function` once while tracing, and treats the result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from masked_dispatch import scopes
 from masked_dispatch.densification import bytes_needed, report, storage_of
 from op_registry.errors import MaskedSemanticsError
 
@@ -26,6 +27,7 @@ class Policy:
 
 DEFAULT = Policy()
 _policy = contextvars.ContextVar("masked_dispatch.densify", default=DEFAULT)
+scopes.add_kind(_policy, DEFAULT)
 
 
 def current() -> Policy:
@@ -45,6 +47,7 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
     """
     if when not in ("auto", "never", "always"):
         raise ValueError(f"densify takes 'auto', 'never' or 'always', not {when!r}")
+    scopes.remember()
     token = _policy.set(Policy(when, limit))
     try:
         yield

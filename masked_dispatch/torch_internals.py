@@ -43,6 +43,9 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
 27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call"
 28. Dynamo runs an operator on fake tensors, and expects every size that depends on data, which ``ShapeEnv`` lists as
     pending, to be a size of its result
+29. the node of an autograd function is made where the function is called, and the engine calls its backward by
+    ``BackwardCFunction.apply`` (``apply_boxed``); a checkpoint makes a ``_CheckpointFrame`` where it is called, which
+    keeps the function that it computes again as ``recompute_fn``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -52,6 +55,7 @@ and receives the exact overload in ``__torch_dispatch__``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -66,10 +70,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
 from torch.testing import _comparison
-from torch.utils import _pytree
+from torch.utils import _pytree, checkpoint
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
 
-from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.compiler_internals import never_compiled, not_compiled
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
 
@@ -192,6 +196,67 @@ def leaf_accumulated_into() -> torch.Tensor | None:
     """The leaf whose `.grad` the autograd engine is accumulating into in the current node, if any."""
     leaf: torch.Tensor | None = getattr(current_node(), "variable", None)
     return leaf
+
+
+def run_later_within(
+    current: Callable[[], object], within: Callable[[Any], contextlib.AbstractContextManager[None]], outside: object
+) -> None:
+    """From now on, run what autograd calls later in Python within what was current when it was recorded.
+
+    current   the state in force; within(state) puts one in force inside a block
+    outside   the state of what has been recorded before
+
+    This is about the backward of autograd functions, and about what a checkpoint computes again.
+    """
+
+    @not_compiled
+    def remember(recorded: Any, *_: object) -> None:
+        state = current()
+        if state != outside:
+            recorded.__dict__[_RECORDED_WITHIN] = state
+
+    @not_compiled
+    def run_as_recorded(recorded: Any, run: Callable[..., Any], *args: Any) -> Any:
+        state = recorded.__dict__.get(_RECORDED_WITHIN, outside)
+        if state == current():
+            return run(*args)
+        with within(state):
+            return run(*args)
+
+    _remember_in_functions(remember, run_as_recorded)
+    _remember_in_checkpoints(remember, run_as_recorded)
+
+
+_RECORDED_WITHIN = "_masked_dispatch_recorded_within"
+
+
+def _remember_in_functions(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
+    node: Any = torch.autograd.function.BackwardCFunction
+    node.__init__ = remember
+
+    def as_recorded(apply: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(apply)
+        @not_compiled
+        def applied(node: Any, *grads: Any) -> Any:
+            return run_as_recorded(node, apply, node, *grads)
+
+        return applied
+
+    for name in ("apply", "apply_boxed"):
+        if hasattr(node, name):
+            setattr(node, name, as_recorded(getattr(node, name)))
+
+
+def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
+    def get(frame: Any) -> Callable[..., Any]:
+        return functools.partial(run_as_recorded, frame, frame.__dict__["recompute_fn"])
+
+    def keep(frame: Any, compute: Callable[..., Any]) -> None:
+        frame.__dict__["recompute_fn"] = compute
+        remember(frame)
+
+    # A property, so that checkpoints from before, which have it in the same place, are served too.
+    checkpoint._CheckpointFrame.recompute_fn = property(get, keep)  # type: ignore[attr-defined]
 
 
 def in_forward_mode() -> bool:

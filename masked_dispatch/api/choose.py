@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from masked_dispatch import scopes
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.api.crossovers import CROSSOVERS
 from masked_dispatch.autograd.engine import masked_record
@@ -91,6 +92,7 @@ Rule = Callable[[tuple[int, ...], float, str, Structure], torch.layout | Layout 
 _override: contextvars.ContextVar[torch.layout | Layout | Table | Rule | None] = contextvars.ContextVar(
     "masked_dispatch.storage.choosing", default=None
 )
+scopes.add_kind(_override, None)
 
 
 @contextlib.contextmanager
@@ -108,6 +110,7 @@ def choosing(by: torch.layout | Layout | Table | Rule) -> Iterator[None]:
             f"choosing takes a layout (torch.strided, torch.sparse_csr …), a table {{family: {{size: density}}}} "
             f"or a function, not {by!r}"
         )
+    scopes.remember()
     token = _override.set(by)
     try:
         yield

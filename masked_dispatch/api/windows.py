@@ -30,10 +30,9 @@ def windows(meaning: Meaning, module: nn.Module | None = None) -> Any:
              ``net = windows("padding", Net())``.
 
     Inside "padding", reflection, replication and circular padding and fractional pooling of partly valid tensors raise
-    MaskedSemanticsError. The meaning also holds for the backward of what ran in the block. A function that is compiled
-    with torch.compile may be called inside the block; a module that has a meaning of its own is compiled in parts.
-    What torch.utils.checkpoint computes again in backward has the meaning in force there: run backward inside the block
-    too, or give the checkpointed module its own meaning.
+    MaskedSemanticsError. The meaning also holds for the backward of what ran in the block, wherever it runs, and for
+    what torch.utils.checkpoint computes again. A function that is compiled with torch.compile may be called inside the
+    block; a module that has a meaning of its own is compiled in parts.
 
     Raises ValueError for any other meaning.
     """

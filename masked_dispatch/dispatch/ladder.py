@@ -27,6 +27,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library
 
+from masked_dispatch import scopes
 from masked_dispatch.autograd.dense import plain_gradient
 from masked_dispatch.autograd.engine import needs_plain_gradient
 from masked_dispatch.compiler_internals import never_compiled
@@ -411,6 +412,7 @@ class Kernels:
         forms = (op, *derived)
         with self._lock:
             if op in registry.ever_overlaid:
+                scopes.remember()
                 self.resolved_per_call.update(forms)
             for form in forms:
                 self._install(form)

@@ -3,7 +3,7 @@
 Rules are plain differentiable torch, so the nodes they record do not depend on overlays, nor do those of views, whose
 formulas run on plain gradients. torch's own nodes of writes do: their formulas call operators on masked gradients,
 later, in whatever thread the engine runs them. Such a node stores the overlays it was recorded in, and a kernel called
-by its formula applies exactly these.
+by its formula applies exactly these. (What Python runs in backward is in masked_dispatch/scopes.py.)
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ FLOORS = {
     "masked_dispatch": (
         ("compiler_internals", "densification"),
         ("torch_internals",),
+        ("scopes",),
         ("densify_policy",),
         ("tensor",),
         ("autograd",),

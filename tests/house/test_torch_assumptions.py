@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.library import Library
 from torch.testing import _comparison
+from torch.utils import checkpoint
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
@@ -358,3 +360,44 @@ def test_26_assert_close_compares_tensors_with_one_class() -> None:
         assert _comparison.TensorLikePair.__mro__[1].__name__ == "TensorLikePair"
         assert callable(_comparison.TensorLikePair.compare)
         assert callable(_comparison.TensorLikePair._fail)
+
+
+def test_29_what_runs_later_is_made_where_it_is_called() -> None:
+    made: list[Any] = []
+    ran: list[Any] = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            made.append(ctx)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            ran.append((ctx, sys._getframe(1).f_code.co_name))
+            return grad * 2
+
+    x = torch.ones(2, requires_grad=True)
+    Doubled.apply(x).sum().backward()
+    with assumed("an autograd function makes its node in the call, and the node's method apply calls its backward"):
+        assert [node for node, _ in ran] == made
+        assert isinstance(made[0], torch.autograd.function.BackwardCFunction)
+        assert isinstance(made[0].__dict__, dict)
+        assert ran[0][1] in ("apply", "applied", "apply_boxed")
+    with assumed("a checkpoint makes a _CheckpointFrame in the call, which keeps what it computes again"):
+        frames: list[Any] = []
+        with mock.patch.object(checkpoint, "_CheckpointFrame", noting(checkpoint._CheckpointFrame, frames)):
+            y = checkpoint.checkpoint(torch.exp, x, use_reentrant=False)
+        (frame,) = frames
+        assert "recompute_fn" in frame.__dict__
+        frame.recompute_fn = recompute = mock.Mock(wraps=frame.recompute_fn)
+        y.sum().backward()
+        assert recompute.call_count == 1
+
+
+def noting(cls: type, instances: list[Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        instances.append(cls(*args, **kwargs))
+        return instances[-1]
+
+    return make

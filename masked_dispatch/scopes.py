@@ -1,0 +1,74 @@
+"""The scopes of this library: overlays of the registry (`windows` among them), `densify` and `choosing`.
+
+What autograd runs later belongs to the scopes in which it was recorded: the backward of an autograd function, and what
+a checkpoint computes again. But a scope is the value of a ContextVar, in the thread and for the time of its block, and
+backward runs at another time, perhaps in another thread. So the values are stored with what is recorded, and put in
+force again. (For the formulas of torch's own nodes, masked_dispatch/dispatch/overlays.py does so.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from masked_dispatch.torch_internals import run_later_within
+from op_registry.registry import registry
+
+# The value of each kind of scope.
+Scopes = tuple[object, ...]
+
+
+class Kind(NamedTuple):
+    """A kind of scope: what is in force, how to put a value in force inside a block, and the value outside of all."""
+
+    current: Callable[[], object]
+    within: Callable[[Any], contextlib.AbstractContextManager[None]]
+    outside: object
+
+
+_kinds = [Kind(lambda: registry.scope, registry.within, ())]
+
+
+def add_kind(variable: ContextVar[Any], outside: object) -> None:
+    """Let the values of `variable` be remembered; to be called when its module is imported."""
+
+    @contextlib.contextmanager
+    def within(value: object) -> Iterator[None]:
+        token = variable.set(value)
+        try:
+            yield
+        finally:
+            variable.reset(token)
+
+    _kinds.append(Kind(variable.get, within, outside))
+
+
+def current() -> Scopes:
+    """The scopes in force for the caller."""
+    return tuple(kind.current() for kind in _kinds)
+
+
+def outside() -> Scopes:
+    """The scopes in force where none has been entered."""
+    return tuple(kind.outside for kind in _kinds)
+
+
+@contextlib.contextmanager
+def within(scopes: Scopes) -> Iterator[None]:
+    """Put exactly these scopes in force inside the block."""
+    with contextlib.ExitStack() as stack:
+        for kind, value in zip(_kinds, scopes, strict=True):
+            stack.enter_context(kind.within(value))
+        yield
+
+
+@functools.cache
+def remember() -> None:
+    """From now on, remember scopes with what autograd records: called before a scope is entered, of any kind.
+
+    So programs without scopes do not pay for them, and what was recorded before this call was recorded outside.
+    """
+    run_later_within(current, within, outside())
