@@ -5,6 +5,7 @@ From the ground up; a room imports from those above it in this list:
 compiler_internals.py   private parts of torch's compiler, each assumption with a test
 torch_internals.py      all other private torch, likewise
 densification.py        reports of sparse operands stored densely
+scopes.py               which scopes are in force, and in force again in backward
 densify_policy.py       when that is allowed
 tensor/                 the tensor subclasses as values
 autograd/               the differentiable boundary between tensors and records

@@ -106,7 +106,11 @@ def poolings(n):
             lambda x, a=(2, stride, padding, dilation, ceil): maximum(x, *a),
         )
     norm = (F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)[n - 1]
-    yield f"lp_pool{n}d", lambda x: norm(x.square() + 0.1, 2.0, 2, 1)
+    for stride, ceil in itertools.product((1, 2, 3), (False, True)):
+        yield (
+            f"lp_pool{n}d-s{stride}-{'ceil' if ceil else 'floor'}",
+            lambda x, a=(3, stride, ceil): norm(x.square() + 0.1, 2.0, *a),
+        )
     adaptive = (
         (F.adaptive_avg_pool1d, F.adaptive_max_pool1d),
         (F.adaptive_avg_pool2d, F.adaptive_max_pool2d),

@@ -5,6 +5,7 @@ Law: each result is computed from the valid elements of its window; a window wit
     convolution    convolutions and transposed convolutions
     pooling        average and maximum pooling
     padding        convolution and pooling inside masked_dispatch.windows("padding")
+    lp_pooling     the sums inside lp_pool1d, 2d and 3d
     crops          the boxes of samples, and the windows that they have
     interpolation  resizing: nearest, linear, bicubic, antialiased
     grid_sampling  grid_sample
@@ -12,6 +13,26 @@ Law: each result is computed from the valid elements of its window; a window wit
     backward       torch's gradient formulas, called by hand
 """
 
-from op_registry.ops.windows import backward, convolution, crops, grid_sampling, interpolation, padding, pooling, sparse
+from op_registry.ops.windows import (
+    backward,
+    convolution,
+    crops,
+    grid_sampling,
+    interpolation,
+    lp_pooling,
+    padding,
+    pooling,
+    sparse,
+)
 
-__all__ = ["backward", "convolution", "crops", "grid_sampling", "interpolation", "padding", "pooling", "sparse"]
+__all__ = [
+    "backward",
+    "convolution",
+    "crops",
+    "grid_sampling",
+    "interpolation",
+    "lp_pooling",
+    "padding",
+    "pooling",
+    "sparse",
+]

@@ -105,14 +105,15 @@ def covers(weight: Dense, padding: Sizes | str, dilation: Sizes) -> bool:
     if padding == "valid":
         return True
     kernel = weight.shape[2:]
-    no_gaps = all(d == 1 for d in _per_dim(dilation, len(kernel)))
+    no_gaps = all(d == 1 for d in per_dim(dilation, len(kernel)))
     if isinstance(padding, str):
         return no_gaps
-    pads = _per_dim(padding, len(kernel))
+    pads = per_dim(padding, len(kernel))
     return all(p == 0 or (no_gaps and p < k) for p, k in zip(pads, kernel, strict=True))
 
 
-def _per_dim(sizes: Sequence[int], ndim: int) -> Sequence[int]:
+def per_dim(sizes: Sizes, ndim: int) -> Sizes:
+    """One number for each dimension, of a list that may give one for all."""
     return list(sizes) * ndim if len(sizes) == 1 else sizes
 
 

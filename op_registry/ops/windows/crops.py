@@ -144,6 +144,21 @@ class TransposedGeometry:
         return inside.sum(-1)
 
 
+# The windows along each dimension, with the box of each sample there.
+Along = Sequence[tuple[Geometry | TransposedGeometry, Crop]]
+
+
+def crop_validity(along: Along, x: Dense, valid: Tensor | None) -> Tensor:
+    """(samples, 1, *out) bool: where torch's size formula gives the crop an output, and a tap is `valid`, or none is in
+    the box. `valid` is None where every tap in a box is.
+    """
+    of_crop = per_sample([window.of_crop(box) for window, box in along], x)
+    if valid is None:
+        return of_crop
+    nothing_read = per_sample([window.elements(box) for window, box in along], x) == 0
+    return of_crop & (as_bool(valid) | nothing_read)
+
+
 # -------------------------------------------------------------------------------------------------------- adaptive bins
 
 

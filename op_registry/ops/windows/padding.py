@@ -38,16 +38,18 @@ from op_registry.authoring import (
     packet_name,
 )
 from op_registry.ops.windows import convolution, pooling
+from op_registry.ops.windows.convolution import per_dim
 from op_registry.ops.windows.crops import (
     Crop,
     Geometry,
     TransposedGeometry,
     adaptive_bins,
+    crop_validity,
     crops,
     gather_bins,
     per_sample,
 )
-from op_registry.ops.windows.pooling import max_pooled, numeric_validity, spatial_dims
+from op_registry.ops.windows.pooling import max_pooled, numeric_validity, spatial_dims, whole
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -58,10 +60,6 @@ def when_padding(rule: Rule) -> Rule:
     """For `masked_rule`: the rule is not registered; it waits for the overlay."""
     RULES.append(rule)
     return rule
-
-
-def per_dim(sizes: Sizes, spatial: int) -> Sequence[int]:
-    return list(sizes) * spatial if len(sizes) == 1 else sizes
 
 
 # --------------------------------------------------------------------------------------------------------- convolutions
@@ -82,10 +80,7 @@ def cropped(
         return convolve(bias)
     result = convolve(None if bias is None else Dense(bias.filled(0)))
     along = list(zip(windows(result.shape[-spatial:]), crops(x, spatial), strict=True))
-    valid = per_sample([window.of_crop(box) for window, box in along], x)
-    if result.validity is not None:
-        nothing_read = per_sample([window.elements(box) for window, box in along], x) == 0
-        valid = valid & (as_bool(result.validity) | nothing_read)
+    valid = crop_validity(along, x, result.validity)
     per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
     return Dense(result.data, intersect(as_int8(valid), per_channel))
 
@@ -235,8 +230,7 @@ def avg_pool(
     boxes = crops(self, spatial)
     windows = pooling_windows(kernel_size, stride, padding, ceil_mode, valid_share.shape[-spatial:])
     along = list(zip(windows, boxes, strict=True))
-    of_crop = per_sample([window.of_crop(box) for window, box in along], self)
-    validity = as_int8(of_crop & (valid_share != 0))
+    validity = as_int8(crop_validity(along, self, valid_share != 0))
     if divisor_override is not None:
         result: Dense = pooling.avg_pool2d.run(op, self, *arguments, divisor_override)
         return Dense(result.data, validity)
@@ -252,7 +246,7 @@ def avg_pool(
     data = op(self.filled(0).to(mask.dtype), *arguments)
     mean = data * divisor / torch.where(as_bool(validity), count, 1).to(mask.dtype)
     if not self.dtype.is_floating_point:
-        mean = torch.trunc(mean * (1 + 1e-6))  # rounding may have put it just below a whole number
+        mean = whole(mean)
     return Dense(mean.to(self.dtype), validity)
 
 
@@ -279,9 +273,7 @@ def max_pool(
     assert first.validity is not None
     windows = pooling_windows(kernel_size, stride, padding, ceil_mode, first.shape[-spatial:], dilation)
     along = list(zip(windows, crops(self, spatial), strict=True))
-    of_crop = per_sample([window.of_crop(box) for window, box in along], self)
-    nothing_read = per_sample([window.elements(box) for window, box in along], self) == 0
-    valid = as_int8(of_crop & (as_bool(first.validity) | nothing_read))
+    valid = as_int8(crop_validity(along, self, first.validity))
     return Dense(result.data, valid) if isinstance(result, Dense) else tuple(Dense(r.data, valid) for r in result)
 
 
@@ -303,7 +295,7 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     if self.ndim == spatial + 1:
         mean, count = mean.squeeze(0), count.squeeze(0)
     if not self.dtype.is_floating_point:
-        mean = torch.trunc(mean * (1 + 1e-6))  # rounding may have put it just below a whole number
+        mean = whole(mean)
     return Dense(mean.to(self.dtype), as_int8(count > 0))
 
 

@@ -18,14 +18,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    COMPOSITE,
     POOLING,
     Dense,
     aligned_validity,
     as_bool,
     as_int8,
     autocast_on,
-    inside,
     lowest,
     masked_rule,
 )
@@ -78,9 +76,13 @@ def averaged(
     # A window without valid elements is divided by 1: its derivative must be finite.
     quotient = data / torch.where(valid, valid_share, 1)
     if integers:
-        # Rounding may have put a quotient just below a whole number.
-        return Dense(to_integer(quotient * (1 + 1e-6)).to(x.dtype), as_int8(valid))
+        return Dense(whole(quotient, to_integer).to(x.dtype), as_int8(valid))
     return Dense(quotient.to(x.dtype if same_dtype else data.dtype), as_int8(valid))
+
+
+def whole(mean: Tensor, to_integer: Callable[[Tensor], Tensor] = torch.trunc) -> Tensor:
+    """A mean of integers as an integer: rounding may have put it just below a whole number."""
+    return to_integer(mean * (1 + 1e-6))
 
 
 @masked_rule(aten.avg_pool1d.default, category=POOLING)
@@ -114,44 +116,6 @@ def avg_pool2d(
 
     spatial = 2 if op is aten.avg_pool2d.default else 3
     return averaged(average, self, spatial, count_include_pad, divide=divisor_override is None)
-
-
-# torch multiplies an average of powers by the size of the window, to get their sum: the average is of valid elements
-# and zeros. It is written in other operators, so that windows have the meaning in force (padding.py).
-
-
-@inside(torch.nn.functional.lp_pool1d, aten.avg_pool1d.default, category=COMPOSITE)
-def lp_pool1d(
-    self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Tensor:
-    """The sum over valid elements, divided by what torch divides by whatever is valid."""
-    kernel, step, edge = (1, *kernel_size), (1, *(stride or kernel_size)), (0, *padding)
-    share = share_of_window(aten.avg_pool2d.default, self.unsqueeze(-2), 2, kernel, step, edge, ceil_mode)
-    return share.squeeze(-2)
-
-
-@inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=COMPOSITE)
-def lp_pool2d(
-    self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Tensor:
-    return share_of_window(aten.avg_pool2d.default, self, 2, kernel_size, stride, padding, ceil_mode)
-
-
-@inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=COMPOSITE)
-def lp_pool3d(
-    self: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Tensor:
-    return share_of_window(aten.avg_pool3d.default, self, 3, kernel_size, stride, padding, ceil_mode)
-
-
-def share_of_window(
-    op: OpOverload, x: Tensor, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
-) -> Tensor:
-    """The sum of each window's valid elements, divided by the size that the window has in a plain tensor."""
-    window = (kernel_size, stride, padding, ceil_mode, True, 1)
-    sizes = op(torch.ones((1, *x.shape[-spatial:]), dtype=x.dtype, device=x.device), *window)
-    share: Tensor = op(x, *window) / sizes
-    return share
 
 
 @masked_rule(

@@ -1,0 +1,60 @@
+"""The sums inside F.lp_pool1d, 2d and 3d.
+
+Law: over the valid elements of the window. torch takes an average of powers and multiplies it by the size of a whole
+window, to get their sum. So the average is of valid elements and zeros: their sum, divided by what torch divides by,
+whatever is valid. That is the number of elements that the window has in the tensor; where a mask marks padding, in the
+sample's box.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.authoring import POOLING, Dense, by_rule, inside, registry
+from op_registry.ops.windows import padding as padding_of_samples
+from op_registry.ops.windows.convolution import Sizes
+from op_registry.ops.windows.crops import crops, per_sample
+
+aten = torch.ops.aten
+
+
+@inside(torch.nn.functional.lp_pool1d, aten.avg_pool1d.default, category=POOLING)
+def lp_pool1d(
+    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Dense:
+    kernel, step, edge = (1, *kernel_size), (1, *(stride or kernel_size)), (0, *padding)
+    validity = self.full_validity
+    row = Dense(self.data.unsqueeze(-2), None if validity is None else validity.unsqueeze(-2))
+    share = share_of_window(aten.avg_pool2d.default, row, 2, kernel, step, edge, ceil_mode)
+    return Dense(share.data.squeeze(-2), None if share.validity is None else share.validity.squeeze(-2))
+
+
+@inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=POOLING)
+def lp_pool2d(
+    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Dense:
+    return share_of_window(aten.avg_pool2d.default, self, 2, kernel_size, stride, padding, ceil_mode)
+
+
+@inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=POOLING)
+def lp_pool3d(
+    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
+) -> Dense:
+    return share_of_window(aten.avg_pool3d.default, self, 3, kernel_size, stride, padding, ceil_mode)
+
+
+def share_of_window(
+    op: OpOverload, x: Dense, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
+) -> Dense:
+    """The sum of each window's valid elements, divided by the size that the window has where all is valid."""
+    window = (kernel_size, stride, padding, ceil_mode)
+    total: Dense = by_rule(op, x, *window, True, 1)
+    if x.validity is not None and registry.get(op) is padding_of_samples.avg_pool:
+        along = padding_of_samples.pooling_windows(*window, total.shape[-spatial:])
+        boxes = crops(x, spatial)
+        count = per_sample([w.with_padding(box) for w, box in zip(along, boxes, strict=True)], x)
+        sizes = torch.where(count > 0, count, 1).to(x.dtype)  # of a window beyond the box, which is invalid
+    else:
+        sizes = op(torch.ones((1, *x.shape[-spatial:]), dtype=x.dtype, device=x.device), *window, True, 1)
+    return Dense(total.data / sizes, total.validity)
