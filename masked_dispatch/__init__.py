@@ -76,6 +76,7 @@ from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import torch_masked as _torch_masked
+from masked_dispatch.interop import torch_script as _torch_script
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -85,6 +86,7 @@ _dispatch.install()
 _compile.install()
 _torch_masked.install()
 _low_rank.install()
+_torch_script.install()
 _gradients.install()
 _collation.install()
 _processes.install()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -88,6 +88,25 @@ def prepare_for_tracing() -> None:
 def dynamo_is_loaded() -> bool:
     """Whether anything may be compiled: Dynamo has been imported."""
     return "torch._dynamo" in sys.modules
+
+
+def keep_whole(functions: Iterable[Callable[..., Any]]) -> None:
+    """Tell Dynamo, which is loaded, to put calls of these functions into its graph, and never to trace through them.
+
+    If it is tracing, it may have looked one of them up before: it traces the function at hand once more. If that is
+    itself one of them, it is run uncompiled, now and later.
+    """
+    dynamo: Any = torch._dynamo
+    kept, rules = dynamo.variables.TorchInGraphFunctionVariable, dynamo.trace_rules
+    traced = [f for f in functions if kept not in (rules.lookup(f), rules.lookup_callable(f))]
+    for function in traced:
+        torch.compiler.allow_in_graph(function)
+        never_compiled(inspect.unwrap(function))
+    translator = getattr(dynamo.symbolic_convert.tls, "current_tx", None)
+    if traced and translator is not None:
+        if translator.output.root_tx.f_code in [inspect.unwrap(function).__code__ for function in traced]:
+            raise dynamo.exc.SkipFrame("it has rules inside it, which hold where it is run")
+        raise dynamo.exc.UnspecializeRestartAnalysis(restart_reason="functions traced through are now kept whole")
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:

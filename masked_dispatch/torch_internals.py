@@ -46,6 +46,10 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
 29. the node of an autograd function is made where the function is called, and the engine calls its backward by
     ``BackwardCFunction.apply`` (``apply_boxed``); a checkpoint makes a ``_CheckpointFrame`` where it is called, which
     keeps the function that it computes again as ``recompute_fn``
+30. what TorchScript has compiled is called by ``__call__`` of ``ScriptFunction`` or ``ScriptMethod``; a function knows
+    what it was compiled from, for the compiler to inline
+31. Dynamo has a table of how it traces each function, and begins anew, or leaves a function uncompiled, on exceptions
+    of its own raised while it traces
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -385,6 +389,16 @@ def _refusal(name: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+# What torch.jit.script, torch.jit.trace and torch.jit.load give to be called: functions, and methods of modules.
+TORCHSCRIPT_CALLABLES: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+
+
+def python_function_of(compiled: Any) -> Callable[..., Any] | None:
+    """The Python function that TorchScript compiled; None for methods, and for what was loaded from a file."""
+    function: Callable[..., Any] | None = getattr(compiled, "_torchdynamo_inline", None)
+    return function
 
 
 def print_options() -> Any:

@@ -12,9 +12,8 @@ The rule has the operator's signature. It is a rule like any other: on records, 
 composite, in which case its own calls have their ordinary meaning.
 
 The function that calls is recognised by its code, so that aliases and modules that hold the function are served, and
-operators that have no such rule pay nothing. Dynamo keeps most functions of torch.nn.functional whole; others it
-inlines, and then the rule does not hold in compiled code, unless ``torch.compiler.allow_in_graph`` marked the function
-before it was first traced.
+operators that have no such rule pay nothing. Compiled code calls such a function whole. Compiled by itself, it runs as
+it is, uncompiled.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.api import reductions
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import delegating
 
@@ -21,6 +22,7 @@ def naming_the_function(name: str, options: tuple[str, ...]) -> Callable[..., An
 
     @delegating  # so that rules inside a Python function see who called the method
     @functools.wraps(method)
+    @never_compiled
     def reduced(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             for option in options:

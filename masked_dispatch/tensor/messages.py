@@ -169,6 +169,15 @@ TRACED_BY_JIT = (
 )
 
 
+def run_by_torchscript(name: str) -> str:
+    """Why a method that TorchScript has compiled does not take masked tensors."""
+    return (
+        f"{name} of a TorchScript module is called with a masked tensor. TorchScript differentiates by formulas of "
+        "plain tensors, which divide by sizes where a mask would count. Call the Python module that was compiled, or "
+        "torch.compile it; or pass x.to_tensor(fill), and put the mask on the result: as_masked_tensor(y, mask)."
+    )
+
+
 def mask_is_masked(mask: Tensor) -> str:
     """Why a mask is a plain tensor."""
     return (

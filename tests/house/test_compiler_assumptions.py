@@ -6,8 +6,10 @@ import contextvars
 import inspect
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import masked_dispatch as md
 from assumptions import assumed
@@ -15,6 +17,7 @@ from masked_dispatch.compiler_internals import (
     constant_in_graphs,
     fused_multiply_add,
     guard_on,
+    keep_whole,
     mark_dynamic,
     pending_sizes,
     uncompiled,
@@ -255,3 +258,28 @@ def setting_now() -> int:
 
 def hold_for_this_setting(context: Any) -> None:
     guard_on(setting_now, context)
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_31_tracing_begins_anew_when_a_function_is_to_be_kept_whole(itself: bool) -> None:
+    class Telling(TwoTensor):
+        def __tensor_flatten__(self) -> Any:
+            keep_whole([outer if itself else inner])
+            return super().__tensor_flatten__()
+
+    def inner(x: Tensor) -> Tensor:
+        return x.sin()
+
+    def outer(x: Tensor) -> Tensor:
+        return inner(x)
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        called.extend(node.target for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph
+
+    called: list[Any] = []
+    torch._dynamo.reset()
+    with assumed("an exception raised while Dynamo traces makes it trace again, or run the function uncompiled"):
+        found = torch.compile(outer, backend=backend)(Telling(torch.ones(2), torch.ones(2)))
+        assert torch.equal(found.a, torch.ones(2).sin())
+        assert called == ([] if itself else [inner])

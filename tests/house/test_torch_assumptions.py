@@ -29,6 +29,7 @@ from masked_dispatch.torch_internals import (
     default_collate_fn_map,
     in_forward_mode,
     print_options,
+    python_function_of,
     summarized_data,
 )
 
@@ -401,3 +402,20 @@ def noting(cls: type, instances: list[Any]) -> Callable[..., Any]:
         return instances[-1]
 
     return make
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_30_torchscript_is_called_by_two_types() -> None:
+    with assumed("torch.jit makes ScriptFunctions, which know what they were compiled from, and ScriptMethods"):
+        scripted = torch.jit.script(doubled)
+        assert isinstance(scripted, torch._C.ScriptFunction)
+        assert python_function_of(scripted) is doubled
+        assert python_function_of(torch.jit.trace(doubled, torch.ones(2))) is doubled
+        method = torch.jit.script(torch.nn.ReLU()).forward
+        assert isinstance(method, torch._C.ScriptMethod)
+        assert method.name == "forward"
+        assert python_function_of(method) is None
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2

@@ -278,15 +278,24 @@ def test_compiled_as_eager(name: str) -> None:
 
 FIRST_TRACE = """
 import torch, masked_dispatch as md
-x = md.masked_tensor(torch.ones(1, 1, 1, 2), torch.tensor([[[[True, False]]]]))
-pool = lambda x: torch.nn.functional.lp_pool3d(x, 2.0, (1, 1, 2))
-assert torch.compile(pool, backend="aot_eager", fullgraph=True)(x).item() == 1.0
+data, mask = torch.ones(1, 1, 1, 2), torch.tensor([[[[True, False]]]])
+pool = {pool}
+assert torch.compile(pool, backend="aot_eager", fullgraph=True)(*{arguments}).item() == 1.0
 """
+FIRST_CALLS = {
+    "of an argument": ("lambda x: torch.nn.functional.lp_pool3d(x, 2.0, (1, 1, 2))", "[md.masked_tensor(data, mask)]"),
+    "of a tensor made inside": (
+        "lambda d, m: torch.nn.functional.lp_pool3d(md.as_masked_tensor(d, m), 2.0, (1, 1, 2))",
+        "[data, mask]",
+    ),
+}
 
 
-@pytest.mark.xfail(reason="Dynamo inlines lp_pool3d before the first masked tensor of the process reaches its graph")
-def test_the_first_function_that_is_traced_in_a_process() -> None:
-    subprocess.run([sys.executable, "-c", FIRST_TRACE], check=True, timeout=300)
+@pytest.mark.parametrize("call", FIRST_CALLS)
+def test_the_first_function_that_is_traced_in_a_process(call: str) -> None:
+    pool, arguments = FIRST_CALLS[call]
+    script = FIRST_TRACE.format(pool=pool, arguments=arguments)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of kl_div under vmap
@@ -346,24 +355,44 @@ def test_a_rule_inside_a_function_of_your_own() -> None:
 
 
 def test_a_rule_inside_a_function_of_your_own_holds_in_graphs_and_function_modes() -> None:
-    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
-    torch.compiler.allow_in_graph(divided_by_size)
+    def mean_by_size(x: Tensor) -> Tensor:
+        return x.sum(0) / x.size(0)
 
-    @inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
+    @inside(mean_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
     def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         return self.mean(dim, keepdim, dtype=dtype) * self.shape[dim[0]]
 
     def call(x: Tensor) -> Tensor:
-        return divided_by_size(x)
+        return mean_by_size(x)
 
+    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
     try:
         assert compiled(x).item() == 4.0
         with torch.device("cpu"):
-            assert divided_by_size(x).item() == 4.0
+            assert mean_by_size(x).item() == 4.0
     finally:
         registry.remove_inside(scaled_mean)
     assert compiled(x).item() == pytest.approx(8 / 3)
+
+
+@pytest.mark.parametrize("method", [True, False], ids=["x.sum", "torch.sum"])
+def test_a_function_with_a_rule_inside_that_is_compiled_itself(method: bool) -> None:
+    """It runs as it is: in a graph of its own nobody would know the function by its frame."""
+
+    def mean_by_size(x: Tensor) -> Tensor:
+        return (x.sum(0) if method else torch.sum(x, 0)) / x.size(0)
+
+    @inside(mean_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
+    def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        return self.mean(dim, keepdim, dtype=dtype) * self.shape[dim[0]]
+
+    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
+    try:
+        compiled = torch.compile(mean_by_size, backend="aot_eager")
+        assert [compiled(x).item() for _ in range(2)] == [4.0, 4.0]
+    finally:
+        registry.remove_inside(scaled_mean)
 
 
 def test_only_python_functions_have_an_inside() -> None:
