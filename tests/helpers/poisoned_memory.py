@@ -1,0 +1,112 @@
+"""Uninitialised memory with a chosen content, so that a result that depends on it shows.
+
+glibc writes a byte into whatever it allocates if ``mallopt(M_PERTURB, …)`` says so, and torch's CPU memory comes from
+there: that of Python functions, of composite operators and of kernels alike. A dispatch mode would see less, and change
+what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from op_registry.conformance.compare import bit_difference, mask_difference
+from op_registry.conformance.laws import Outcome, outcome_with_gradients, same_bits, what_happened
+from op_registry.conformance.python_level.trial import Result
+from op_registry.conformance.trial import Broken, Trial
+
+M_PERTURB = -6  # of <malloc.h>
+
+# A byte of which every float is NaN and every integer -1; and one of tiny floats and large integers.
+POISONS = (0xFF, 0x01)
+REPETITIONS = 8  # under one poison, of a call whose results differ
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def uninitialised_bytes(byte: int) -> Iterator[None]:
+    """Let each byte of freshly allocated memory be `byte`, or its complement where a small piece was just freed."""
+    # glibc writes the complement of the number's last byte, and nothing at all where the number is 0.
+    _mallopt(0x100 | (byte ^ 0xFF))
+    # Pieces that were freed before would be handed out again as they are. Whatever does not fit puts them in order,
+    # and then they are written to.
+    torch.empty(2**17, dtype=torch.uint8)
+    try:
+        yield
+    finally:
+        _mallopt(0)
+
+
+def _mallopt(value: int) -> None:
+    if ctypes.CDLL(None).mallopt(M_PERTURB, value) != 1:
+        raise RuntimeError(f"mallopt(M_PERTURB, {value:#x}) failed")
+
+
+def can_be_poisoned() -> bool:
+    """Whether torch's uninitialised memory gets a chosen content on this machine."""
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        return False
+    for byte in POISONS:
+        with uninitialised_bytes(byte):
+            if not all(has_content(torch.empty(n, dtype=torch.uint8), byte) for n in (1, 64, 4096, 2**20)):
+                return False
+    return True
+
+
+def has_content(tensor: torch.Tensor, byte: int) -> bool:
+    """Whether the memory of a contiguous tensor has the content that :func:`uninitialised_bytes` gives it."""
+    content = tensor.reshape(-1).view(torch.uint8)
+    return bool((content == byte).all()) or bool((content == byte ^ 0xFF).all())
+
+
+def difference(run: Callable[[], T], compare: Callable[[T, T], str | None]) -> str | None:
+    """How what `run` gives depends on the content of uninitialised memory, or None if it does not."""
+    results = []
+    for byte in POISONS:
+        with uninitialised_bytes(byte):
+            results.append(run())
+    found = compare(*results)
+    if found is None:
+        return None
+    # Some LAPACK routines round by the address of their operands: what varies under one poison says nothing.
+    with uninitialised_bytes(POISONS[0]):
+        runs = [run() for _ in range(REPETITIONS)]
+    return None if any(compare(runs[0], other) for other in runs[1:]) else found
+
+
+def difference_of_trials(trial: Trial, storage: str | None = None, explicit_invalid: bool = False) -> str | None:
+    """How results, masks, gradients or errors of a trial depend on uninitialised memory, or None."""
+    return difference(
+        lambda: outcome_with_gradients(trial, None, storage, explicit_invalid),
+        lambda first, second: _outcomes_differ(trial, first, second),
+    )
+
+
+def _outcomes_differ(trial: Trial, first: Outcome | Exception, second: Outcome | Exception) -> str | None:
+    if isinstance(first, Exception) or isinstance(second, Exception):
+        same = type(first) is type(second)
+        return None if same else f"{what_happened(first)}, and with other memory {what_happened(second)}"
+    try:
+        same_bits("with other memory", second, first, trial)
+    except Broken as broken:
+        return str(broken)
+    return None
+
+
+def results_differ(first: Result, second: Result) -> str | None:
+    """How two results of a function that torch writes in Python differ in mask, in a valid value or in an error."""
+    if type(first.error) is not type(second.error) or len(first.leaves) != len(second.leaves):
+        return f"{first.error or 'a result'}, and with other memory {second.error or 'another one'}"
+    for (data, mask), (other, other_mask) in zip(first.leaves, second.leaves, strict=True):
+        if (mask is None) != (other_mask is None):
+            return "masked in one of two runs"
+        wrong = mask_difference(mask, other_mask) if mask is not None and other_mask is not None else None
+        wrong = wrong or bit_difference(data, other, mask)
+        if wrong:
+            return wrong
+    return None
