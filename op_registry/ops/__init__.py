@@ -17,6 +17,7 @@ from op_registry.ops import (
     reductions,
     refused,
     scans,
+    torch_sparse,
     transforms,
     windows,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "reductions",
     "refused",
     "scans",
+    "torch_sparse",
     "transforms",
     "windows",
 ]

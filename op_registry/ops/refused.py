@@ -78,7 +78,6 @@ _to_other_storage = refused(
 _TORCH_SPARSE = "it works on a torch.sparse tensor, in which unspecified elements are zero"
 _with_sparse = refused(
     aten._sparse_mm_reduce_impl.default,
-    aten._sparse_addmm.default,
     aten.sparse_mask.default,
     reason=_TORCH_SPARSE,
     instead="Fill the masked operands first, x.to_tensor(0), or work with dense tensors throughout",

@@ -58,6 +58,7 @@ def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
         "nn.functional.fractional_max_pool3d_with_indices": [
             (lambda t: F.fractional_max_pool3d_with_indices(t, (2, 2, 2), output_size=(2, 2, 2)), cube)
         ],
+        "nn.functional.grouped_mm": [(F.grouped_mm, torch.randn(3, 4, 8), torch.randn(3, 8, 4))],
         "nn.functional.gumbel_softmax": [(F.gumbel_softmax, x)],
         "nn.functional.log_softmax": [(F.log_softmax, x, -1), (F.log_softmax, x, 0)],
         "nn.functional.lp_pool1d": [(F.lp_pool1d, line, 2.0, 2), (F.lp_pool1d, line, 1.0, 4, 3, True)],
@@ -153,7 +154,6 @@ OWN_VALUES = {
 MUST_REFUSE = ("torch.lobpcg", "functional.pca_lowrank", "functional.svd_lowrank")
 
 NOT_CALLED = {
-    "nn.functional.grouped_mm": "runs on a GPU",
     "nn.functional.scaled_grouped_mm": "runs on a GPU",
     "nn.functional.scaled_mm": "runs on a GPU",
     "nn.utils.vector_to_parameters": "writes to .data, which torch gives no hook for",

@@ -3,6 +3,7 @@
 Law: a product with an invalid factor contributes nothing; a sum is valid where at least one of its products is.
 
     matmul            matrix products, bilinear forms, affine grids
+    grouped           products of groups of rows, each with a matrix of its own
     distances         cdist, pdist, cosine_similarity
     sparse            matrix products with sparse factors that have no dense dimensions
     packed            products of hybrid storage with a plain matrix, row by row
@@ -12,9 +13,18 @@ Law: a product with an invalid factor contributes nothing; a sum is valid where 
 """
 
 from op_registry.authoring import Permuted, Sparse, first_of, on_last_dims
-from op_registry.ops.contractions import backward, distances, matmul, packed, sparse, sparse_distances, sparse_sums
+from op_registry.ops.contractions import (
+    backward,
+    distances,
+    grouped,
+    matmul,
+    packed,
+    sparse,
+    sparse_distances,
+    sparse_sums,
+)
 
-__all__ = ["backward", "distances", "matmul", "packed", "sparse", "sparse_distances", "sparse_sums"]
+__all__ = ["backward", "distances", "grouped", "matmul", "packed", "sparse", "sparse_distances", "sparse_sums"]
 
 # Sparse matrices as a whole, else row by row with a plain matrix, else element by element.
 matmul.mm.lowering(Sparse)(first_of(sparse.mm, packed.mm, sparse_sums.mm))

@@ -298,3 +298,14 @@ def unique_dim(op: OpOverload, self: Dense, *args: Any, **options: Any) -> Any:
 def _assert_async(op: OpOverload, self: Dense, *message: str) -> None:
     """Fails where the number is zero, or invalid."""
     op(self.filled(0), *message)
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+@masked_rule(aten.record_stream.default, category=QUERY)
+def record_stream(self: Dense, s: torch.Stream) -> None:
+    """Tells the allocator that a stream uses the data, and the mask with it."""
+    for tensor in (self.data, self.validity):
+        if tensor is not None:
+            aten.record_stream(tensor, s)

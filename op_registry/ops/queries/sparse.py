@@ -13,6 +13,7 @@ from op_registry.authoring import (
     COO,
     Dense,
     NotLowered,
+    Permuted,
     Sparse,
     as_int8,
     being_traced,
@@ -153,3 +154,18 @@ def allclose(
     equal_nan: bool = False,
 ) -> bool:
     return _agree(aten.allclose.default, self, other, rtol, atol, equal_nan)
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+@queries.record_stream.lowering(Sparse)
+def record_stream(op: OpOverload, self: Sparse, s: torch.Stream) -> None:
+    queries.record_stream.run(self.values, s)
+    for piece in self.pattern.pieces:
+        op(piece, s)
+
+
+@queries.record_stream.lowering(Permuted)
+def record_stream_of_permuted(op: OpOverload, self: Permuted, s: torch.Stream) -> None:
+    record_stream(op, self.base, s)

@@ -1,0 +1,161 @@
+"""F.grouped_mm (mixtures of experts): each group is a product of its own, and what belongs to no group is invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import masked_dispatch as md
+from masked_dispatch import MaskedSemanticsError
+from poisoned_memory import can_be_poisoned, difference
+
+ENDS = (3, 3, 6)  # the second group is empty, and the last two rows belong to none
+
+
+def masked(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> md.MaskedTensor:
+    generator = torch.Generator().manual_seed(seed)
+    data, mask = torch.randn(shape, generator=generator).to(dtype), torch.rand(shape, generator=generator) < 0.3
+    return md.masked_tensor(torch.where(mask, data, torch.nan), mask)
+
+
+def offsets(*ends: int) -> Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def groups() -> list[tuple[int, int]]:
+    return list(zip((0, *ENDS), ENDS))  # noqa: B905  the last begins none
+
+
+def rows_by_loop(x: md.MaskedTensor, w: md.MaskedTensor) -> list[Tensor]:
+    return [x[start:end] @ w[n] for n, (start, end) in enumerate(groups())]
+
+
+def columns_by_loop(x: md.MaskedTensor, w: md.MaskedTensor) -> list[Tensor]:
+    return [x[n] @ w[:, start:end] for n, (start, end) in enumerate(groups())]
+
+
+def sums_by_loop(x: md.MaskedTensor, w: md.MaskedTensor) -> list[Tensor]:
+    return [x[:, start:end] @ w[start:end] for start, end in groups()]
+
+
+# The shapes of the operands, the loop, and how to cut the result into the groups.
+KINDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Callable[..., list[Tensor]], Callable[[Tensor], list[Tensor]]]]
+KINDS = {
+    "rows": ((8, 16), (3, 16, 8), rows_by_loop, lambda r: [r[start:end] for start, end in groups()]),
+    "columns": ((3, 8, 16), (16, 8), columns_by_loop, lambda r: [r[:, start:end] for start, end in groups()]),
+    "sums": ((8, 8), (8, 8), sums_by_loop, lambda r: list(r)),
+}
+
+
+def assert_same(mine: Tensor, theirs: Tensor) -> None:
+    assert isinstance(mine, md.MaskedTensor)
+    assert isinstance(theirs, md.MaskedTensor)
+    assert torch.equal(mine.get_mask(), theirs.get_mask())
+    torch.testing.assert_close(mine.to_tensor(0), theirs.to_tensor(0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_the_loop_over_the_groups(kind: str) -> None:
+    x_shape, w_shape, by_loop, cut = KINDS[kind]
+    x, w = masked(*x_shape, seed=1), masked(*w_shape, seed=2)
+    result = F.grouped_mm(x, w, offs=offsets(*ENDS))
+    for mine, theirs in zip(cut(result), by_loop(x, w), strict=True):
+        assert_same(mine, theirs)
+
+
+def test_an_operand_may_be_plain() -> None:
+    x, w = masked(8, 16, seed=1), torch.randn(3, 16, 8)
+    assert_same(F.grouped_mm(x, w, offs=offsets(*ENDS))[:3], x[:3] @ w[0])
+    y = F.grouped_mm(torch.ones(8, 16), masked(3, 16, 8, seed=3), offs=offsets(*ENDS))
+    assert_same(y[3:6], torch.ones(3, 16) @ masked(3, 16, 8, seed=3)[2])
+
+
+def test_of_batches_is_bmm() -> None:
+    x, w = masked(2, 8, 16, seed=1), masked(2, 16, 8, seed=2)
+    assert_same(F.grouped_mm(x, w), torch.bmm(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision(dtype: torch.dtype) -> None:
+    x, w = masked(8, 16, seed=1, dtype=dtype), masked(3, 16, 8, seed=2, dtype=dtype)
+    result = F.grouped_mm(x, w, offs=offsets(*ENDS))
+    assert result.dtype is dtype
+    wide = F.grouped_mm(x.float(), w.float(), offs=offsets(*ENDS))
+    assert torch.equal(result.get_mask(), wide.get_mask())
+    torch.testing.assert_close(result.to_tensor(0).float(), wide.to_tensor(0), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_belongs_to_no_group_is_invalid(kind: str, stored: bool) -> None:
+    """torch leaves it uninitialised."""
+    x_shape, w_shape, _, _ = KINDS[kind]
+    mask = torch.ones(x_shape, dtype=torch.bool) if stored else None
+    result = F.grouped_mm(md.masked_tensor(torch.ones(x_shape), mask), torch.ones(w_shape), offs=offsets(*ENDS))
+    counts = result.get_mask().sum(1 if kind == "rows" else 0).tolist()
+    assert counts[6:] == [0, 0]
+    assert min(counts[:6]) > 0
+
+
+def test_all_valid_is_as_plain() -> None:
+    x, w, ends = torch.randn(8, 16), torch.randn(3, 16, 8), offsets(3, 5, 8)
+    result = F.grouped_mm(md.masked_tensor(x), w, offs=ends)
+    assert result.get_mask().all()
+    assert torch.equal(result.to_tensor(0), F.grouped_mm(x, w, offs=ends))
+
+
+def gradients(kind: str, by_loop: bool) -> list[Tensor]:
+    x_shape, w_shape, loop, cut = KINDS[kind]
+    x, w = masked(*x_shape, seed=1).requires_grad_(), masked(*w_shape, seed=2).requires_grad_()
+    parts = loop(x, w) if by_loop else cut(F.grouped_mm(x, w, offs=offsets(*ENDS)))
+    weights = [torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) for p in parts]
+    total = sum((w * p.to_tensor(0)).sum() for w, p in zip(weights, parts, strict=True))
+    assert isinstance(total, Tensor)
+    return list(torch.autograd.grad(total, [x, w]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients(kind: str) -> None:
+    for mine, theirs in zip(gradients(kind, False), gradients(kind, True), strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.skipif(not can_be_poisoned(), reason="uninitialised memory gets a content by glibc's mallopt alone")
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_read_no_uninitialised_memory(kind: str) -> None:
+    def equal(a: list[Tensor], b: list[Tensor]) -> str | None:
+        pairs = [(m.to_tensor(0), t.to_tensor(0)) for m, t in zip(a, b, strict=True)]
+        return None if all(torch.equal(m, t) for m, t in pairs) else str(pairs)
+
+    assert difference(lambda: gradients(kind, False), equal) is None
+
+
+def test_offsets_have_to_be_valid() -> None:
+    x, w = masked(8, 16, seed=1), torch.randn(2, 16, 8)
+    ends = offsets(3, 8)
+    assert_same(F.grouped_mm(x, w, offs=md.masked_tensor(ends)), F.grouped_mm(x, w, offs=ends))
+    with pytest.raises(MaskedSemanticsError, match=r"grouped_mm.*where a group ends.*offs\.to_tensor"):
+        F.grouped_mm(x, w, offs=md.masked_tensor(ends, torch.tensor([True, False])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_values_are_not_read(kind: str) -> None:
+    x_shape, w_shape, _, cut = KINDS[kind]
+    results = []
+    for garbage in (torch.nan, 1e30):
+        x, w = (t.new_tensor(t) for t in (masked(*x_shape, seed=1), masked(*w_shape, seed=2)))
+        x, w = (md.masked_tensor(t.to_tensor(garbage), t.get_mask()) for t in (x, w))
+        results.append(cut(F.grouped_mm(x, w, offs=offsets(*ENDS))))
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine.to_tensor(0), theirs.to_tensor(0))
+
+
+def test_torch_refuses_what_it_refuses() -> None:
+    with pytest.raises(RuntimeError, match="Offsets have to be int32"):
+        F.grouped_mm(masked(8, 16, seed=1), torch.ones(2, 16, 8), offs=torch.tensor([3, 8]))
+    with pytest.raises(RuntimeError, match="Have to provide offsets"):
+        F.grouped_mm(masked(8, 16, seed=1), torch.ones(2, 16, 8))
