@@ -26,7 +26,8 @@ def sparse_where(
 
     x          a tensor, plain or masked, in any layout
     condition  a bool tensor that broadcasts to the shape of `x`; an invalid condition counts as False
-    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector
+    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector and for what
+        is stored in COO
 
     An element is valid if it is valid in `x` and the condition holds; the others are absent: invalid, not 0. To make a
     comparison ``c = x > y`` sparse, use ``sparse_where(c, c)``: True where it holds, absent elsewhere.
@@ -74,7 +75,8 @@ def sparse_threshold(
     """The elements of `x` above a number, sparsely stored; differentiable.
 
     Elements at or below the threshold are absent: invalid, not 0. NaN is kept, as by torch's threshold.
-    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector
+    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector and for what
+        is stored in COO
 
     Raises ValueError for a layout that does not fit the shape.
     """
@@ -94,8 +96,8 @@ def sparse_topk(
 
     Differentiable. The others are absent: invalid, not 0. A slice with fewer than k valid elements keeps them all; ties
     are broken as by torch.topk.
-    layout, blocksize  as for :meth:`MaskedTensor.to_layout` (CSR by default, COO for a vector); every dimension
-        is stored sparsely
+    layout, blocksize  as for :meth:`MaskedTensor.to_layout` (CSR by default, COO for a vector and for what is stored in
+        COO); every dimension is stored sparsely
 
     Raises torch.topk's own errors for k and dim, and ValueError for a layout that does not fit the shape.
     """
@@ -108,7 +110,9 @@ def sparse_topk(
 def sparse_layout(x: Tensor, layout: torch.layout | Layout | None) -> torch.layout | Layout:
     """The layout that is asked for, or the default; dense storage, which would leave nothing out, is refused."""
     if layout is None:
-        return torch.sparse_csr if x.ndim > 1 else torch.sparse_coo
+        # CSR has memory for each row, of which COO may have more than fit.
+        stored = x.storage_layout if isinstance(x, MaskedTensor) else x.layout
+        return torch.sparse_csr if x.ndim > 1 and stored is not torch.sparse_coo else torch.sparse_coo
     if layout is torch.strided:
         raise ValueError(
             "torch.strided stores every element: pass a sparse layout, or mask the others, x.mask_with(condition)"

@@ -33,7 +33,7 @@ from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import COO, DENSE
 from op_registry.sparse.layout_registry import layout_named
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import Permuted, to_dense
+from op_registry.sparse.permuted import Permuted, in_visible_order, to_dense
 from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims
 
 _library = Library("masked_dispatch", "DEF")
@@ -128,8 +128,9 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
 
 
 def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
-    validity = align_to(Dense(mask.to(torch.int8, copy=True)), record)
-    values = record.values.masked_by(validity.data.expand(record.values.shape))
+    # Read before it is copied: a mask that is expanded to the shape of a sparse tensor may be larger than memory.
+    validity = align_to(Dense(mask), record).data.to(torch.int8, copy=True)
+    values = record.values.masked_by(validity.expand(record.values.shape))
     return record.like(values.like(values.data.clone()))
 
 
@@ -234,8 +235,14 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
         return tensor if isinstance(record, Dense) else wrap_record(to_dense(record))
     wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
-    if isinstance(record, Permuted):
-        record = to_dense(record)  # layouts need their sparse dimensions first
+    if isinstance(record, Permuted):  # layouts need their sparse dimensions first
+        if being_traced(record.base.values.data):
+            assert isinstance(tensor, SparseMaskedTensor)
+            check_allowed("to_layout", [tensor], "its dimensions are permuted, and a graph is being traced")
+            record = to_dense(record)
+        else:
+            record = in_visible_order(record)
+            sparse_dim = sparse_dim or wanted.default_dims(record.ndim)
     if isinstance(record, Sparse):
         current = record.pattern.ndim
         dims = sparse_dim or (current if wanted.has_room(current) else wanted.default_dims(record.ndim))

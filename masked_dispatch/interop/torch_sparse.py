@@ -31,7 +31,6 @@ from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import layout_named, layout_of
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse, coalesce, without_invalid
 from op_registry.sparse.well_formed import problem_of_compressed
 
@@ -262,10 +261,8 @@ def to_torch_sparse(
     blocksize: tuple[int, int] | None,
 ) -> Tensor:
     """See MaskedTensor.to_torch_sparse; `layout` is the name of one of torch's layouts."""
-    stored = isinstance(tensor, SparseMaskedTensor)
-    if isinstance(tensor, SparseMaskedTensor) and isinstance(unwrap_sparse(tensor), Permuted):
-        tensor, stored = tensor._stored_densely(), False
-    pattern = tensor._pattern if stored else None  # type: ignore[attr-defined]
+    permuted = isinstance(tensor, SparseMaskedTensor) and tensor._order is not None
+    pattern = tensor._pattern if isinstance(tensor, SparseMaskedTensor) and not permuted else None
     wanted = layout_named(layout) if layout else COO if pattern is None else pattern.layout.in_torch_sparse
     if pattern is None or sparse_dim is not None or blocksize is not None or wanted != pattern.layout:
         if pattern is not None and blocksize is None and wanted.blocks:

@@ -12,8 +12,9 @@ from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
-from op_registry.sparse.coordinates import ravel
+from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
 from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.segments import few_of
 
 
 class PaddedRows:
@@ -22,9 +23,11 @@ class PaddedRows:
     A slice runs over the sparse dimensions `along`; there is one for each combination of indices in the other sparse
     dimensions. A row keeps the order of its elements and is padded with invalid ones. `at_least` is the smallest width:
     with the default of 1, a slice without stored elements is a row without valid ones rather than an empty row.
+
+    With `occupied`, slices without stored elements have no row if most have none.
     """
 
-    def __init__(self, x: Sparse, along: Sequence[int], at_least: int = 1) -> None:
+    def __init__(self, x: Sparse, along: Sequence[int], at_least: int = 1, *, occupied: bool = False) -> None:
         pattern = x.pattern
         if being_traced(pattern.pieces[0]):
             raise NotLowered("the length of the longest slice is not known while tracing")
@@ -37,6 +40,11 @@ class PaddedRows:
             row = ravel([coordinates[d] for d in self.remaining], self.sizes)
         else:
             row = torch.zeros(stored, dtype=torch.int64, device=x.device)
+        # The slice of each row, if not every slice has one.
+        self._slice_of_row: Tensor | None = None
+        if occupied and few_of(self.slices, pattern):
+            self._slice_of_row, row = unique_keys(row, self.slices)
+            self.slices = self._slice_of_row.shape[0]
         position_in_slice = ravel([coordinates[d] for d in along], [pattern.sizes[d] for d in along])
         extents = [self.slices, math.prod(pattern.sizes[d] for d in along)]
         order = ravel([row, position_in_slice], extents).argsort()
@@ -61,6 +69,10 @@ class PaddedRows:
     def unpad(self, rows: Dense) -> Dense:
         """Values of padded rows in storage order."""
         return rows.map(lambda t: t.reshape(-1, *t.shape[2:])[self.slots])
+
+    def slice_of(self, row: Tensor) -> Coordinates:
+        """The coordinates, in the remaining sparse dimensions, of the slices that rows stand for."""
+        return unravel(row if self._slice_of_row is None else self._slice_of_row[row], self.sizes)
 
     def positions_in_slice(self) -> Tensor:
         """The position of each element within the original slice, (slices, width); 0 in the padding."""

@@ -21,7 +21,8 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.layout import COO
+from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, unpadded_elements, with_sparse_dims
 from op_registry.sparse.record import to_dense as sparse_to_dense
 
 
@@ -80,6 +81,12 @@ def to_dense(x: AnyRecord) -> Dense:
         return sparse_to_dense(x)
     # Contiguous in the permuted order, as the tensor's strides say: callers have chosen view operators by those.
     return sparse_to_dense(x.base).map(lambda t: t.permute(x.order).contiguous())
+
+
+def in_visible_order(x: Permuted) -> Sparse:
+    """The same valid elements one by one, in COO, with every dimension sparse; not while tracing."""
+    flat, coordinates = unpadded_elements(with_sparse_dims(x.base, x.ndim))
+    return from_coordinates(COO, tuple(coordinates[d] for d in x.order), flat, x.shape)
 
 
 def to_base_order(record: AnyRecord, permuted: Permuted) -> Dense | Sparse:

@@ -19,9 +19,15 @@ from op_registry.records.dense import Dense
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.coordinates import ravel
+from op_registry.sparse.coordinates import ravel, unique_keys
+from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.segment_kernels import IDENTITY, WIDTH, Reduction, RowChunks, is_worthwhile
+
+
+def few_of(slices: int, pattern: Pattern) -> bool:
+    """Whether so few elements are stored that most slices have none; False while their number is unknown."""
+    return not being_traced(pattern.pieces[0]) and 0 < pattern.stored < slices
 
 
 class Segments:
@@ -30,17 +36,24 @@ class Segments:
     slices  the number of slices
     sizes   sizes of the remaining sparse dimensions
 
+    With `occupied`, only slices that store something are counted, in order, so that the number of slices is bounded by
+    that of the elements: for results that belong to elements, of which an empty slice has none.
+
     Methods take values in storage order, (stored, *dense), and return one per slice, (slices, *dense), in which the
     dense dimensions `inside` have size 1.
     """
 
-    def __init__(self, x: Sparse, along: Sequence[int], inside: Sequence[int] = ()) -> None:
+    def __init__(self, x: Sparse, along: Sequence[int], inside: Sequence[int] = (), *, occupied: bool = False) -> None:
         self.pattern = x.pattern
         self.along = tuple(along)
         self.inside = tuple(inside)  # as dimensions of (stored, *dense)
         self.remaining = tuple(d for d in range(self.pattern.ndim) if d not in along)
         self.sizes = tuple(self.pattern.sizes[d] for d in self.remaining)
         self.slices = math.prod(self.sizes)
+        # Layouts that list rows have memory for each row in any case, and sums by row that rely on it.
+        self.occupied = occupied and few_of(self.slices, self.pattern) and self._ends() is None
+        if self.occupied:
+            self.slices = self._occupied_slices()[0].shape[0]
 
     def sum(self, t: Tensor) -> Tensor:
         """Σ over each slice, in the dtype of `t`."""
@@ -102,16 +115,21 @@ class Segments:
     @property
     def segment_ids(self) -> Tensor:
         """The slice of every stored element, int64."""
+        if self.occupied:
+            return self._occupied_slices()[1]
         return self.pattern.cached(("segment_ids", self.along), self._segment_ids)
 
     @property
     def stored_counts(self) -> Tensor:
         """The number of stored elements of each slice, int64."""
-        return self.pattern.cached(("stored_counts", self.along), self._stored_counts)
+        return self.pattern.cached(("stored_counts", self.along, self.occupied), self._stored_counts)
 
     @property
     def ends(self) -> Tensor | None:
         """Where slices start and end, (slices + 1,), if they are contiguous in storage; else None."""
+        return None if self.occupied else self._ends()
+
+    def _ends(self) -> Tensor | None:
         pattern, inner_dim = self.pattern, self.pattern.layout.inner_dim
         in_order = inner_dim == -1 or pattern.ndim == 2
         return pattern.ends() if self.along == (pattern.ndim + inner_dim,) and in_order else None
@@ -121,6 +139,12 @@ class Segments:
         if not self.remaining:
             return torch.zeros_like(coordinates[0])
         return ravel([coordinates[d] for d in self.remaining], self.sizes)
+
+    def _occupied_slices(self) -> tuple[Tensor, Tensor]:
+        """The slices that store something, ascending, and the position among them of that of every stored element."""
+        return self.pattern.cached(
+            ("occupied_slices", self.along), lambda: unique_keys(self._segment_ids(), math.prod(self.sizes))
+        )
 
     def _stored_counts(self) -> Tensor:
         if self.ends is not None:
@@ -170,5 +194,6 @@ def segment_validity(over: Segments, x: Dense) -> Tensor:
     """Validity of a reduction: where a slice has a valid element."""
     if x.validity is not None or x.ndim > 1:
         return as_int8(over.count(x) > 0)
-    nonempty: Tensor = over.pattern.cached(("nonempty", over.along), lambda: as_int8(over.stored_counts > 0))
+    key = ("nonempty", over.along, over.occupied)
+    nonempty: Tensor = over.pattern.cached(key, lambda: as_int8(over.stored_counts > 0))
     return nonempty

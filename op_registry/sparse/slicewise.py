@@ -23,7 +23,6 @@ from torch._ops import OpOverload
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, wrap_dims
 from op_registry.rule import Rule, Slices
-from op_registry.sparse.coordinates import unravel
 from op_registry.sparse.elementwise import records_among
 from op_registry.sparse.lowering import ForRule, first_of
 from op_registry.sparse.padded_rows import PaddedRows
@@ -141,8 +140,10 @@ def by_segments(function: Callable[..., Any]) -> ForRule:
         if not call.along:
             raise NotLowered("it works along dense dimensions")
         x, options = call.x, {k: v for k, v in call.named.items() if k != "keepdim"}
-        result = function(Segments(x, call.along, call.inside(1)), x.flat, op, **options)
-        if call.slices.gives != "one":
+        of_elements = call.slices.gives != "one"
+        over = Segments(x, call.along, call.inside(1), occupied=of_elements)
+        result = function(over, x.flat, op, **options)
+        if of_elements:
             return map_tensors(x.folded, result, Dense)
         keepdim_shape = [1 if d in call.dims else size for d, size in enumerate(x.shape)]
         shape = keepdim_shape if call.keepdim else [size for d, size in enumerate(x.shape) if d not in call.dims]
@@ -162,7 +163,7 @@ def on_padded_rows(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any
         raise NotLowered("it works along dense dimensions")
     if number is not None and number > math.prod(x.shape[d] for d in call.dims):
         raise NotLowered(f"torch refuses a {slices.number} that is greater than the slice")
-    rows = PaddedRows(x, call.along, at_least=max(1, number or 1))
+    rows = PaddedRows(x, call.along, at_least=max(1, number or 1), occupied=slices.gives != "one")
     record = rows.pad(x.flat)
     if slices.gives == "one" and not isinstance(call.dim, int) and len(call.dims) == x.ndim:
         return _over_all_elements(call, rows, record)
@@ -231,7 +232,7 @@ def _to_sparse(r: Dense, rows: PaddedRows, call: SliceCall) -> Sparse:
         row, column = rows.slots // rows.width, rows.slots % rows.width
         slots = (row * width + column)[column < width]
     column = slots % width
-    others = iter(unravel(slots // width, rows.sizes))
+    others = iter(rows.slice_of(slots // width))
     coordinates = tuple(column if d == along[0] else next(others) for d in range(x.pattern.ndim))
     sizes = list(x.pattern.sizes)
     if call.number is not None:
