@@ -15,7 +15,7 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild_family
 from masked_dispatch.tensor.messages import sent_with_its_graph
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces, rebuild_stored, reduce_stored
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces, rebuild_stored, stored_parts
 
 
 def send(tensor: MaskedTensor) -> Any:
@@ -42,7 +42,7 @@ def receive_family(data: Tensor, memory: Tensor) -> ViewFamily:
 
 def send_stored(stored: StoredPieces) -> Any:
     """How what a sparsely stored tensor stores is pickled for another process."""
-    return receive_stored, reduce_stored(stored)[1]
+    return receive_stored, stored_parts(stored)
 
 
 @never_compiled

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
+from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
 from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, make_view_family
@@ -329,7 +330,7 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
         if self._mask_is_a_copy:  # saved as a tensor of its own: a file could not say whose view it is
             family, data = None, data.clone()
         state = (data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
-        return (rebuild, state if family is None else (*state, family))
+        return saved_as("dense", *state) if family is None else saved_as("dense", *state, family)
 
     @never_compiled
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskedTensor:
@@ -447,6 +448,7 @@ def wrap_leaf(data: Tensor, validity: Tensor | None, requires_grad: bool, is_par
     return wrapper
 
 
+@builder("dense")
 @never_compiled
 def rebuild(
     data: Tensor,
@@ -455,7 +457,7 @@ def rebuild(
     is_parameter: bool = False,
     family: ViewFamily | None = None,
 ) -> MaskedTensor:
-    """Called by pickle and torch.load (format 2; format 1 ends before `family`).
+    """Builds a dense tensor of a file, of which version 1 ends before `family`.
 
     A family is joined if the data lies in its memory: a pickle that copies data for each tensor separates them.
     Raises ValueError if these do not form a masked tensor.
@@ -469,9 +471,10 @@ def rebuild(
     return tensor
 
 
+@builder("family")
 @never_compiled
 def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
-    """Called by pickle and torch.load for what a tensor and its views share. Raises ValueError as `rebuild` does."""
+    """Builds what a tensor and its views share. Raises ValueError as `rebuild` does."""
     check_saved(problem_of_family(data, validity, memory, MaskedTensor))
     family = ViewFamily(data, validity)
     family.memory = memory
@@ -479,8 +482,7 @@ def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None)
 
 
 def _reduce_family(family: ViewFamily) -> Any:
-    return rebuild_family, (family.data, family.validity, family.memory)
+    return saved_as("family", family.data, family.validity, family.memory)
 
 
 copyreg.pickle(ViewFamily, _reduce_family)
-torch.serialization.add_safe_globals([rebuild, rebuild_family])

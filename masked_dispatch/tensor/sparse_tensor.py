@@ -13,6 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import Policy, current
+from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimensions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
@@ -225,7 +226,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return rebuild_sparse_of, (self._kept, self.requires_grad, getattr(self, "_is_param", False), self._order)
+        return saved_as("sparse", self._kept, self.requires_grad, getattr(self, "_is_param", False), self._order)
 
     @property
     def _piece_0(self) -> Tensor:
@@ -357,6 +358,7 @@ def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter:
     return wrapper
 
 
+@builder("sparse with all parts")
 @never_compiled
 def rebuild_sparse(
     values: Tensor,
@@ -369,7 +371,7 @@ def rebuild_sparse(
     is_parameter: bool,
     order: tuple[int, ...] | None = None,
 ) -> SparseMaskedTensor:
-    """Called by pickle and torch.load in files of format 1.
+    """Builds a sparsely stored tensor of a file of version 1.
 
     Raises ValueError if the arguments do not form a masked tensor.
     """
@@ -380,6 +382,7 @@ def rebuild_sparse(
     return rebuilt_sparse(stored if order is None else Permuted(stored, order), requires_grad, is_parameter)
 
 
+@builder("stored")
 @never_compiled
 def rebuild_stored(
     values: Tensor,
@@ -389,16 +392,17 @@ def rebuild_stored(
     pieces: tuple[Tensor, ...],
     block: tuple[int, int] | None,
 ) -> StoredPieces:
-    """What pickle and torch.load call for what is stored (format 2), once for all tensors that share it."""
+    """Builds what is stored, which a file has once for all tensors that share it."""
     check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 
 
+@builder("sparse")
 @never_compiled
 def rebuild_sparse_of(
     stored: StoredPieces, requires_grad: bool, is_parameter: bool, order: tuple[int, ...] | None
 ) -> SparseMaskedTensor:
-    """What pickle and torch.load call for a tensor (format 2). Raises ValueError where the arguments do not fit."""
+    """Builds a sparsely stored tensor of a file. Raises ValueError where the arguments do not fit."""
     if not isinstance(stored, StoredPieces):
         check_saved(f"the type of what it stores is {type(stored).__name__}")
     record = Sparse(Dense(stored.values, stored.validity), stored.pattern)
@@ -408,12 +412,14 @@ def rebuild_sparse_of(
     return tensor
 
 
-def reduce_stored(stored: StoredPieces) -> Any:
+def stored_parts(stored: StoredPieces) -> tuple[Any, ...]:
     """What is stored, as the arguments of :func:`rebuild_stored`."""
     pattern = stored.pattern
-    parts = (stored.values, stored.validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block)
-    return rebuild_stored, parts
+    return stored.values, stored.validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block
 
 
-copyreg.pickle(StoredPieces, reduce_stored)
-torch.serialization.add_safe_globals([rebuild_sparse, rebuild_stored, rebuild_sparse_of])
+def _reduce_stored(stored: StoredPieces) -> Any:
+    return saved_as("stored", *stored_parts(stored))
+
+
+copyreg.pickle(StoredPieces, _reduce_stored)

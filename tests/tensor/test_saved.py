@@ -20,7 +20,9 @@ from torch import Tensor
 import masked_dispatch as md
 from corrupted_files import tensor as tensor_of_kind
 from masked_dispatch.tensor import saved
-from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of, reduce_stored
+from masked_dispatch.tensor.file_format import VERSION, load
+from masked_dispatch.tensor.masked_tensor import rebuild as masked_rebuild
+from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of, rebuild_stored, stored_parts
 from repository import HELPERS
 
 CORRUPTED = HELPERS / "corrupted_files.py"
@@ -40,11 +42,12 @@ ALL_KINDS = (*KINDS, "heads")
 
 
 def parts_of(x: Any) -> tuple[Callable[..., Any], Parts]:
-    """What is saved of a tensor, by the names of what is called with it; sparse storage in the first format."""
-    rebuild, given = x.__reduce_ex__(2)
-    if rebuild is rebuild_sparse_of:
+    """What is saved of a tensor, by the names of what is called with it; of version 1 of the format."""
+    _, (_, kind, *given) = x.__reduce_ex__(2)
+    rebuild: Callable[..., Any] = masked_rebuild
+    if kind == "sparse":
         kept, *flags = given
-        rebuild, given = rebuild_sparse, (*reduce_stored(kept)[1], *flags)
+        rebuild, given = rebuild_sparse, [*stored_parts(kept), *flags]
     return rebuild, inspect.signature(rebuild).bind(*given).arguments
 
 
@@ -80,6 +83,57 @@ def test_what_was_saved_is_loaded(kind: str) -> None:
             assert again.requires_grad == parameter.requires_grad
             assert again.storage_layout is x.storage_layout
             assert torch.equal(again.detach(), x)
+
+
+class Versioned:
+    """Something that is saved as of that version of the format."""
+
+    def __init__(self, version: Any, *parts: Any) -> None:
+        self.made = load, (version, *parts)
+
+    def __reduce__(self) -> Any:
+        return self.made
+
+
+@pytest.mark.parametrize("read", [loaded, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_file_of_a_newer_version_is_refused_by_name(read: Callable[[Any], Any]) -> None:
+    """Whatever it contains: kinds, numbers and types of parts that this version has never heard of."""
+    for parts in (("dense", torch.ones(2), None, False), ("ragged", [1, 2], {"rows": 3}), ()):
+        file = Versioned(VERSION + 4, *(parts or ("dense",)))
+        with pytest.raises(
+            ValueError, match=rf"format version {VERSION + 4}, and this version of masked_dispatch reads "
+        ):
+            read(file)
+    with pytest.raises(
+        ValueError, match=rf"versions 1 to {VERSION}\. Update masked_dispatch, or save the tensor again"
+    ):
+        read(Versioned(VERSION + 1, "dense"))
+
+
+@pytest.mark.parametrize(("version", "kind", "message"), [
+    ("3", "dense", "its format version is '3'"),
+    (True, "dense", "its format version is True"),
+    (0, "dense", "its format version is 0"),
+    (VERSION, "abc", "the kind of what was saved is 'abc', not one of dense, family, "),
+])  # fmt: skip
+def test_a_file_of_no_version_is_refused(version: Any, kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^this is not a saved masked tensor: {message}"):
+        loaded(Versioned(version, kind, torch.ones(2), None, False))
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_files_of_the_first_version_are_read(kind: str) -> None:
+    x = stored(kind)
+    rebuild, parts = parts_of(x)
+    assert torch.equal(loaded(File(rebuild, parts)), x)
+
+
+@pytest.mark.parametrize("kind", ["csr", "packed", "heads"])
+def test_files_of_the_second_version_are_read(kind: str) -> None:
+    x = stored(kind)
+    kept = File(rebuild_stored, dict(enumerate(stored_parts(x._kept))))  # type: ignore[arg-type]
+    file = File(rebuild_sparse_of, {"kept": kept, "grad": False, "parameter": False, "order": x._order})
+    assert torch.equal(loaded(file), x)
 
 
 def test_copies_are_not_checked() -> None:
@@ -333,8 +387,18 @@ def test_more_places_than_can_be_numbered() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_byte_takes_no_process_down(kind: str) -> None:
-    seed, count = 0, 300
+    change_bytes(kind, seed=0, count=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_changed_bytes_take_no_process_down(kind: str) -> None:
+    """Together: an eighth of them for each kind."""
+    change_bytes(kind, seed=1, count=10_000 // len(KINDS))
+
+
+def change_bytes(kind: str, seed: int, count: int) -> None:
     command = [sys.executable, str(CORRUPTED), kind, str(seed), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-2000:]
     assert "'refused': " in done.stdout.splitlines()[-1]

@@ -150,10 +150,10 @@ def test_a_damaged_file_is_refused(column: int, problem: str) -> None:
 
 
 def test_a_file_with_rows_of_different_lengths_is_refused() -> None:
-    _, (pieces, *_) = stored().__reduce_ex__(2)
-    rebuild, (values, validity, layout, sizes, (columns,), *rest) = copyreg.dispatch_table[type(pieces)](pieces)
+    _, (_, _, pieces, *_) = stored().__reduce_ex__(2)
+    load, (*version, values, validity, layout, sizes, (columns,), block) = copyreg.dispatch_table[type(pieces)](pieces)
     with pytest.raises(ValueError, match="its 5 rows store 29 elements"):
-        rebuild(values[1:], validity[1:], layout, sizes, (columns[1:],), *rest)
+        load(*version, values[1:], validity[1:], layout, sizes, (columns[1:],), block)
 
 
 def test_compiled() -> None:

@@ -1,0 +1,62 @@
+"""The format of files: what pickle and torch.save write for masked tensors, and how a file says which version it has.
+
+Everything is written as a call ``load(version, kind, *parts)``, so that a file of a later version is refused by name
+whatever it contains. Versions 1 and 2, which called the function of a kind directly, are still read.
+
+    1  the parts of a tensor
+    2  what tensors share with their views is written once
+    3  the version comes first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.tensor.saved import check_saved
+
+VERSION = 3
+
+# The functions that build what is written, by kind.
+_builders: dict[str, Callable[..., Any]] = {}
+
+
+def builder(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function that builds one kind of what is written, from its parts; it checks them."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _builders[kind] = function
+        torch.serialization.add_safe_globals([function])  # versions 1 and 2
+        return function
+
+    return register
+
+
+def saved_as(kind: str, *parts: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What `__reduce_ex__` returns."""
+    return load, (VERSION, kind, *parts)
+
+
+@never_compiled
+def load(version: int, kind: str, *parts: Any) -> Any:
+    """Called by pickle and torch.load.
+
+    Raises ValueError for a version that this library does not know, and for parts that do not fit together.
+    """
+    if type(version) is not int or version < VERSION:
+        check_saved(f"its format version is {version!r}")
+    if version > VERSION:
+        raise ValueError(
+            f"this file of a masked tensor has format version {version}, and this version of masked_dispatch reads "
+            f"versions 1 to {VERSION}. Update masked_dispatch, or save the tensor again with the version that is "
+            "installed here."
+        )
+    if kind not in _builders:
+        check_saved(f"the kind of what was saved is {kind!r}, not one of {', '.join(sorted(_builders))}")
+    return _builders[kind](*parts)
+
+
+torch.serialization.add_safe_globals([load])
