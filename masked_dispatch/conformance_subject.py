@@ -51,6 +51,7 @@ class Eager(Subject):
 
     def __init__(self) -> None:
         self._densified: list[str] = []
+        self._modes: dict[str, Subject] = {}
         on_densify.append(lambda event: self._densified.append(f"{event.op}: {event.why}"))
 
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
@@ -73,7 +74,10 @@ class Eager(Subject):
         return densified
 
     def modes(self) -> dict[str, Subject]:
-        return {"aot_eager": Compiled("aot_eager"), "inductor": Compiled("inductor")}
+        # Made once: each follows the log of what is stored densely for as long as the process lives.
+        if not self._modes:
+            self._modes = {"aot_eager": Compiled("aot_eager"), "inductor": Compiled("inductor")}
+        return self._modes
 
 
 def _options(storage: str, layout: Layout, shape: torch.Size) -> dict[str, Any]:

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
 PRE_DISPATCH = DispatchKeySet(DispatchKey.PreDispatch)
 _PRE_DISPATCH_BITS = PRE_DISPATCH.raw_repr()
 _INPLACE_OR_VIEW_BITS = DispatchKeySet(DispatchKey.ADInplaceOrView).raw_repr()
+_AUTOGRAD_BITS = DispatchKeySet(DispatchKey.AutogradFunctionality).raw_repr()
 _from_bits = DispatchKeySet.from_raw_repr
 
 # The current functorch level, or None outside of any transform.
@@ -103,6 +104,9 @@ engine_run: Callable[[], int] = torch._C._current_graph_task_id
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
+
+# Whether two plain tensors have the same storage.
+share_memory: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
@@ -278,6 +282,26 @@ def without_pre_dispatch(keyset: DispatchKeySet) -> DispatchKeySet:
     return _from_bits(keyset.raw_repr() & ~_PRE_DISPATCH_BITS)
 
 
+def tracks_writes(op: OpOverload) -> bool:
+    """Whether torch raises version counters and rebases views in a kernel of `op` itself.
+
+    An operator that is composed of others has none, and the keyset that its kernel receives lacks the key.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+
+
+def keyset_for_write(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKeySet:
+    """The keyset for a write to `target` on behalf of an operator that does not track writes itself."""
+    bits = without_pre_dispatch(keyset).raw_repr()
+    excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr()
+    return _from_bits(bits | (torch._C._dispatch_keys(target).raw_repr() & _INPLACE_OR_VIEW_BITS & ~excluded))
+
+
+def without_autograd(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKeySet:
+    """The keyset for a write that autograd does not record and does not refuse."""
+    return _from_bits(keyset_for_write(keyset, target).raw_repr() & ~_AUTOGRAD_BITS)
+
+
 def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]) -> None:
     """Register `kernel(keyset, *args, **kwargs)` for `op` at PreDispatch, replacing an earlier one."""
     with warnings.catch_warnings():
@@ -336,6 +360,14 @@ def as_value(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FunctionalTensor):
         return FunctionalTensor.to_functional(tensor.from_functional())
     return tensor.clone()
+
+
+def copied_back_by_aot(data: torch.Tensor) -> bool:
+    """Whether a write to `data` is not the program's but the copy with which AOTAutograd's graph ends.
+
+    The program itself has functional tensors there; the graph gives its inputs what these have become.
+    """
+    return recording() and not isinstance(data, FunctionalTensor)
 
 
 def make_data_pointer_raise(tensor: torch.Tensor) -> None:

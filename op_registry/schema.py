@@ -51,6 +51,11 @@ def writes_a_factory(op: OpOverload) -> bool:
     return op.namespace == "aten" and strided and is_out(op) and tensors == ["out"]
 
 
+def is_like_factory(op: OpOverload) -> bool:
+    """Whether it makes a tensor of the shape of another one, of whose values it reads none."""
+    return op._schema.name.endswith("_like")
+
+
 def is_foreach(op: OpOverload) -> bool:
     """Whether the overload is the list form of an operator."""
     return op._schema.name.startswith("aten::_foreach_")

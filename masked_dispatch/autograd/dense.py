@@ -212,9 +212,14 @@ def checked_validity(record: Dense) -> Tensor | None:
     missing_dims = len(shape) - validity.ndim
     if missing_dims > 0:
         validity = validity[(None,) * missing_dims]
-    if missing_dims < 0 or any(v not in (1, n) for v, n in zip(validity.shape, shape, strict=True)):
+    if missing_dims < 0 or not all(_goes_with(v, n) for v, n in zip(validity.shape, shape, strict=True)):
         raise MaskedSemanticsError(
             f"a rule returned values of shape {tuple(shape)} with a validity of shape {tuple(validity.shape)}, which "
             "does not broadcast to them; return x.like(values) only where values keep the shape of x"
         )
     return validity
+
+
+def _goes_with(size: int, data_size: int) -> bool:
+    """Whether a size of a validity is the data's or 1. A graph does not know whether one that depends on data is 1."""
+    return (type(size) is int and size == 1) or size == data_size or size == 1

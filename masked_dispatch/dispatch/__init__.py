@@ -6,6 +6,7 @@ plain_results.py  refusing results that would lose the mask
 fast_paths.py     kernels for the most common calls without derivatives
 views.py          views: torch's own view node, and the same view of data and mask
 writes.py         in-place and out= forms
+overlap.py        writes whose operands lie in the memory that is written to
 foreach.py        _foreach_ forms
 steps.py          operators that call several others, where Dynamo runs them
 sparse.py         calls with sparsely stored arguments: a lowering, else dense storage, else a refusal

@@ -85,6 +85,7 @@ from op_registry.schema import (
     functional_call,
     functional_form,
     is_inplace,
+    is_like_factory,
     is_out,
     is_view,
     mutable_forms,
@@ -162,6 +163,19 @@ _STORING_GRADIENTS: dict[OpOverload, Callable[..., Tensor]] = {
 }
 
 
+def unrecorded(kernel: Kernel) -> Kernel:
+    """For factories (zeros_like, rand_like …), which torch's bindings call below autograd: no derivative passes them.
+
+    Asking for the node of an argument is an error there if the argument is a view of something written to since.
+    """
+
+    def kernel_without_grad(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return kernel(keyset, *args, **kwargs)
+
+    return kernel_without_grad
+
+
 def has_builtin_meaning(meaning: Meaning) -> bool:
     """Whether no overlay or replacement changed the overload's rule, so that code special to the operator applies."""
     return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
@@ -191,13 +205,16 @@ def kernel_of(meaning: Meaning) -> Kernel:
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
+        if is_like_factory(op):
+            return unrecorded(rule_kernel(op, rule))
         return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
     if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
         if not is_inplace(op):
             exact = rule is not None and bool(rule.traits.get("exact_out"))
             return out_kernel(op, compute, written_arguments(op), exact)
-        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute)
+        elementwise = rule is not None and rule.category is ELEMENTWISE
+        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, elementwise)
         return kernel if schema_of(op).returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)

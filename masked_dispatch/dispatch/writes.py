@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
+from masked_dispatch.dispatch.overlap import OverlapCheck
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
@@ -23,11 +24,14 @@ from masked_dispatch.torch_internals import (
     DispatchKeySet,
     called_by_engine,
     engine_run,
+    keyset_for_write,
     metadata_only,
     redispatch,
     schema_of,
     tracking_views_and_versions,
+    tracks_writes,
     under_transform,
+    without_autograd,
     without_pre_dispatch,
 )
 from op_registry import MaskedSemanticsError
@@ -40,9 +44,10 @@ from op_registry.sparse.permuted import to_dense
 aten = torch.ops.aten
 
 
-def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
+def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: bool = False) -> Kernel:
     """`compute` is the functional form; its result is assigned to a masked self, or updates a plain one."""
     adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
+    keyset_of_write, overlap = keyset_function(op), OverlapCheck(op, elementwise)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -61,8 +66,11 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
                     return target
         elif assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
             return update(target, args[1])
+        if overlap.active:
+            overlap(target, args[1:])
         with overlays_of_caller(1):
-            result = compute_inplace(compute, target, args, kwargs)
+            copied = assigns and args[1] is target  # as torch, without regard to elements that share memory
+            result = target if copied else compute_inplace(compute, target, args, kwargs)
         check_fits(op, target, result)
         if not isinstance(target, MaskedTensor):
             return update(target, result)
@@ -70,11 +78,29 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
             assign_below(target, result)
             return target
         # torch's own copy_ on the wrapper does the leaf and view checks, the version counter and CopySlices.
-        aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, result)
+        aten.copy_.default.redispatch(keyset_of_write(keyset, target), target, result)
         remember_overlays(target)
         return target
 
     return kernel
+
+
+# torch neither records these nor refuses them for a leaf that requires grad.
+UNRECORDED = (
+    aten.logical_and_.default,
+    aten.logical_or_.default,
+    aten.logical_xor_.default,
+    aten.logical_not_.default,
+)
+
+
+def keyset_function(op: OpOverload) -> Callable[[DispatchKeySet, Tensor], DispatchKeySet]:
+    """From the keyset that an in-place operator's kernel receives and its target, the keyset for the write."""
+    if op in UNRECORDED:
+        return without_autograd
+    if tracks_writes(op):
+        return lambda keyset, target: without_pre_dispatch(keyset)
+    return keyset_for_write
 
 
 def filling_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
@@ -163,6 +189,8 @@ def update(target: Tensor, result: Tensor) -> Tensor:
 
 def assign_below(target: MaskedTensor, source: Tensor) -> None:
     """Write values and validity; called below autograd."""
+    if source is target:
+        return
     if isinstance(target, SparseMaskedTensor):
         store(target, source)
         return
@@ -197,7 +225,9 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
                 resize_empty(target, result.shape)
             if exact and target.dtype is not result.dtype:
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
-            if target.dtype is not result.dtype or shares_memory(target, args):
+            # In a graph memory has no address; what torch would refuse here it refuses in eager alone.
+            in_memory = not being_traced(data_of(target))
+            if in_memory and (target.dtype is not result.dtype or shares_memory(target, args)):
                 check_outputs_on_meta(op, args, kwargs, outputs)
             check_fits(op, target, result)
             target.copy_(result)
@@ -294,13 +324,17 @@ def shares_memory(target: Tensor, args: Sequence[object]) -> bool:
     """Whether an argument has the same storage as `target`."""
 
     def storage(tensor: Tensor) -> int:
-        if isinstance(tensor, SparseMaskedTensor):
-            return tensor._kept_values.untyped_storage().data_ptr()
-        data = tensor._data if isinstance(tensor, MaskedTensor) else tensor
-        return data.untyped_storage().data_ptr()
+        return data_of(tensor).untyped_storage().data_ptr()
 
     inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
     return any(storage(t) == storage(target) for t in inputs)
+
+
+def data_of(tensor: Tensor) -> Tensor:
+    """The plain tensor that holds the values of a tensor, masked or plain."""
+    if isinstance(tensor, SparseMaskedTensor):
+        return tensor._kept_values
+    return tensor._data if isinstance(tensor, MaskedTensor) else tensor
 
 
 def metadata_kernel(op: OpOverload) -> Kernel:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.torch_internals import as_value
+from masked_dispatch.torch_internals import as_value, copied_back_by_aot
 from op_registry import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
@@ -279,9 +280,8 @@ def shared_validity(tensor: Masked) -> Tensor | None:
     if tensor._carries_transform or being_traced(tensor._data):
         # A later write cannot copy the memory first, so the result gets its own value now.
         graph_writes = family.graph_writes
-        if graph_writes is not None and not graph_writes.seen and not family.in_place:
-            return as_value(validity)
-        return _snapshot(tensor, validity, family.writes)
+        written_later = graph_writes is None or graph_writes.seen or family.in_place
+        return _snapshot(tensor, validity, family.writes, torch.clone if written_later else as_value)
     if family.in_place:
         # Other processes write without raising the version, by which facts are cached on a validity.
         return validity.clone()
@@ -290,10 +290,10 @@ def shared_validity(tensor: Masked) -> Tensor | None:
     return validity
 
 
-def _snapshot(tensor: Masked, validity: Tensor, version: int) -> Tensor:
-    """A copy of a validity that may be written to later; cached for each version."""
+def _snapshot(tensor: Masked, validity: Tensor, version: int, taken: Callable[[Tensor], Tensor]) -> Tensor:
+    """A validity's value, `taken` once for each version, so that a write of the value that is there is recognised."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
-        tensor._snapshot = (version, validity.clone())
+        tensor._snapshot = (version, taken(validity))
     return tensor._snapshot[1]
 
 
@@ -348,6 +348,8 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
         return
     if tensor._snapshot is not None and tensor._snapshot[0] == family.writes and tensor._snapshot[1] is validity:
         return
+    if family.graph_writes is not None and not family.graph_writes.seen and copied_back_by_aot(tensor._data):
+        return  # no write of the graph changed a validity
     context = "functorch transform" if tensor._carries_transform else "compiled region"
     if current is None or current.shape != tensor._data.shape or family.memory is not None:
         raise MaskedSemanticsError(

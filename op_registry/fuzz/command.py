@@ -9,6 +9,9 @@ from op_registry.fuzz.generating import FEWEST_STEPS
 from op_registry.fuzz.laws import LAWS
 from op_registry.fuzz.many import Settings, in_this_process, in_workers
 
+# A line of progress is printed each time that so many programs have run.
+PROGRAMS_PER_LINE = 1000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
@@ -46,10 +49,31 @@ def run(options: argparse.Namespace) -> int:
         else in_this_process(seeds, settings)
     )
     broken = 0
-    for _, finding in runs:
-        if finding is not None:
+    memory = Memory()
+    for number, answer in enumerate(runs, 1):
+        memory.add(answer.peak)
+        if answer.finding is not None:
             broken += 1
-            print(finding, flush=True)
-            print(f"# the whole program: python -m op_registry fuzz --law {settings.law} --n 1 --seed {finding.seed}\n")
-    print(f"{options.n} programs, {broken} break {settings.law} ({time.monotonic() - started:.0f} s)")
+            print(answer.finding, flush=True)
+            print(f"# the whole program: python -m op_registry fuzz --law {settings.law} --n 1 --seed {answer.seed}\n")
+        if number % PROGRAMS_PER_LINE == 0:
+            print(f"{number} programs, {broken} break {settings.law}, {memory}", flush=True)
+    print(f"{options.n} programs, {broken} break {settings.law} ({time.monotonic() - started:.0f} s), {memory}")
     return 1 if broken else 0
+
+
+class Memory:
+    """The peak memory of the processes of a run: of the first programs, and of all."""
+
+    def __init__(self) -> None:
+        self.programs = self.first = self.most = 0
+
+    def add(self, peak: int) -> None:
+        """Take in the peak memory of the process of a program, in MiB."""
+        self.programs += 1
+        self.most = max(self.most, peak)
+        if self.programs <= PROGRAMS_PER_LINE:
+            self.first = self.most
+
+    def __str__(self) -> str:
+        return f"peak memory {self.first} MiB in the first {PROGRAMS_PER_LINE}, {self.most} MiB in all"

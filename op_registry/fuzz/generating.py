@@ -5,6 +5,7 @@ Steps are tried on plain tensors, so that most of them give a result.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import warnings
@@ -17,6 +18,7 @@ from op_registry.conformance.subject import Subject
 from op_registry.fuzz import sources as sources_of
 from op_registry.fuzz.calls import GROUPS, WEIGHT_OF_OWN_CALLS, WEIGHT_OF_RULES, Call
 from op_registry.fuzz.drawing import filled_in, operand
+from op_registry.fuzz.left_open import left_open
 from op_registry.fuzz.programs import Program, Source, Step
 from op_registry.fuzz.rule_calls import calls_of_rules
 from op_registry.fuzz.running import execute
@@ -24,13 +26,23 @@ from op_registry.fuzz.running import execute
 FEWEST_STEPS = 3
 ATTEMPTS = 60
 LARGEST = 400_000  # elements of a value
-# Shapes beyond the sizes at which conversions, fills and sums over stored elements go by chunks.
+# Shapes beyond the sizes from which conversions, fills, sorts and sums over stored elements go by chunks
+# (op_registry/sparse/convert.py, coalesce.py, segment_kernels.py, op_registry/records/fill.py), and one for which
+# distances do (op_registry/ops/contractions/distances.py).
 LARGE = ((40, 4096), (3, 300, 200), (70_000, 2), (2, 70_000))
 SHARE_OF_LARGE = 0.02
-# What takes minutes on such shapes, as its result or a sparse lowering is quadratic in a dimension.
+MEDIUM = ((200, 64),)
+SHARE_OF_MEDIUM = 0.01
+# What takes minutes on large shapes, as its result or its work is quadratic in a dimension, and on medium ones.
 QUADRATIC = re.compile(
     "dist|split|chunk|unbind|kron|outer|diag|cov|corr|@|matmul|linear|dot|mm|einsum|attention|unfold"
+    r"|index_select|index_add|index_put|index_fill|embedding|take\(|put_|\[\{1\}\]|\{1\}\]|conv"
 )
+# Whose backward uses an operand that was written to since, where torch's other operators raise.
+UNNOTICED = re.compile("kron")
+# Views of another dtype, returned by a graph: torch makes a subclass's views anew with as_strided, in the base's dtype.
+MADE_ANEW = re.compile(r"view\.dtype")
+QUADRATIC_ON_MEDIUM = re.compile("kron")
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,8 @@ class Choices:
     random      whether steps may draw random numbers
     storages    the storages of their tensors other than dense
     own_calls   calls of the subject that torch does not have, each with the code for plain tensors
+    left_out    calls that the law cannot judge
+    copies      whether steps work on copies of tensors in other storages than dense (a graph may not write to these)
     """
 
     most_steps: int = 12
@@ -49,6 +63,8 @@ class Choices:
     random: bool = True
     storages: tuple[str, ...] = ()
     own_calls: tuple[tuple[str, str], ...] = ()
+    left_out: re.Pattern[str] | None = None
+    copies: bool = False
 
     @staticmethod
     def for_law(law: str, subject: Subject, most_steps: int = 12) -> Choices:
@@ -56,8 +72,8 @@ class Choices:
         if law == "P3":
             return Choices(most_steps, 1.0, True, subject.storages, subject.own_calls)
         if law == "P7":
-            return Choices(most_steps, 1.0, False, subject.storages, subject.own_calls)
-        return Choices(most_steps, 3.0 if law == "P6" else 1.0)
+            return Choices(most_steps, 1.0, False, subject.storages, subject.own_calls, MADE_ANEW, copies=True)
+        return Choices(most_steps, 3.0 if law == "P6" else 1.0, left_out=UNNOTICED if law == "P1" else None)
 
 
 def program_from(seed: int, choices: Choices) -> Program:
@@ -71,8 +87,7 @@ def program_from(seed: int, choices: Choices) -> Program:
 
 
 def _sources(rng: random.Random, choices: Choices) -> tuple[Source, ...]:
-    large = rng.random() < SHARE_OF_LARGE
-    base = rng.choice(LARGE) if large else tuple(rng.choice((2, 3, 4, 5, 6, 8)) for _ in range(rng.randint(1, 3)))
+    base = _base_shape(rng)
     storages = choices.storages if choices.storages and rng.random() < 0.5 else ()
     found: list[Source] = []
     for number in range(rng.randint(2, 4)):
@@ -95,6 +110,15 @@ def _sources(rng: random.Random, choices: Choices) -> tuple[Source, ...]:
     return tuple(found)
 
 
+def _base_shape(rng: random.Random) -> tuple[int, ...]:
+    size = rng.random()
+    if size < SHARE_OF_LARGE:
+        return rng.choice(LARGE)
+    if size < SHARE_OF_LARGE + SHARE_OF_MEDIUM:
+        return rng.choice(MEDIUM)
+    return tuple(rng.choice((2, 3, 4, 5, 6, 8)) for _ in range(rng.randint(1, 3)))
+
+
 def _related(base: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
     """A shape that goes with `base`: transposed, broadcast to it, or one of its rows."""
     choices = [
@@ -115,11 +139,13 @@ class _State:
 
     def __init__(self, sources: tuple[Source, ...], choices: Choices, rng: random.Random) -> None:
         self.choices, self.rng = choices, rng
-        self.large = any(max(source.shape, default=0) > 100 for source in sources)
+        elements = max(math.prod(source.shape) for source in sources)
+        self.too_slow = QUADRATIC if elements > 10**5 else QUADRATIC_ON_MEDIUM if elements > 10**4 else None
         self.values: dict[str, Tensor] = {n: v for n, v in sources_of.plain(sources).items() if isinstance(v, Tensor)}
         self.steps: list[Step] = []
         for source in sources:
-            if source.requires_grad and rng.random() < 0.6:  # no step may write to a leaf itself
+            may_write = not (source.requires_grad or (choices.copies and source.storage != "dense"))
+            if not may_write and rng.random() < 0.6:  # no step may write to a leaf itself
                 self._accept(Step(f"v{len(self.steps)}", "{0}.clone()", (source.name,)), 0)
 
     def add_step(self, seed: int) -> None:
@@ -149,11 +175,15 @@ class _State:
             groups.append((WEIGHT_OF_OWN_CALLS, tuple(own)))
         (calls,) = self.rng.choices([calls for _, calls in groups], [weight for weight, _ in groups])
         call = self.rng.choice(calls)
-        unwanted = (call.random and not self.choices.random) or (self.large and QUADRATIC.search(call.code))
+        unwanted = (call.random and not self.choices.random) or any(
+            pattern.search(call.code) for pattern in (self.too_slow, self.choices.left_out) if pattern is not None
+        )
         return self._call() if unwanted else call
 
     def _accept(self, step: Step, seed: int) -> bool:
-        """Run a step on plain tensors, and keep it if there is a result of a reasonable size."""
+        """Run a step on plain tensors, and keep it if there is a result of a reasonable size that torch promises."""
+        if step.writes and left_open(step, self.values):
+            return False
         values: dict[str, object] = dict(self.values)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from op_registry.conformance.compare import bit_difference, difference, mask_difference
+import torch
+
+from op_registry.conformance.compare import ROUNDING, bit_difference, difference, mask_difference
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.errors import MaskedSemanticsError
@@ -18,7 +20,10 @@ Law = Callable[[Program, Subject], str | None]
 Difference = Callable[[Observed, Observed], str | None]
 REFUSED = MaskedSemanticsError.__name__
 
-
+# Writes that a graph cannot do and refuses (docs/semantics.md): they would replace what its inputs store.
+REFUSED_IN_A_GRAPH = re.compile(
+    "a graph cannot replace what its argument stores|inside a compiled region, this write would change how the mask"
+)
 # Seeds of the garbage under the masks; what was drawn under them is compared with each.
 GARBAGE = (0, 1)
 
@@ -59,7 +64,18 @@ def all_valid_identity(program: Program, subject: Subject) -> str | None:
     both = set(mine.values) & set(theirs.values)
     mine.values = {name: value for name, value in mine.values.items() if name in both}
     theirs.values = {name: value for name, value in theirs.values.items() if name in both}
-    return _first_difference(mine, theirs, _other_values)
+    mine, theirs = _with_zero_gradients(mine, theirs), _with_zero_gradients(theirs, mine)
+    return _first_difference(mine, theirs, _to_rounding(theirs))
+
+
+def _with_zero_gradients(outcome: Outcome, other: Outcome) -> Outcome:
+    """The outcome with zeros where it has no gradient and the other one has: torch gives either."""
+    zeros = {
+        name: (torch.zeros_like(gradient[0]), gradient[1])
+        for name, gradient in other.gradients.items()
+        if gradient is not None and outcome.gradients.get(name) is None
+    }
+    return replace(outcome, gradients={**outcome.gradients, **zeros})
 
 
 def views_alias(program: Program, subject: Subject) -> str | None:
@@ -86,9 +102,11 @@ def compiled_as_eager(program: Program, subject: Subject) -> str | None:
     try:
         results = mode.call(function, *sources.wrapped(program.sources, mode, None).values())
     except Exception as error:
-        return None if _plain_torch_cannot_compile(program, mode) else f"compiled, it raises {one_line(error)}"
+        if REFUSED_IN_A_GRAPH.search(str(error)) or _plain_torch_cannot_compile(program, mode):
+            return None
+        return f"compiled, it raises {one_line(error)}"
     compiled = Outcome({n: observed(r, mode) for n, r in zip(results_of(program), results, strict=True)})
-    return _first_difference(compiled, Outcome({n: eager.values[n] for n in compiled.values}), _other_values)
+    return _first_difference(compiled, Outcome({n: eager.values[n] for n in compiled.values}), _to_rounding(eager))
 
 
 def _plain_torch_cannot_compile(program: Program, mode: Subject) -> bool:
@@ -109,11 +127,20 @@ def _other_bits(got: Observed, want: Observed) -> str | None:
     return _other_masks(got, want) or bit_difference(got[0], want[0], want[1])
 
 
-def _other_values(got: Observed, want: Observed) -> str | None:
-    """How validity differs, or valid values by more than rounding. All valid counts as plain."""
-    valid = None if got[1] is None or bool(got[1].all()) else got[1]
-    wanted = None if want[1] is None or bool(want[1].all()) else want[1]
-    return _other_masks((got[0], valid), (want[0], wanted)) or difference(got[0], want[0], wanted)
+def _to_rounding(outcome: Outcome) -> Difference:
+    """How validity differs, or valid values by more than the rounding of the coarsest dtype among a program's values.
+
+    A wider value or gradient may have been computed from a coarser one. All valid counts as plain.
+    """
+    coarsest = max((ROUNDING.get(data.dtype, 0.0) for data, _ in outcome.values.values()), default=0.0)
+
+    def differs(got: Observed, want: Observed) -> str | None:
+        valid = None if got[1] is None or bool(got[1].all()) else got[1]
+        wanted = None if want[1] is None or bool(want[1].all()) else want[1]
+        unlike = _other_masks((got[0], valid), (want[0], wanted))
+        return unlike or difference(got[0], want[0], wanted, coarsest=coarsest)
+
+    return differs
 
 
 def _other_masks(got: Observed, want: Observed) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import multiprocessing.connection
+import resource
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,15 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What became of a seed, and the peak memory of the process that ran it, in MiB."""
+
+    seed: int
+    finding: Finding | None
+    peak: int
+
+
+@dataclass(frozen=True)
 class Finding:
     """A program that breaks the law: its seed, the complaint, and the smallest program found that breaks it too."""
 
@@ -56,6 +67,8 @@ def check_seed(seed: int, settings: Settings) -> Finding | None:
     law = LAWS[settings.law]
     program = program_from(seed, Choices.for_law(settings.law, subject, settings.most_steps))
     complaint = law(program, subject)
+    for mode in (subject, *subject.modes().values()):
+        mode.densified()  # nobody asks for the log, which would grow
     if complaint is None:
         return None
     smallest = shrunk(program, lambda smaller: law(smaller, subject) is not None)
@@ -65,17 +78,21 @@ def check_seed(seed: int, settings: Settings) -> Finding | None:
     return Finding(seed, complaint, smallest, code)
 
 
-def in_this_process(seeds: Sequence[int], settings: Settings) -> Iterator[tuple[int, Finding | None]]:
+def peak_memory() -> int:
+    """The largest resident memory that this process has had, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // 2**20 if sys.platform == "darwin" else peak // 2**10
+
+
+def in_this_process(seeds: Sequence[int], settings: Settings) -> Iterator[Answer]:
     """Each seed with its finding, if any."""
     for number, seed in enumerate(seeds, 1):
-        yield seed, check_seed(seed, settings)
+        yield Answer(seed, check_seed(seed, settings), peak_memory())
         if settings.law == "P7" and number % MOST_COMPILED == 0:
             torch.compiler.reset()
 
 
-def in_workers(
-    seeds: Sequence[int], settings: Settings, workers: int, timeout: float
-) -> Iterator[tuple[int, Finding | None]]:
+def in_workers(seeds: Sequence[int], settings: Settings, workers: int, timeout: float) -> Iterator[Answer]:
     """The same in worker processes, as they finish. A program that kills its process, or hangs, is a finding."""
     waiting = list(reversed(seeds))
     pool = [_Worker(settings, timeout) for _ in range(min(workers, len(waiting)))]
@@ -121,27 +138,28 @@ class _Worker:
         self.served += 1
         self.connection.send(seed)
 
-    def answer(self) -> tuple[int, Finding | None] | None:
-        """The seed and its finding, once there is one; a crash or a timeout is a finding, and the worker is lost."""
+    def answer(self) -> Answer | None:
+        """The answer for its seed, once there is one; a crash or a timeout is a finding, and the worker is lost."""
         if self.seed is None:
             return None
         seed = self.seed
-        found: Finding | None
         try:
             if self.connection.poll():
                 found = self.connection.recv()
                 if found == READY:
                     self.deadline = time.monotonic() + self.timeout
                     return None
+                answer: Answer = found
             elif time.monotonic() <= self.deadline:
                 return None
             else:
-                self.lost, found = True, Finding(seed, f"not finished after {self.timeout:g} s")
+                self.lost, answer = True, Answer(seed, Finding(seed, f"not finished after {self.timeout:g} s"), 0)
         except (EOFError, OSError):
             self.process.join()
-            self.lost, found = True, Finding(seed, f"the process died with exit code {self.process.exitcode}")
+            died = Finding(seed, f"the process died with exit code {self.process.exitcode}")
+            self.lost, answer = True, Answer(seed, died, 0)
         self.seed = None
-        return seed, found
+        return answer
 
     def stop(self) -> None:
         self.process.kill()
@@ -161,5 +179,5 @@ def _work(connection: multiprocessing.connection.Connection[Any, Any], settings:
             seed = connection.recv()
         except EOFError:
             return
-        for _, found in in_this_process([seed], settings):
-            connection.send(found)
+        for answer in in_this_process([seed], settings):
+            connection.send(answer)

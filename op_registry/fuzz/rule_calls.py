@@ -25,8 +25,9 @@ LEFT_OUT = (
     "opaque",
     "whole slices",
 )
-# Operators that return memory which nobody wrote, change the shape of their operand in place, or (those whose names
-# begin with an underscore) trust their callers to have checked the arguments.
+# Operators that return memory which nobody wrote, change the shape of their operand in place, return what shares
+# memory unknown to torch (unsafe_), or (those whose names begin with an underscore) trust their callers to have checked
+# the arguments.
 UNSUITABLE = (
     "_",
     "empty",
@@ -39,10 +40,8 @@ UNSUITABLE = (
     "transpose_",
     "swap",
     "detach_",
+    "unsafe_",
 )
-
-# Whose in-place forms torch lets write to a leaf that requires grad, as no others; on a masked leaf they raise, too.
-UNCHECKED_WRITES = ("logical_",)
 
 # Code for an argument of each type.
 CODE_OF_TYPE = {
@@ -82,7 +81,7 @@ def _in_place_form(op: OpOverload) -> OpOverload | None:
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name if op._schema.is_mutable else f"{name}_", None)
     overload = op._schema.overload_name or "default"
-    if packet is None or overload not in packet.overloads() or f"{name}_".startswith((*UNSUITABLE, *UNCHECKED_WRITES)):
+    if packet is None or overload not in packet.overloads() or f"{name}_".startswith(UNSUITABLE):
         return None
     form: OpOverload = getattr(packet, overload)
     first = form._schema.arguments[0]

@@ -53,6 +53,7 @@ def run(program: Program, sources: Mapping[str, Any], subject: Subject, plain: b
     """Every step whose operands are there; a step that raises leaves its variable out."""
     held = dict(sources)
     outcome = Outcome(held=held)
+    wanted = {name: value for name, value in sources.items() if subject.requires_grad(value)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for step in program.steps:
@@ -62,7 +63,7 @@ def run(program: Program, sources: Mapping[str, Any], subject: Subject, plain: b
                     outcome.errors[step.name] = one_line(error)
         for name, value in held.items():
             _observe(name, value, outcome, subject)
-        _differentiate(outcome, sources, subject)
+        _differentiate(outcome, wanted, subject)
     return outcome
 
 
@@ -82,9 +83,8 @@ def observed(value: Any, subject: Subject) -> Observed:
     return (data if data.layout is torch.strided else data.to_dense()), mask
 
 
-def _differentiate(outcome: Outcome, sources: Mapping[str, Any], subject: Subject) -> None:
-    """The gradients of a fixed weighting of all values, for each source that requires grad."""
-    wanted = {name: value for name, value in sources.items() if subject.requires_grad(value)}
+def _differentiate(outcome: Outcome, wanted: Mapping[str, Any], subject: Subject) -> None:
+    """The gradients of a fixed weighting of all values with respect to the leaves `wanted`."""
     if not wanted:
         return
     try:

@@ -11,7 +11,7 @@ count with ``x.count``, and hand validity on without looking inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,10 @@ class Dense:
     def full_validity(self) -> Tensor | None:
         """The validity expanded to the data's shape (a stride-0 view where it was broadcast)."""
         v = self.validity
-        return v if v is None or v.shape == self.data.shape else v.expand(self.data.shape)
+        if v is None:
+            return v
+        same = _same_sizes(v.shape, self.data.shape) if being_traced(v) else v.shape == self.data.shape
+        return v if same else v.expand(self.data.shape)
 
     def filled(self, value: Number | Tensor) -> Tensor:
         """The data with `value` wherever it is invalid: the only way a rule may let data meet other data.
@@ -196,6 +199,15 @@ def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ..
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(f, v, kind) for v in value)
     return value
+
+
+def _same_sizes(validity: Sequence[int], data: Sequence[int]) -> bool:
+    """Whether a validity in a graph has its data's sizes, without asking whether one that depends on data is 1."""
+    for mine, size in zip(validity, data, strict=False):
+        broadcast = type(mine) is int and mine == 1 and type(size) is not int
+        if broadcast or mine != size:
+            return False
+    return len(validity) == len(data)
 
 
 def records_in(values: Iterable[Any]) -> Iterator[Dense]:

@@ -21,7 +21,9 @@ from op_registry.sparse.record import (
     coalesce,
     from_coordinates,
     from_dense,
+    to_layout,
     unpadded_elements,
+    with_sparse_dims,
 )
 
 
@@ -68,26 +70,16 @@ def from_elements(
 
     `summed` allows duplicate coordinates, whose valid elements are summed.
     """
-    dense = len(x.dense_sizes)
-    if len(sizes) <= dense:
+    sparse = len(sizes) - len(x.dense_sizes)
+    if sparse <= 0:
         raise NotLowered("no sparse dimension is left")
-    layout = layout_with_room(x, len(sizes) - dense)
-    if not dense:
-        build = coalesce if summed else from_coordinates
+    layout = layout_with_room(x, sparse)
+    build = coalesce if summed else from_coordinates
+    if not x.dense_sizes:
         return build(layout, tuple(coordinates), flat, sizes)
-    sparse = len(sizes) - dense
-    inner = list(sizes[sparse:])
-    count, inner_numel = flat.shape[0], math.prod(inner)
-    # Each element becomes a row in which it alone is valid; rows with equal sparse coordinates are then merged.
-    offset = torch.zeros(count, dtype=torch.int64, device=flat.device)
-    for index, size in zip(coordinates[sparse:], inner, strict=True):
-        offset = offset * size + index
-    slots = torch.arange(count, device=flat.device) * inner_numel + offset
-    data = flat.data.new_zeros(count * inner_numel).index_copy(0, slots, flat.data)
-    invalid = torch.zeros(count * inner_numel, dtype=torch.int8, device=flat.device)
-    validity = invalid.index_copy(0, slots, as_int8(full_mask(flat)))
-    rows = Dense(data.reshape(count, *inner), validity.reshape(count, *inner))
-    return coalesce(layout, tuple(coordinates[:sparse]), rows, sizes[:sparse])
+    # First one element each, then rows: memory for the rows of the result alone.
+    elements = build(COO, tuple(coordinates), flat, sizes)
+    return to_layout(with_sparse_dims(elements, sparse), layout)
 
 
 def layout_with_room(x: Sparse, sparse: int) -> Layout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
 
@@ -328,3 +329,39 @@ def test_a_sparse_weight_of_a_norm_under_autocast(norm):
         sparse, dense = norm(x.to_sparse(), (3,), weight.to_sparse()), norm(x, (3,), weight)
     assert sparse.dtype is dense.dtype
     torch.testing.assert_close(sparse.to_tensor(0), dense.to_tensor(0))
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operator returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if type(result) is torch.Tensor:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+ROWS = torch.tensor([5, 3])
+WRITES = {
+    "index_copy_": lambda y: y.index_copy_(1, ROWS, y.narrow(1, 7, 2)),
+    "index_add_": lambda y: y.index_add_(1, ROWS, y.narrow(1, 7, 2)),
+    "scatter_": lambda y: y.scatter_(1, torch.zeros(4, 1, dtype=torch.int64), y.narrow(1, 7, 1)),
+    "index_put_": lambda y: y.index_put_((torch.tensor([1]), torch.tensor([6])), torch.tensor(3.0)),
+    "put_": lambda y: y.put_(torch.tensor([1, 900]), torch.tensor([3.0, 4.0])),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_to_dense_dimensions_takes_memory_for_its_rows_alone(write):
+    """Each element was made a row of the dense dimensions first: memory quadratic in them."""
+    data = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    dense = md.masked_tensor(data, data > -1)
+    stored = dense.to_sparse(1)
+    with LargestTensor() as largest:
+        WRITES[write](stored)
+    assert largest.elements <= 2 * dense.numel()
+    expected = WRITES[write](dense.clone())
+    assert torch.equal(stored.get_mask(), expected.get_mask())
+    assert torch.equal(stored.to_tensor(0), expected.to_tensor(0))

@@ -1,0 +1,85 @@
+"""Writes whose operands lie in the memory that is written to: refused where torch refuses them, with its text.
+
+torch's kernels read such an operand while they overwrite it. Here the result is computed first, so that it would be
+right, but a program that works on masked tensors alone would be a trap (P1: the same errors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import schema_of, share_memory, under_transform
+from op_registry.records.tracing import being_traced
+
+OVERLAP = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
+    "location. Please clone() the tensor before performing the operation."
+)
+# Whose operands may not share any element with what is written to. Operands of elementwise operators and of `copy_` may
+# lie exactly where the result goes. What other operators do with an overlap torch leaves open.
+WITHOUT_ANY_OVERLAP = (
+    "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "put_", "scatter_", "scatter_add_",
+    "scatter_reduce_",
+)  # fmt: skip
+# Elementwise operators that take their operand's value beforehand.
+READ_BEFOREHAND = ("fill_", "masked_fill_", "ldexp_")
+
+
+class OverlapCheck:
+    """Raises torch's error where an operand of an in-place operator overlaps with what is written to.
+
+    whole   whether an operand may lie exactly where the result goes
+    active  whether torch checks this operator
+    """
+
+    __slots__ = ("active", "whole")
+
+    def __init__(self, op: OpOverload, elementwise: bool) -> None:
+        name = schema_of(op).name.partition("::")[2]
+        self.whole = name not in WITHOUT_ANY_OVERLAP
+        self.active = not self.whole or name == "copy_" or (elementwise and name not in READ_BEFOREHAND)
+
+    def __call__(self, target: Tensor, operands: Iterable[object]) -> None:
+        written = _in_memory(target)
+        if written is None or under_transform():
+            return
+        for operand in operands:
+            if isinstance(operand, (list, tuple)):
+                self(target, operand)
+            elif isinstance(operand, Tensor) and not (self.whole and operand is target):
+                read = _in_memory(operand)
+                if read is not None and share_memory(written, read) and self._forbids(written, read, operand is target):
+                    raise RuntimeError(OVERLAP)
+
+    def _forbids(self, a: Tensor, b: Tensor, same: bool) -> bool:
+        """Whether two tensors of one storage overlap as torch finds it (ATen/MemoryOverlap.cpp); unsure means no."""
+        if same or not (a.numel() and b.numel() and is_packed(a) and is_packed(b)):
+            return same
+        first, second = a.data_ptr(), b.data_ptr()
+        first_end, second_end = (start + t.numel() * t.element_size() for start, t in ((first, a), (second, b)))
+        if (first, first_end) == (second, second_end):
+            return not (self.whole and a.stride() == b.stride())
+        return first < second_end and second < first_end
+
+
+def _in_memory(tensor: Tensor) -> Tensor | None:
+    """The plain tensor with the values of a dense one; None where there is no memory to compare."""
+    if isinstance(tensor, SparseMaskedTensor):
+        return None
+    data = tensor._data if isinstance(tensor, MaskedTensor) else tensor
+    return None if being_traced(data) else data
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill a piece of memory without gaps, each once, in some order of its dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,54 @@
+"""Writes whose result torch leaves open, which programs therefore leave out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from op_registry.fuzz.programs import Step
+
+# In-place operators that torch does not check for operands in the memory that they overwrite: they read what they have
+# already written, or not, depending on the kernel.
+UNCHECKED = re.compile(
+    "masked_scatter_|cumsum_|cumprod_|addmm_|addmv_|addbmm_|baddbmm_|addr_|renorm_|tril_|triu_|ldexp_"
+)
+# Code that writes to an operand with others as they are, rather than with views of them.
+OF_WHOLE_OPERANDS = re.compile(r"(\{0\}\.\w+_|torch\.ops\.aten\.\w+\.\w+)\((\{0\}, )?\{1\}[^.\[]*\)$")
+
+
+def left_open(step: Step, values: Mapping[str, Tensor]) -> bool:
+    """Whether a step writes to a tensor several of whose elements share memory, or may read what it overwrites.
+
+    torch: "in-place operations on such tensors, especially ones that are vectorized, may result in incorrect behavior"
+    (Tensor.unfold, torch.as_strided). Operands in the memory that is written to it refuses only where it can tell by
+    their strides (at::get_overlap_status), and only in some operators.
+    """
+    target, *others = (values[name] for name in step.operands)
+    if shares_elements(target):
+        return True
+    if not any(_same_memory(other, target) for other in others):
+        return False
+    known = OF_WHOLE_OPERANDS.match(step.code) and not UNCHECKED.search(step.code)
+    return not (known and all(_is_packed(t) for t in (target, *others)))
+
+
+def shares_elements(tensor: Tensor) -> bool:
+    """Whether several elements may lie at one address: a stride is within the extent of smaller ones."""
+    extent = 0
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride <= extent:
+            return tensor.numel() > 0
+        extent += stride * (size - 1)
+    return False
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Whether the elements fill a piece of memory without gaps, each once."""
+    span = sum((n - 1) * s for s, n in zip(tensor.stride(), tensor.shape, strict=True)) + 1
+    return not shares_elements(tensor) and span == tensor.numel()
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

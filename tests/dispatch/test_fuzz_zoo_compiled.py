@@ -1,0 +1,100 @@
+"""The bug zoo of random programs: compiled programs that raised where eager ones run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import masked_dispatch as md
+
+MASKS = {
+    "full": torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, False, True]]),
+    "rows": torch.tensor([[True], [False], [True]]),
+    "columns": torch.tensor([[True, False, True, True]]),
+    "none": None,
+}
+
+
+def assert_compiled_as_eager(function: Callable[..., Any], make: Callable[[], tuple[Tensor, ...]]) -> None:
+    """The result, and what became of the arguments."""
+    torch._dynamo.reset()
+    eager, compiled = make(), make()
+    wanted = function(*eager)
+    got = torch.compile(function, fullgraph=True, backend="aot_eager")(*compiled)
+    for mine, theirs in zip((got, *compiled), (wanted, *eager), strict=True):
+        md.testing.assert_close(mine, theirs)
+
+
+def of(mask: str) -> md.MaskedTensor:
+    return md.masked_tensor(torch.linspace(-2.0, 2.0, 12).reshape(3, 4), MASKS[mask])
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "out= that is both operands": lambda x: torch.mul(x, x, out=x),
+    "out= that is one operand": lambda x: torch.add(x, 1.0, out=x),
+    "a number": lambda x: x.mul_(0.5),
+    "itself": lambda x: x.lerp_(x, 0.5),
+    "twice": lambda x: x.mul_(0.5).exp_(),
+    "a row": lambda x: x[1].mul_(2.0),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_that_leave_the_mask_as_it_is(write: str, mask: str) -> None:
+    if write == "a row" and mask in ("rows", "columns"):
+        pytest.skip("a graph gives views of a broadcast mask one of their own (the refusal is tested elsewhere)")
+    assert_compiled_as_eager(lambda x: (WRITES[write](x), x.exp())[1], lambda: (of(mask),))
+
+
+def test_out_is_one_of_the_arguments_and_the_operand_another() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(y.expand_as(x), 0.0, out=x)
+
+    assert_compiled_as_eager(function, lambda: (of("none"), torch.ones(4)))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    "index",
+    [torch.tensor([True, False, True]), torch.tensor([False, True, False]), torch.tensor([False, False, False])],
+)
+def test_a_plain_boolean_index(index: Tensor, mask: str) -> None:
+    assert_compiled_as_eager(lambda x, i: x[i] * 2, lambda: (of(mask), index))
+
+
+STORAGES: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "hybrid": lambda x: x.to_sparse(1),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((1, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((3, 1)),
+    "packed": lambda x: x.to_packed(),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_empty_index(storage: str) -> None:
+    index = torch.zeros(0, dtype=torch.int64)
+    assert_compiled_as_eager(lambda x, i: x[i], lambda: (STORAGES[storage](of("full")), index))
+
+
+@pytest.mark.parametrize("storage", [s for s in STORAGES if s != "dense"])
+def test_a_write_to_a_copy_of_a_sparse_argument(storage: str) -> None:
+    assert_compiled_as_eager(lambda x: x.clone().nan_to_num_(), lambda: (STORAGES[storage](of("full")),))
+
+
+def test_a_rule_over_as_many_elements_as_the_data_say() -> None:
+    def function(x: Tensor) -> Tensor:
+        part = x.to_sparse(1).narrow(0, 1, 1)
+        return F.rms_norm(part, part.shape[-1:])
+
+    mask = torch.tensor([True, True, False, True])
+    assert_compiled_as_eager(function, lambda: (md.masked_tensor(torch.arange(1.0, 5.0), mask),))
