@@ -152,7 +152,18 @@ from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import register_layout
 from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
 from op_registry.sparse.lowering import first_of, never
-from op_registry.sparse.permuted import AnyRecord, Permuted, in_base_order, on_last_dims, to_base_order, to_dense
+from op_registry.sparse.permuted import (
+    AnyRecord,
+    Groups,
+    Permuted,
+    in_base_order,
+    keeps_dims_in_view,
+    on_last_dims,
+    order_of,
+    sparse_dims_first,
+    to_base_order,
+    to_dense,
+)
 from op_registry.sparse.record import (
     NotLowered,
     Sparse,
@@ -161,6 +172,7 @@ from op_registry.sparse.record import (
     from_coordinates,
     to_layout,
     unpadded_elements,
+    without_invalid,
 )
 from op_registry.sparse.segments import Segments, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
@@ -317,6 +329,7 @@ __all__ = [
     "from_coordinates",
     "to_layout",
     "unpadded_elements",
+    "without_invalid",
     "Coordinates",
     "ravel",
     "unravel",
@@ -326,9 +339,13 @@ __all__ = [
     "Layout",
     "register_layout",
     "AnyRecord",
+    "Groups",
     "Permuted",
     "in_base_order",
+    "keeps_dims_in_view",
     "on_last_dims",
+    "order_of",
+    "sparse_dims_first",
     "to_base_order",
     "to_dense",
     "first_of",

@@ -26,7 +26,7 @@ from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import set_wrapper
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
+from op_registry.sparse.permuted import AnyRecord, to_dense, without_order
 from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
 
 
@@ -50,7 +50,7 @@ def masked_record(tensor: Tensor) -> Dense | Sparse | None:
     if is_plain(tensor):
         return None
     record = _record_of(tensor.detach())
-    return to_dense(record) if isinstance(record, Permuted) else record
+    return without_order(record)
 
 
 def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import AnyRecord, Permuted, to_base_order, to_dense
+from op_registry.sparse.permuted import AnyRecord, Permuted, to_base_order, to_dense, without_order
 from op_registry.sparse.record import Sparse
 
 
@@ -96,7 +96,7 @@ def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> 
         permuted = Permuted(record, order)
         same_order = isinstance(source, Dense) or (isinstance(source, Permuted) and source.order == order)
         source = to_base_order(source if same_order else to_dense(source), permuted)
-    aligned = align_to(to_dense(source) if isinstance(source, Permuted) else source, record)
+    aligned = align_to(without_order(source), record)
     validity = intersect(aligned.full_validity, record.values.full_validity)
     return fill_where_invalid(aligned.data.expand(record.values.shape), validity, 0)
 

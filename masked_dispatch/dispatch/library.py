@@ -33,7 +33,13 @@ from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import COO, DENSE
 from op_registry.sparse.layout_registry import layout_named
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import Permuted, in_visible_order, to_dense
+from op_registry.sparse.permuted import (
+    Permuted,
+    base_shape_of,
+    in_visible_order,
+    sparse_dims_first,
+    to_dense,
+)
 from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims
 
 _library = Library("masked_dispatch", "DEF")
@@ -88,9 +94,7 @@ def _get_mask(tensor: Tensor) -> Tensor:
 
 
 def _compressed(tensor: Tensor) -> Tensor:
-    record = unwrap_any(tensor)
-    if isinstance(record, Permuted):
-        record = to_dense(record)
+    record = without_order(unwrap_any(tensor))
     if isinstance(record, Sparse):  # COO lists elements in the order of their positions
         record = to_layout(with_sparse_dims(record, record.ndim), COO).flat
     validity = record.full_validity
@@ -102,10 +106,7 @@ def _compressed(tensor: Tensor) -> Tensor:
 def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     if isinstance(tensor, SparseMaskedTensor):
         dims, stored = wrap_dims(dim, tensor.ndim), tensor.record
-        if isinstance(stored, Sparse):
-            return stored.count(dims, keepdim)
-        counts = stored.base.count([stored.order[d] for d in dims], keepdim=True).permute(stored.order)
-        return counts if keepdim or not dims else counts.squeeze(dims)
+        return stored.count(dims, keepdim)
     record = _record(tensor)
     count = record.count(dim, keepdim)
     shape = torch.empty(record.shape, device="meta").sum(dim, keepdim).shape
@@ -119,8 +120,7 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     check_mask(tensor, mask)
     sparse = unwrap_any(tensor)
     if isinstance(sparse, Permuted):
-        mask_of_base = mask.expand(sparse.shape).permute(sparse.inverse)
-        return wrap_sparse_record(sparse.like(_masked_by(sparse.base, mask_of_base)))
+        return wrap_sparse_record(sparse.like(_masked_by(sparse.base, sparse.to_base(mask.expand(sparse.shape)))))
     if isinstance(sparse, Sparse):
         return wrap_sparse_record(_masked_by(sparse, mask))
     record = _record(tensor)
@@ -201,7 +201,8 @@ def _from_stored(values: Tensor, validity: Tensor | None, *sparsity: Any) -> Ten
 def _values_at(tensor: Tensor, *sparsity: Any) -> Tensor:
     """The elements of `tensor`, in any layout, at a pattern's coordinates in the pattern's order; 0 where invalid."""
     pattern, order = _pattern(*sparsity)
-    base_shape = tensor.shape if order is None else [tensor.shape[order.index(d)] for d in range(len(order))]
+    known = dict(enumerate(pattern.sizes))
+    base_shape = tensor.shape if order is None else base_shape_of(tensor.shape, order, known)
     shape = (pattern.pieces[-1].shape[-1], *(pattern.block or ()), *base_shape[pattern.ndim :])
     like = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(shape)
     return values_at(tensor, Sparse(Dense(like, None), pattern), order)
@@ -236,6 +237,9 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
     wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Permuted):  # layouts need their sparse dimensions first
+        with contextlib.suppress(NotLowered):
+            record = sparse_dims_first(record)
+    if isinstance(record, Permuted):
         if being_traced(record.base.values.data):
             assert isinstance(tensor, SparseMaskedTensor)
             check_allowed("to_layout", [tensor], "its dimensions are permuted, and a graph is being traced")

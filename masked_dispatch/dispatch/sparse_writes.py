@@ -23,7 +23,7 @@ def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:
     """Write the valid values of `result` to a plain tensor at their coordinates, with no temporary of its size."""
     record, original = unwrap_sparse(result), target
     if isinstance(record, Permuted):
-        target, record = target.permute(record.inverse), record.base
+        target, record = record.to_base(target), record.base
     flat, coordinates = record.flat, record.pattern.coordinates()
     values = flat.data.to(target.dtype)
     if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
@@ -48,9 +48,10 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
     if target._order is not None and isinstance(written, Permuted) and written.order == target._order:
         written = written.base
     elif target._order is not None or isinstance(written, Permuted):
-        to_base = sorted(range(target.ndim), key=(target._order or range(target.ndim)).__getitem__)
+        own = target.record
         dense = written if isinstance(written, Dense) else to_dense(written)
-        written = dense.map(lambda t: t.expand(target.shape).permute(to_base))
+        written = dense.map(lambda t: t.expand(target.shape))
+        written = written.map(own.to_base) if isinstance(own, Permuted) else written
     if target._kept.in_place:
         store_in_place(target, written)
         return

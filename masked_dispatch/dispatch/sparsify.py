@@ -15,7 +15,7 @@ from op_registry.sparse.compose import call
 from op_registry.sparse.elements import lookup, valid_elements_of
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout_registry import layout_named
-from op_registry.sparse.permuted import Permuted, to_dense
+from op_registry.sparse.permuted import to_dense, without_order
 from op_registry.sparse.record import (
     NotLowered,
     Sparse,
@@ -36,7 +36,7 @@ def keep_where(
     torch.broadcast_to(torch.empty(selected.shape, device="meta"), record.shape)  # raises torch's own error
     wanted, size = layout_named(layout), None if block is None else (block[0], block[1])
     if isinstance(record, Sparse) and record.pattern.ndim == (record.ndim if sparse_dim is None else sparse_dim):
-        aligned = align_to(selected if not isinstance(selected, Permuted) else to_dense(selected), record)
+        aligned = align_to(without_order(selected), record)
         mask = as_int8(aligned.data) if aligned.validity is None else as_int8(aligned.filled(False))
         values = record.values.masked_by(mask.reshape(mask.shape + (1,) * (record.values.ndim - mask.ndim)))
         elements = to_layout(record.like(values), record.pattern.layout.exact_sibling)
@@ -49,7 +49,7 @@ def keep_where(
 def keep_top(tensor: Tensor, k: int, dim: int, largest: bool, layout: str, block: list[int] | None) -> MaskedTensor:
     """The k largest or smallest elements of each slice, at the indices that topk returns."""
     record = unwrap_any(tensor)
-    x = to_dense(record) if isinstance(record, Permuted) else record
+    x = without_order(record)
     try:
         _, index = call(aten.topk.default, x, k, dim, largest, True)
     except NotLowered as reason:

@@ -241,7 +241,10 @@ def _problem_of_indices(
 
 def _problem_of_order(order: object, ndim: int) -> str | None:
     if order is None or (
-        _is_tuple_of_integers(order) and sorted(order) == list(range(ndim)) and list(order) != sorted(order)
+        _is_tuple_of_integers(order)
+        and sorted(d if d >= 0 else ~d for d in order) == list(range(ndim))  # ~d: merged into the one before it
+        and order[0] >= 0
+        and list(order) != list(range(ndim))
     ):
         return None
     return f"the order of its {ndim} dimensions is {order!r}, not a permutation other than the identity"

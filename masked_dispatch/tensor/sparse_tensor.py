@@ -27,7 +27,7 @@ from op_registry.records.tracing import being_traced, savable
 from op_registry.sparse.layout import DENSE, Layout
 from op_registry.sparse.layout_registry import layout_named, version_of
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.permuted import Permuted, base_shape_of
 from op_registry.sparse.record import Sparse
 
 # What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
@@ -263,10 +263,13 @@ class SparseMaskedTensor(MaskedTensor):
     ) -> SparseMaskedTensor:
         layout, ndim, block, order, *_ = context
         sizes: Sequence[int] = outer_size
-        if order is not None:
-            sizes = [outer_size[order.index(d)] for d in range(len(order))]
         values = inner["_kept_values"]
         pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)
+        if order is not None:
+            known = dict(enumerate(values.shape[3 if block else 1 :], start=ndim))
+            if any(d < 0 for d in order):  # merged dimensions are those of packed batches
+                known[0] = pieces[0].shape[0] - 1
+            sizes = base_shape_of(outer_size, order, known)
         pattern = Pattern(layout_named(layout), sizes[:ndim], pieces, block)
         stored = Sparse(Dense(values, inner.get("_kept_validity")), pattern)
         wrapper = wrap_sparse(stored if order is None else Permuted(stored, order))

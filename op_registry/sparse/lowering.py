@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 from torch._ops import OpOverload
 
+from op_registry.records.dense import map_tensors
 from op_registry.rule import Rule
-from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.permuted import Permuted, sparse_dims_first
 from op_registry.sparse.record import NotLowered, Sparse
 
 
@@ -73,11 +74,26 @@ def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
 
 def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run a rule on arguments with a sparse record among them; NotLowered, with all reasons, if no lowering can."""
-    permuted = _any_permuted([*args, *kwargs.values()])
-    lowering = lowering_of(rule, Permuted if permuted else Sparse)
+    if not _any_permuted([*args, *kwargs.values()]):
+        lowering = lowering_of(rule, Sparse)
+        if lowering is None:
+            raise NotLowered(rule.category.why_dense)
+        return _run(lowering, rule, op, args, kwargs)
+    reason = "dense dimensions stand before sparse ones"
+    lowering = lowering_of(rule, Permuted)
+    if lowering is not None:
+        try:
+            return _run(lowering, rule, op, args, kwargs)
+        except NotLowered as refusal:
+            reason = str(refusal)
+    lowering = lowering_of(rule, Sparse)
     if lowering is None:
-        raise NotLowered("dense dimensions stand before sparse ones" if permuted else rule.category.why_dense)
-    return _run(lowering, rule, op, args, kwargs)
+        raise NotLowered(reason)
+    try:
+        args, named = map_tensors(sparse_dims_first, (list(args), list(kwargs.items())), Permuted)
+    except NotLowered:
+        raise NotLowered(reason) from None
+    return _run(lowering, rule, op, args, dict(named))
 
 
 def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,37 +1,54 @@
-"""Permuted sparse records: dense dimensions in front of sparse ones.
+"""Permuted sparse records: dimensions in another order than they are stored in, and adjacent ones merged.
 
-A packed batch keeps attention heads in a dense dimension, (B, T, H, d), and attention wants them before time,
-(B, H, T, d). A :class:`Permuted` record stores that order and moves no data; undoing the permutation is free. It is a
-separate type so that lowerings for sparse records cannot accept it by mistake. What handles it:
+Models move the dimensions of a packed batch around: attention wants heads before time, (B, T, H, d) → (B, H, T, d),
+torch.nn's attention computes with time first, (T, B, H·d), and merges batch and heads, (T, B·H, d). A
+:class:`Permuted` record remembers how the dimensions of a sparse record are shown, and moves no element; undoing it is
+free. It is a separate type so that lowerings for sparse records cannot accept it by mistake. What handles it:
 
-    elementwise   the lowering for sparse records, after permuting every operand to the order of the base
-    movement      permutations compose; dense dimensions may change (ops/movement/permuted.py)
+    elementwise   the lowering for sparse records, after bringing every operand to the dimensions of the base
+    movement      orders compose; dimensions merge and split (ops/movement/permuted.py)
     last dims     rules on dense dimensions that are still last (`on_last_dims`)
     attention     a lowering of its own (ops/attention/packed.py)
 
-Everything else raises NotLowered; the caller then stores the operand densely, or refuses the call.
+Other operators run on the record with its sparse dimensions first (`sparse_dims_first`), where that is possible. Else
+they raise NotLowered; the caller then stores the operand densely, or refuses the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.tracing import being_traced
+from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
+from op_registry.sparse.pattern import Pattern, pattern_of
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, unpadded_elements, with_sparse_dims
 from op_registry.sparse.record import to_dense as sparse_to_dense
 
+# The dimensions of the base that each visible dimension consists of.
+Groups = tuple[tuple[int, ...], ...]
+
 
 class Permuted:
-    """``permute(base, order)`` of a sparse record.
+    """A view of a sparse record: its dimensions in another order, some of them merged.
 
     base   the record
-    order  for each dimension the dimension of `base` that it shows; never the identity, nor an order that only permutes
-           sparse dimensions in front of the dense ones
+    order  the dimensions of `base` in the order in which they are shown. ``~d`` in place of ``d`` shows `d` merged
+           into the dimension before it: (1, 0, ~2, 3) shows (B, T, H, d) as (T, B·H, d). The dense dimensions of the
+           base are in the order in which they are shown, and a merged dimension has at most one of them; so views
+           with the same sparse dimensions in the same places have the same order. Never the identity.
+
+    Only the dimensions of packed batches are merged, and only their sparse dimensions are shown in another order:
+    for other layouts, views have elements at other coordinates.
     """
 
     __slots__ = ("base", "order")
@@ -44,13 +61,17 @@ class Permuted:
         return f"Permuted({self.base!r}, order={self.order})"
 
     @property
+    def groups(self) -> Groups:
+        return groups_of(self.order)
+
+    @property
     def shape(self) -> torch.Size:
         sizes = self.base.shape
-        return torch.Size(sizes[d] for d in self.order)
+        return torch.Size(math.prod(sizes[d] for d in group) for group in self.groups)
 
     @property
     def ndim(self) -> int:
-        return len(self.order)
+        return len(self.groups)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,16 +82,75 @@ class Permuted:
         return self.base.device
 
     def like(self, base: Sparse) -> Permuted:
-        """Another record in the same order."""
+        """Another record shown in the same way."""
         return Permuted(base, self.order)
 
-    @property
-    def inverse(self) -> tuple[int, ...]:
-        """The inverse of `order`: permuting by it gives the base."""
-        return tuple(sorted(range(self.ndim), key=self.order.__getitem__))
+    def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+        """Number of valid elements over non-negative `dims`: int64."""
+        groups = self.groups
+        counts = self.base.count([d for dim in dims for d in groups[dim]], keepdim=True)
+        shape = [1 if dim in dims else size for dim, size in enumerate(self.shape)]
+        counts = counts.permute([d for group in groups for d in group]).reshape(shape)
+        return counts if keepdim or not dims else counts.squeeze(tuple(dims))
+
+    def base_dim(self, dim: int) -> int:
+        """The dimension of the base that `dim`, non-negative, shows; NotLowered if it shows several."""
+        group = self.groups[dim]
+        if len(group) > 1:
+            raise NotLowered("it works along a dimension that is merged of sparse and dense ones, or of sparse ones")
+        return group[0]
+
+    def to_base(self, t: Tensor) -> Tensor:
+        """A view of a tensor of the record's shape, or one that broadcasts to it, with the dimensions of the base."""
+        return in_base_dims(t, self.order, self.base.shape)
 
 
 AnyRecord = Dense | Sparse | Permuted
+
+
+@functools.lru_cache(maxsize=1024)
+def groups_of(order: tuple[int, ...]) -> Groups:
+    """The dimensions of the base that each visible dimension consists of."""
+    groups: list[tuple[int, ...]] = []
+    for d in order:
+        if d < 0:
+            groups[-1] = (*groups[-1], ~d)
+        else:
+            groups.append((d,))
+    return tuple(groups)
+
+
+def order_of(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The inverse of `groups_of`."""
+    return tuple(d if n == 0 else ~d for group in groups for n, d in enumerate(group))
+
+
+def in_base_dims(t: Tensor, order: tuple[int, ...], base_shape: Sequence[int]) -> Tensor:
+    """A view of `t`, whose dimensions are shown in `order`, with the dimensions of the base; it may be broadcast."""
+    groups = groups_of(order)
+    missing = len(groups) - t.ndim
+    if missing:
+        t = t[(None,) * missing]
+    for dim in reversed(range(len(groups))):
+        group = groups[dim]
+        if len(group) > 1:
+            t = t.unflatten(dim, [1] * len(group) if t.shape[dim] == 1 else [base_shape[d] for d in group])
+    listed = [d for group in groups for d in group]
+    return t.permute(sorted(range(len(listed)), key=listed.__getitem__))
+
+
+def base_shape_of(shape: Sequence[int], order: tuple[int, ...], known: Mapping[int, int]) -> tuple[int, ...]:
+    """The shape of the base of a record with this shape and order.
+
+    known  sizes of dimensions of the base: of all but one in each merged dimension
+    """
+    sizes = dict(known)
+    for group, size in zip(groups_of(order), shape, strict=True):
+        for d in group:
+            if d not in sizes:
+                others = [sizes[other] for other in group if other != d]
+                sizes[d] = size // math.prod(others) if others else size
+    return tuple(sizes[d] for d in range(len(order)))
 
 
 def to_dense(x: AnyRecord) -> Dense:
@@ -80,30 +160,39 @@ def to_dense(x: AnyRecord) -> Dense:
     if isinstance(x, Sparse):
         return sparse_to_dense(x)
     # Contiguous in the permuted order, as the tensor's strides say: callers have chosen view operators by those.
-    return sparse_to_dense(x.base).map(lambda t: t.permute(x.order).contiguous())
+    listed = [d for group in x.groups for d in group]
+    permuted = sparse_to_dense(x.base).map(lambda t: t.permute(listed).contiguous())
+    if len(listed) == x.ndim:
+        return permuted
+    validity = permuted.full_validity
+    return Dense(
+        permuted.data.reshape(x.shape),
+        None if validity is None else reshape_validity(validity, permuted.data.shape, x.shape),
+    )
 
 
 def in_visible_order(x: Permuted) -> Sparse:
     """The same valid elements one by one, in COO, with every dimension sparse; not while tracing."""
-    flat, coordinates = unpadded_elements(with_sparse_dims(x.base, x.ndim))
-    return from_coordinates(COO, tuple(coordinates[d] for d in x.order), flat, x.shape)
+    flat, coordinates = unpadded_elements(with_sparse_dims(x.base, x.base.ndim))
+    visible = [ravel(tuple(coordinates[d] for d in group), tuple(x.base.shape[d] for d in group)) for group in x.groups]
+    return from_coordinates(COO, tuple(visible), flat, x.shape)
 
 
 def to_base_order(record: AnyRecord, permuted: Permuted) -> Dense | Sparse:
-    """An operand beside `permuted`, permuted to the order of its base; NotLowered if that would move elements."""
+    """An operand beside `permuted`, with the dimensions of its base; NotLowered if that would move elements."""
     if isinstance(record, Permuted):
         if record.order != permuted.order:
             raise NotLowered("its operands have their dimensions in different orders")
+        if any(len(group) > 1 for group in record.groups) and record.base.shape != permuted.base.shape:
+            raise NotLowered("its operands have dimensions that are merged of others")
         return record.base
     if isinstance(record, Sparse):
         raise NotLowered("some of its sparse operands have dense dimensions before sparse ones, and some do not")
-    missing = permuted.ndim - record.ndim
-    if missing < 0:
+    if record.ndim > permuted.ndim:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
     if record.ndim == 0:
         return record  # stays 0-d, since torch's type promotion counts only the category of 0-d tensors
-    inverse = permuted.inverse
-    return record.map(lambda t: t.reshape((1,) * missing + tuple(t.shape)).permute(inverse))
+    return record.map(permuted.to_base)
 
 
 def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,11 +219,11 @@ def on_last_dims(run: Callable[..., Any], count: Callable[..., int]) -> Callable
     def permuted_run(op: OpOverload, x: AnyRecord, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Permuted) or any(isinstance(a, (Sparse, Permuted)) for a in [*args, *kwargs.values()]):
             raise NotLowered("an operand other than the first is sparse")
-        last = x.ndim - count(x, *args, **kwargs)
-        if x.order[last:] != tuple(range(last, x.ndim)) or last < x.base.pattern.ndim:
+        last, end = count(x, *args, **kwargs), x.base.ndim
+        if last and (x.order[-last:] != tuple(range(end - last, end)) or end - last < x.base.pattern.ndim):
             raise NotLowered("the dimensions that it works on stand before sparse ones, or are sparse")
         result = run(op, x.base, *args, **kwargs)
-        # A result without the last dimension keeps the order of the others.
+        # A result without the last dimension shows the others as before.
         return map_tensors(lambda r: Permuted(r, x.order[: r.ndim]), result, Sparse)
 
     return permuted_run
@@ -145,3 +234,55 @@ def first_permuted(values: Sequence[Any]) -> Permuted:
     permuted: list[Permuted] = []
     map_tensors(permuted.append, list(values), Permuted)
     return permuted[0]
+
+
+# ------------------------------------------------------------------------------------------- sparse dimensions first
+
+
+def keeps_dims_in_view(pattern: Pattern) -> bool:
+    """Whether views may show the sparse dimensions of a pattern in another order, or merged: those of packed batches.
+
+    Not while tracing: sizes are symbols then, and matching them would guard on their values.
+    """
+    return pattern.layout.of_sequences and pattern.ndim == 2 and not being_traced(pattern.pieces[0])
+
+
+def sparse_dims_first(x: Permuted) -> Sparse:
+    """The same elements as a sparse record; NotLowered if dense dimensions are shown before sparse ones.
+
+    Rows are sorted if the sparse dimensions are not in stored order. The pattern is remembered, so that two records of
+    one pattern have one pattern again.
+    """
+    pattern, groups = x.base.pattern, x.groups
+    leading, found = 0, 0
+    while found < pattern.ndim and all(d < pattern.ndim for d in groups[leading]):
+        found += len(groups[leading])
+        leading += 1
+    if found < pattern.ndim:
+        raise NotLowered("dense dimensions stand before sparse ones, or are merged with them")
+    # The dense dimensions of the base are in the order in which they are shown.
+    moved, rows = pattern.cached(("shown", groups[:leading]), lambda: _shown(pattern, groups[:leading]))
+    flat = x.base.flat
+    return Sparse((flat if rows is None else flat.take_rows(rows)).map(moved.fold), moved)
+
+
+def _shown(pattern: Pattern, groups: Groups) -> tuple[Pattern, Tensor | None]:
+    """The pattern of the same elements with these dimensions, and their positions in `pattern` (None: the same)."""
+    sizes = tuple(math.prod(pattern.sizes[d] for d in group) for group in groups)
+    layout = pattern.layout.with_room(len(groups))
+    if [d for group in groups for d in group] == list(range(pattern.ndim)) and pattern.layout.row_major:
+        return pattern.viewed(sizes, layout), None
+    listed = pattern.coordinates()
+    coordinates = tuple(ravel([listed[d] for d in group], [pattern.sizes[d] for d in group]) for group in groups)
+    rows = layout.order_of(coordinates, sizes)
+    return pattern_of(layout, tuple(c[rows] for c in coordinates), sizes), rows
+
+
+def without_order(x: AnyRecord) -> Dense | Sparse:
+    """`x` itself if it is not permuted, else with its sparse dimensions first, or stored densely."""
+    if not isinstance(x, Permuted):
+        return x
+    try:
+        return sparse_dims_first(x)
+    except NotLowered:
+        return to_dense(x)

@@ -3,11 +3,12 @@
 Law: for each query a softmax over its valid keys, and the mean of their values weighted by it. A query without a valid
 key has no valid result.
 
-    rules     scaled_dot_product_attention, its kernels, and the fused layers of torch.nn
+    rules     scaled_dot_product_attention and its kernels
+    layers    the fused layers of torch.nn
     packed    attention of packed batches, one sequence at a time
     backward  torch's gradient formulas, called by hand
 """
 
-from op_registry.ops.attention import backward, packed, rules
+from op_registry.ops.attention import backward, layers, packed, rules
 
-__all__ = ["backward", "packed", "rules"]
+__all__ = ["backward", "layers", "packed", "rules"]

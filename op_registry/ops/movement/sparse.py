@@ -8,6 +8,7 @@ pattern object, so that aligning its result with its operand costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -20,14 +21,17 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     Coordinates,
     Dense,
+    Groups,
     NotLowered,
     Permuted,
     Sparse,
     call,
     concat_values,
     expand_sparse,
+    keeps_dims_in_view,
     lowers,
     map_dense_dim,
+    order_of,
     ravel,
     refuse_dense_dims,
     repeat_sparse,
@@ -38,6 +42,7 @@ from op_registry.authoring import (
 )
 from op_registry.ops.movement import joins, views
 from op_registry.ops.movement import rules as movement
+from op_registry.ops.movement.regroup import regroup
 
 aten = torch.ops.aten
 
@@ -63,18 +68,43 @@ def permute(x: Sparse, dims: Sequence[int]) -> Any:
 
 def in_order_of(x: Sparse, order: Sequence[int]) -> Sparse | Permuted:
     """`x` with its dimensions permuted; none of `order` is negative."""
+    return shown_as(x, [(d,) for d in order])
+
+
+def shown_as(x: Sparse, groups: Sequence[Sequence[int]]) -> Sparse | Permuted:
+    """`x` with its dimensions in the order of `groups`, the dimensions of a group merged into one."""
     sparse = x.pattern.ndim
-    if list(order[:sparse]) == list(range(sparse)):
-        inner = [*range(x.pattern.lead), *(d - sparse + x.pattern.lead for d in order[sparse:])]
-        return x.like(x.values.map(lambda t: t.permute(inner))) if list(order) != list(range(x.ndim)) else x
-    if set(order[:sparse]) != set(range(sparse)):
-        return Permuted(x, order)
+    listed = [d for group in groups for d in group]
+    dense = [d for d in listed if d >= sparse]
+    if dense != sorted(dense):
+        inner = [*range(x.pattern.lead), *(d - sparse + x.pattern.lead for d in dense)]
+        x = x.like(x.values.map(lambda t: t.permute(inner)))
+        new = {d: sparse + n for n, d in enumerate(dense)} | {d: d for d in range(sparse)}
+        groups, listed = [[new[d] for d in group] for group in groups], [new[d] for d in listed]
+    merged = len(groups) < len(listed)
+    if listed == list(range(x.ndim)) and not merged:
+        return x
+    if merged or set(listed[:sparse]) != set(range(sparse)) or keeps_dims_in_view(x.pattern):
+        return Permuted(x, order_of(groups))
     flat, coordinates = unpadded_elements(x)
-    inner = [0, *(d - sparse + 1 for d in order[sparse:])]
-    moved = flat.map(lambda t: t.permute(inner))
-    return with_coordinates(
-        x, [coordinates[d] for d in order[:sparse]], moved, [x.pattern.sizes[d] for d in order[:sparse]]
-    )
+    order = listed[:sparse]
+    return with_coordinates(x, [coordinates[d] for d in order], flat, [x.pattern.sizes[d] for d in order])
+
+
+def viewed(x: Sparse, groups: Sequence[Sequence[int]], shape: Sequence[int]) -> Sparse | Permuted:
+    """`x`, shown in `groups`, in another shape; NotLowered if that divides a sparse dimension."""
+    shown = shown_as(x, groups)  # with its dense dimensions in the order in which they are shown
+    x, shown_groups = (shown.base, shown.groups) if isinstance(shown, Permuted) else (shown, _singly(shown.ndim))
+    new_groups, dense_sizes = regroup(shown_groups, x.shape, x.pattern.ndim, shape)
+    if any(len(group) > 1 for group in new_groups) and not keeps_dims_in_view(x.pattern):
+        raise NotLowered("it would merge sparse dimensions, or mix them with dense ones")
+    lead = x.pattern.lead
+    return shown_as(x.like(x.values.map(lambda t: t.reshape(*t.shape[:lead], *dense_sizes))), new_groups)
+
+
+def _singly(ndim: int) -> Groups:
+    """Every dimension by itself, in order."""
+    return tuple((d,) for d in range(ndim))
 
 
 @lowers(views.transpose)
@@ -93,10 +123,13 @@ def t(x: Sparse) -> Any:
 
 
 @lowers(views.unsqueeze)
-def unsqueeze(x: Sparse, dim: int) -> Sparse:
+def unsqueeze(x: Sparse, dim: int) -> Sparse | Permuted:
     dim = wrap_dim(dim, x.ndim + 1)
     if dim > x.pattern.ndim or (dim == x.pattern.ndim and x.dense_sizes):
         return map_dense_dim(x, dim, lambda t, d: t.unsqueeze(d))
+    if keeps_dims_in_view(x.pattern):  # a dense dimension of the base, shown at `dim`
+        base = x.like(x.values.map(lambda t: t.unsqueeze(-1)))
+        return in_order_of(base, [*range(dim), x.ndim, *range(dim, x.ndim)])
     flat, coordinates = unpadded_elements(x)
     zeros = torch.zeros_like(coordinates[0])
     sizes = x.pattern.sizes
@@ -119,13 +152,16 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Sparse:
 
 
 @lowers(views.view)
-def view(x: Sparse, size: Sequence[int]) -> Sparse:
+def view(x: Sparse, size: Sequence[int]) -> Sparse | Permuted:
     shape = tuple(size)
     if -1 in shape or math.prod(shape) != math.prod(x.shape):
         shape = tuple(torch.empty(x.shape, device="meta").reshape(shape).shape)  # or torch's error
     sparse, dense = x.pattern.ndim, len(x.dense_sizes)
     if shape[:sparse] == x.pattern.sizes and math.prod(shape[sparse:]) == math.prod(x.dense_sizes):
         return x.like(x.values.map(lambda t: t.reshape(*t.shape[: x.pattern.lead], *shape[sparse:])))
+    if keeps_dims_in_view(x.pattern):
+        with contextlib.suppress(NotLowered):
+            return viewed(x, _singly(x.ndim), shape)
     new_sparse = len(shape) - dense
     if dense and shape[new_sparse:] != x.dense_sizes:
         raise NotLowered("it would mix sparse with dense dimensions")
@@ -337,7 +373,12 @@ def stack(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
     if len({tuple(x.shape) for x in tensors}) > 1:
         raise NotLowered("its operands have different shapes")
     dim = wrap_dim(dim, tensors[0].ndim + 1)
-    return cat([unsqueeze(x, dim) for x in tensors], dim)
+    return joined([unsqueeze(x, dim) for x in tensors], dim)
+
+
+def joined(parts: Sequence[Sparse | Permuted], dim: int) -> Any:
+    """`cat` of records that were shown with a new dimension."""
+    return call(aten.cat.default, parts, dim)
 
 
 @lowers(views.view_as_real)

@@ -32,8 +32,8 @@ rms_norm = _lower_row_by_row(norms.rms_norm)
 @softmax.softmax.lowering(Permuted)
 def softmax_of_permuted(op: OpOverload, x: Permuted, dim: int, *args: Any, **kwargs: Any) -> Permuted:
     dim = dim + x.ndim if dim < 0 else dim
-    if not 0 <= dim < x.ndim or x.order[dim] < x.base.pattern.ndim:
+    if not 0 <= dim < x.ndim or x.base_dim(dim) < x.base.pattern.ndim:
         raise NotLowered("it works along a sparse dimension that comes after a dense one")
     base = x.base
-    values_dim = x.order[dim] - base.pattern.ndim + base.pattern.lead
+    values_dim = x.base_dim(dim) - base.pattern.ndim + base.pattern.lead
     return x.like(base.like(softmax.softmax.bind(op)(base.values, values_dim, *args, **kwargs)))

@@ -3,10 +3,11 @@
 Law: only valid steps update the state; the last state of a sequence is that after its last valid step.
 
     rules    RNN, LSTM, GRU and their cells
+    packed   the networks on packed batches
     packing  pack_padded_sequence, pad_packed_sequence and pad_sequence
     samples  calls for conformance, which torch's operator database lacks
 """
 
-from op_registry.ops.recurrent import packing, rules, samples
+from op_registry.ops.recurrent import packed, packing, rules, samples
 
-__all__ = ["packing", "rules", "samples"]
+__all__ = ["packed", "packing", "rules", "samples"]

@@ -1,0 +1,221 @@
+"""Fused layers of torch.nn in eval mode, batch first: nn.MultiheadAttention and nn.TransformerEncoderLayer.
+
+Law: that of rules.py and of the linear layers and norms of which they are composed. With every element valid, dense
+records run torch's own kernel. Packed batches stay packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    ATTENTION,
+    QUERY,
+    Dense,
+    Permuted,
+    Rule,
+    Sparse,
+    aligned_validity,
+    all_valid,
+    by_rule,
+    call,
+    data_of,
+    masked_rule,
+)
+
+aten = torch.ops.aten
+
+# How a layer calls the operators of which it is composed: by_rule on dense records, call on packed ones.
+Call = Callable[..., Any]
+
+
+def _in_heads(run: Call, x: Dense | Sparse, heads: int) -> Any:
+    """(B, T, D) as (B, heads, T, D / heads)."""
+    parts = run(aten.view.default, x, [*x.shape[:2], heads, x.shape[2] // heads])
+    return run(aten.transpose.int, parts, 1, 2)
+
+
+def _projections(
+    run: Call, inputs: tuple[Dense | Sparse, ...], embed_dim: int, qkv_weight: Dense, qkv_bias: Dense
+) -> list[Any]:
+    """Queries, keys and values: one product where they are projections of one input."""
+    query, key, value = inputs
+    if query is key and key is value:
+        projected = run(aten.linear.default, query, qkv_weight, qkv_bias)
+        return list(run(aten.split_with_sizes.default, projected, [embed_dim] * 3, -1))
+
+    def part(packed: Dense, i: int) -> Dense:
+        rows: Dense = by_rule(aten.slice.Tensor, packed, 0, i * embed_dim, (i + 1) * embed_dim)
+        return rows
+
+    return [run(aten.linear.default, x, part(qkv_weight, i), part(qkv_bias, i)) for i, x in enumerate(inputs)]
+
+
+def _multi_head_attention(
+    run: Call,
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Dense,
+    qkv_bias: Dense,
+    proj_weight: Dense,
+    proj_bias: Dense,
+    mask: Dense | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Any, Any]:
+    projected = _projections(run, (query, key, value), embed_dim, qkv_weight, qkv_bias)
+    q, k, v = (_in_heads(run, x, num_head) for x in projected)
+    allowed = None
+    if mask is not None:
+        excluded, validity = mask.data.to(torch.bool), aligned_validity(mask)
+        if mask_type == 1:
+            excluded = excluded[:, None, None]
+            validity = None if validity is None else validity[:, None, None]
+        allowed = Dense(torch.zeros_like(excluded, dtype=query.dtype).masked_fill(excluded, -torch.inf), validity)
+    if need_weights:
+        mixed, weights = run(aten._scaled_dot_product_attention_math.default, q, k, v, allowed)
+        if average_attn_weights:
+            weights = run(aten.mean.dim, weights, [1])
+    else:
+        mixed = run(aten.scaled_dot_product_attention.default, q, k, v, allowed)
+        weights = Dense(qkv_weight.data.new_empty(0))
+    merged = run(aten.clone.default, run(aten.transpose.int, mixed, 1, 2), memory_format=torch.contiguous_format)
+    merged = run(aten.view.default, merged, [*query.shape[:2], embed_dim])
+    return run(aten.linear.default, merged, proj_weight, proj_bias), weights
+
+
+@masked_rule(aten._native_multi_head_attention.default, category=ATTENTION)
+def _native_multi_head_attention(
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Dense,
+    qkv_bias: Dense,
+    proj_weight: Dense,
+    proj_bias: Dense,
+    mask: Dense | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Dense, Dense]:
+    """nn.MultiheadAttention in eval mode, batch first. `mask` is True (or non-zero) where a key is *excluded*:
+
+    ``mask_type`` 0 for every query and key (L, S), 1 for every key of a sample (B, S), 2 for both (B, heads, L, S).
+    """
+    weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    options = (mask, need_weights, average_attn_weights, mask_type)
+    if all_valid(query, key, value, *weights, mask):
+        plain = data_of([query, key, value, embed_dim, num_head, *weights, *options])
+        result = aten._native_multi_head_attention(*plain)
+        return Dense(result[0]), Dense(result[1])
+    return _multi_head_attention(by_rule, query, key, value, embed_dim, num_head, *weights, *options)
+
+
+def _encoder_layer(
+    run: Call,
+    src: Any,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Dense,
+    qkv_bias: Dense,
+    proj_weight: Dense,
+    proj_bias: Dense,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Dense,
+    norm_bias_1: Dense,
+    norm_weight_2: Dense,
+    norm_bias_2: Dense,
+    ffn_weight_1: Dense,
+    ffn_bias_1: Dense,
+    ffn_weight_2: Dense,
+    ffn_bias_2: Dense,
+    mask: Dense | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    def attend(x: Any) -> Any:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        options = (mask, False, True, mask_type)
+        return _multi_head_attention(run, x, x, x, embed_dim, num_heads, *weights, *options)[0]
+
+    def feed_forward(x: Any) -> Any:
+        hidden = run(aten.linear.default, x, ffn_weight_1, ffn_bias_1)
+        hidden = run(aten.gelu.default if use_gelu else aten.relu.default, hidden)
+        return run(aten.linear.default, hidden, ffn_weight_2, ffn_bias_2)
+
+    def norm(x: Any, weight: Dense, bias: Dense) -> Any:
+        return run(aten.layer_norm.default, x, [embed_dim], weight, bias, eps)
+
+    def add(x: Any, y: Any) -> Any:
+        return run(aten.add.Tensor, x, y)
+
+    if norm_first:
+        x = add(src, attend(norm(src, norm_weight_1, norm_bias_1)))
+        return add(x, feed_forward(norm(x, norm_weight_2, norm_bias_2)))
+    x = norm(add(src, attend(src)), norm_weight_1, norm_bias_1)
+    return norm(add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
+
+
+@masked_rule(aten._transformer_encoder_layer_fwd.default, category=ATTENTION)
+def _transformer_encoder_layer_fwd(
+    src: Dense,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Dense,
+    qkv_bias: Dense,
+    proj_weight: Dense,
+    proj_bias: Dense,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Dense,
+    norm_bias_1: Dense,
+    norm_weight_2: Dense,
+    norm_bias_2: Dense,
+    ffn_weight_1: Dense,
+    ffn_bias_1: Dense,
+    ffn_weight_2: Dense,
+    ffn_bias_2: Dense,
+    mask: Dense | None = None,
+    mask_type: int | None = None,
+) -> Dense:
+    """nn.TransformerEncoderLayer in eval mode, batch first."""
+    attention = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    norms = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2)
+    ffn = (ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2)
+    given = [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
+    if all_valid(src, *attention, *norms, *ffn, mask):
+        return Dense(aten._transformer_encoder_layer_fwd(*data_of(given)))
+    layer: Dense = _encoder_layer(by_rule, *given)
+    return layer
+
+
+def _lower(rule: Rule, layer: Callable[..., Any]) -> None:
+    """On packed batches: the same operators, each by its own lowering."""
+
+    def lowering(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        return layer(call, *args, **kwargs)
+
+    rule.lowering(Sparse)(lowering)
+    rule.lowering(Permuted)(lowering)
+
+
+_lower(_native_multi_head_attention, _multi_head_attention)
+_lower(_transformer_encoder_layer_fwd, _encoder_layer)
+
+
+@masked_rule(aten._nested_tensor_from_mask_left_aligned.default, category=QUERY)
+def _nested_tensor_from_mask_left_aligned(t: Dense, mask: Dense) -> bool:
+    """Whether nn.TransformerEncoder may convert its input to a nested tensor: never, because it would lose the mask."""
+    return False
