@@ -17,6 +17,7 @@ from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_sparse_record
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import called_by_engine, engine_run, leaf_accumulated_into, under_transform
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
@@ -26,8 +27,8 @@ from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import set_wrapper
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import AnyRecord, to_dense, without_order
-from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
+from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense, without_order
+from op_registry.sparse.record import NotLowered, Sparse
 
 
 def of_torch_sparse(tensor: Tensor) -> Sparse:
@@ -60,11 +61,13 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     """
     if type(x) is MaskedTensor and type(y) is MaskedTensor and x._validity is y._validity and can_add_data(x, y):
         return sum_under_one_mask(x, y)
+    if type(x) is SparseMaskedTensor and type(y) is SparseMaskedTensor and can_add_values(x, y):
+        return x.storing(x._kept_values + y._kept_values, None)
     records = [_record_of(x), _record_of(y)]
-    sparse = [record for record in records if isinstance(record, Sparse)]
+    sparse = [record for record in records if not isinstance(record, Dense)]
     if len(sparse) == len(records):
         with contextlib.suppress(NotLowered):
-            return wrap_sparse_record(sum_of_union(sparse))
+            return wrap_sparse_record(sum_of_any_order(sparse))
     total = accumulate([to_dense(record) for record in records])
     return total.data if any(is_plain(t) for t in (x, y)) else wrap_record(total)
 
@@ -77,6 +80,18 @@ def can_add_data(x: MaskedTensor, y: MaskedTensor) -> bool:
         and x.shape == y.shape
         and not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad))
         and not under_transform()
+    )
+
+
+def can_add_values(x: SparseMaskedTensor, y: SparseMaskedTensor) -> bool:
+    """Whether their sum is that of the values that they store, all of them valid, with no derivative to be recorded."""
+    return (
+        x._pattern is y._pattern
+        and x._order == y._order
+        and x._kept_validity is None
+        and y._kept_validity is None
+        and x._kept_values.shape == y._kept_values.shape
+        and can_add_data(x, y)
     )
 
 

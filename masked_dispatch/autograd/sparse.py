@@ -28,11 +28,11 @@ from op_registry.sparse.record import Sparse
 
 
 class SparseContext(Context, Protocol):
-    """What the functions below save: the pattern, the order of dimensions and a template of the values."""
+    """What the functions below save: the pattern, the order of dimensions and the shape of the values."""
 
     pattern: Pattern
     order: tuple[int, ...] | None
-    like: Tensor
+    shape: torch.Size
 
 
 class SparseWrap(torch.autograd.Function):
@@ -46,7 +46,7 @@ class SparseWrap(torch.autograd.Function):
         save_validity(ctx, validity)
         ctx.pattern, ctx.order = pattern, order
         ctx.set_materialize_grads(False)
-        ctx.like = values.new_empty(()).expand(values.shape)
+        ctx.shape = values.shape
         return wrap_sparse(_in_order(Sparse(Dense(values.detach(), validity), pattern), order))
 
     @staticmethod
@@ -54,7 +54,7 @@ class SparseWrap(torch.autograd.Function):
     def backward(ctx: SparseContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        return values_at(grad, Sparse(Dense(ctx.like, ctx.saved_tensors[0]), ctx.pattern), ctx.order), None, None, None
+        return _values_of(grad, ctx, ctx.saved_tensors[0]), None, None, None
 
     @staticmethod
     @never_compiled
@@ -73,7 +73,7 @@ class SparseUnwrap(torch.autograd.Function):
         save_validity(ctx, tensor._kept_validity)
         ctx.pattern, ctx.order = tensor._pattern, tensor._order
         ctx.set_materialize_grads(False)
-        ctx.like = tensor._kept_values.new_empty(()).expand(tensor._kept_values.shape)
+        ctx.shape = tensor._kept_values.shape
         return tensor._kept_values.detach()
 
     @staticmethod
@@ -86,12 +86,24 @@ class SparseUnwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def jvp(ctx: SparseContext, tangent: Tensor) -> Tensor:
-        return values_at(tangent, Sparse(Dense(ctx.like, ctx.validity), ctx.pattern), ctx.order)
+        return _values_of(tangent, ctx, ctx.validity)
+
+
+def _values_of(tensor: Tensor, ctx: SparseContext, validity: Tensor | None) -> Tensor:
+    """The elements of a gradient or tangent for the values that a function has wrapped or unwrapped."""
+    like = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(ctx.shape)
+    return values_at(tensor, Sparse(Dense(like, validity), ctx.pattern), ctx.order)
 
 
 def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
     """The elements of a gradient or tangent, in any layout, for the values of `record`: 0 where either is invalid."""
     source = unwrap_any(tensor)
+    stored = source.base if isinstance(source, Permuted) else source
+    shown = source.order if isinstance(source, Permuted) else None
+    if isinstance(stored, Sparse) and stored.pattern is record.pattern and shown == order:
+        if stored.values.shape == record.values.shape:
+            validity = intersect(stored.values.full_validity, record.values.full_validity)
+            return fill_where_invalid(stored.values.data, validity, 0)
     if order is not None:
         permuted = Permuted(record, order)
         same_order = isinstance(source, Dense) or (isinstance(source, Permuted) and source.order == order)

@@ -5,6 +5,7 @@ They are torch.library operators, not Python functions, so that each is one node
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ from op_registry.sparse.permuted import (
     in_visible_order,
     sparse_dims_first,
     to_dense,
+    without_order,
 )
 from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims
 

@@ -27,8 +27,8 @@ from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.rule import Rule, Run
 from op_registry.sparse.lowering import run_sparsely
-from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
-from op_registry.sparse.record import NotLowered, Sparse, sum_of_union
+from op_registry.sparse.permuted import AnyRecord, Permuted, sum_of_any_order, to_dense
+from op_registry.sparse.record import NotLowered, Sparse
 
 # The positional and keyword arguments of a call.
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -122,12 +122,9 @@ def stored_densely(tensor: SparseMaskedTensor) -> Tensor:
 def accumulate_sparse(tensors: list[Tensor]) -> Tensor:
     """The sum of the valid contributions, of which at least one is stored sparsely; sparse if all are."""
     records = [unwrap_any(t) for t in tensors]
-    permuted = [r for r in records if isinstance(r, Permuted)]
     try:
-        if all(isinstance(r, Sparse) for r in records):
-            return wrap_sparse_record(sum_of_union(records))  # type: ignore[arg-type]
-        if permuted and len(permuted) == len(records) and len({r.order for r in permuted}) == 1:
-            return wrap_sparse_record(permuted[0].like(sum_of_union([r.base for r in permuted])))
+        if not any(isinstance(r, Dense) for r in records):
+            return wrap_sparse_record(sum_of_any_order(records))  # type: ignore[arg-type]
     except NotLowered as reason:
         check_allowed("accumulate", [t for t in tensors if isinstance(t, SparseMaskedTensor)], str(reason))
     return wrap_record(accumulate([r if isinstance(r, Dense) else to_dense(r) for r in records]))

@@ -31,7 +31,14 @@ from op_registry.records.tracing import being_traced
 from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
 from op_registry.sparse.pattern import Pattern, pattern_of
-from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, unpadded_elements, with_sparse_dims
+from op_registry.sparse.record import (
+    NotLowered,
+    Sparse,
+    from_coordinates,
+    sum_of_union,
+    unpadded_elements,
+    with_sparse_dims,
+)
 from op_registry.sparse.record import to_dense as sparse_to_dense
 
 # The dimensions of the base that each visible dimension consists of.
@@ -276,6 +283,15 @@ def _shown(pattern: Pattern, groups: Groups) -> tuple[Pattern, Tensor | None]:
     coordinates = tuple(ravel([listed[d] for d in group], [pattern.sizes[d] for d in group]) for group in groups)
     rows = layout.order_of(coordinates, sizes)
     return pattern_of(layout, tuple(c[rows] for c in coordinates), sizes), rows
+
+
+def sum_of_any_order(records: Sequence[Sparse | Permuted]) -> Sparse | Permuted:
+    """`sum_of_union` of records whose dimensions may be shown in another order, each in its own."""
+    first = records[0]
+    orders = {record.order if isinstance(record, Permuted) else None for record in records}
+    if len(orders) == 1 and isinstance(first, Permuted):
+        return first.like(sum_of_union([to_base_order(record, first) for record in records]))  # type: ignore[misc]
+    return sum_of_union([sparse_dims_first(r) if isinstance(r, Permuted) else r for r in records])
 
 
 def without_order(x: AnyRecord) -> Dense | Sparse:
