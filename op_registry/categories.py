@@ -35,6 +35,7 @@ from op_registry.rule import Category, Rule, Run, Slices, overloads_of, packet_n
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
 from op_registry.sparse.elementwise import ON_VALUES as ELEMENTWISE_LOWERING
 from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.permuted_slices import SLICEWISE_ON_BASE
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.slicewise import SLICEWISE
 
@@ -206,7 +207,7 @@ REDUCTION = Category(
     "what torch gives on the slice with its invalid elements removed; valid where n ≥ 1",
     run_reduction,
     slices=Slices("one"),
-    lowerings={Sparse: SLICEWISE},
+    lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
 )
 
 # ----------------------------------------------------------------------------------------------------------- scan
@@ -224,7 +225,7 @@ SCAN = Category(
     "at valid positions what torch gives on the slice with its invalid elements removed; valid where the input is",
     run_scan,
     slices=Slices("each"),
-    lowerings={Sparse: SLICEWISE},
+    lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
 )
 
 # ---------------------------------------------------------------------------------------------------- contraction
@@ -319,7 +320,7 @@ NORMALIZATION = Category(
     "normalization",
     "statistics over the valid elements; valid where the input (and the affine parameters) are",
     slices=Slices("each"),
-    lowerings={Sparse: SLICEWISE},
+    lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
 )
 JOIN = Category("join", "each element arrives with its validity", why_dense="it joins operands with different patterns")
 ASSIGNMENT = Category(
@@ -346,7 +347,7 @@ SORTING = Category(
     "sorting",
     "valid elements in order, first, in both directions; the first n elements are valid",
     slices=Slices("front"),
-    lowerings={Sparse: SLICEWISE},
+    lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
     why_dense="it orders elements across stored and absent ones",
 )
 LOSS = Category(

@@ -27,7 +27,7 @@ from op_registry.records.tracing import being_traced, savable
 from op_registry.sparse.layout import DENSE, Layout
 from op_registry.sparse.layout_registry import layout_named, version_of
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import Permuted, base_shape_of
+from op_registry.sparse.permuted import Permuted, base_shape_of, groups_of
 from op_registry.sparse.record import Sparse
 
 # What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
@@ -267,15 +267,19 @@ class SparseMaskedTensor(MaskedTensor):
         pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)
         if order is not None:
             known = dict(enumerate(values.shape[3 if block else 1 :], start=ndim))
-            if any(d < 0 for d in order):  # merged dimensions are those of packed batches
+            if any({0, 1} <= set(group) for group in groups_of(order)):  # a packed batch (B · T, …)
                 known[0] = pieces[0].shape[0] - 1
             sizes = base_shape_of(outer_size, order, known)
         pattern = Pattern(layout_named(layout), sizes[:ndim], pieces, block)
         stored = Sparse(Dense(values, inner.get("_kept_validity")), pattern)
-        wrapper = wrap_sparse(stored if order is None else Permuted(stored, order))
+        record = stored if order is None else Permuted(stored, order)
+        # The given sizes: those of the record are expressions of them, for merged dimensions.
+        wrapper = wrap_sparse(record, size=outer_size)
         if being_traced(values):
             prepare_for_tracing()
             torch._check(values.shape[0] == pieces[-1].shape[-1])  # one symbol for the graph, not two
+            for given, found in zip(outer_size, record.shape, strict=True):
+                torch._check(given == found)
             wrapper._is_graph_input = True
         return wrapper
 
@@ -325,13 +329,19 @@ def refuse_tangent(gradient: Tensor) -> NoReturn:
 
 
 def wrap_sparse(
-    record: Sparse | Permuted, requires_grad: bool = False, kind: type[SparseMaskedTensor] = SparseMaskedTensor
+    record: Sparse | Permuted,
+    requires_grad: bool = False,
+    kind: type[SparseMaskedTensor] = SparseMaskedTensor,
+    size: torch.Size | None = None,
 ) -> SparseMaskedTensor:
-    """A masked tensor around a record as it is (nothing is checked, copied or differentiated)."""
+    """A masked tensor around a record as it is (nothing is checked, copied or differentiated).
+
+    size  its sizes; the record's, if not given
+    """
     try:
         wrapper: SparseMaskedTensor = make_wrapper_subclass(
             kind,
-            record.shape,
+            record.shape if size is None else size,
             dtype=record.dtype,
             device=record.device,
             requires_grad=requires_grad,

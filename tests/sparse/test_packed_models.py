@@ -6,12 +6,14 @@ Both run in float64; under ``densify("never")`` an operator that leaves packed s
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
 from packed_batches import KINDS, B, batch, filled, mask_of
@@ -226,3 +228,54 @@ def test_evaluation_stays_packed(name: str, kind: str) -> None:
     outputs = (found, expected) if isinstance(found, tuple) else ([found], [expected])
     for a, b in zip(*outputs, strict=True):
         assert_same(a, b)
+
+
+class Allocations(TorchDispatchMode):
+    """The shapes of all plain tensors with memory that operators return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if type(tensor) is Tensor and tensor.device.type != "meta":
+                self.shapes.add(tuple(tensor.shape))
+        return result
+
+    def with_rows(self, rows: int) -> set[tuple[int, ...]]:
+        """The shapes that have so many rows of more than one number, in one dimension or divided into two."""
+        return {
+            shape
+            for shape in self.shapes
+            if any(
+                math.prod(shape[n : n + width]) == rows and math.prod(shape[n + width :]) > 1
+                for n in range(len(shape))
+                for width in (1, 2)
+            )
+        }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("policy", ["never", "always"])
+@pytest.mark.parametrize("name", ["encoder, norm last, batch first", "transformer, time first", "LSTM, batch first"])
+def test_no_padded_batch_is_allocated(name: str, policy: str, training: bool) -> None:
+    """Nothing of (B, T, …) elements is made, though the policy allows it; the test sees it for padded batches."""
+    model, rows = make(name).train(training), 7 * 13  # a number that no width or batch has
+    lengths = torch.tensor([13, 2, 5, 1, 3, 4, 6])
+    data = torch.randn(7, 13, WIDTH, dtype=torch.float64)
+    padded = md.masked_tensor(data, (torch.arange(13) < lengths[:, None])[..., None])
+    packed = padded.to_packed()
+    seen = []
+    for x in (packed, padded):
+        with torch.set_grad_enabled(training), md.densify(policy), Allocations() as allocations:
+            out = model(x, x)
+            loss = (out[0] if isinstance(out, tuple) else out).mean()
+            if training:
+                loss.backward()
+        seen.append(allocations.with_rows(rows))
+    assert seen[0] == set()
+    assert seen[1] != set()

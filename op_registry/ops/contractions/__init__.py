@@ -34,4 +34,6 @@ matmul.matmul.lowering(Sparse)(
 )
 matmul.linear.lowering(Sparse)(first_of(sparse.linear_with_sparse, packed.linear, sparse_sums.linear))
 matmul.linear.lowering(Permuted)(on_last_dims(packed.linear, lambda input, *args, **kwargs: 1))
+matmul.mm.lowering(Permuted)(on_last_dims(packed.mm, lambda self, mat2, *args: 1))
+matmul.addmm.lowering(Permuted)(packed.addmm_of_permuted)
 matmul.matmul.lowering(Permuted)(on_last_dims(packed.matmul_with_plain, lambda self, other: 1))

@@ -100,7 +100,7 @@ def expand(x: Permuted, size: Sequence[int], *, implicit: bool = False) -> Permu
 @lowers_permuted(views.view)
 def view(x: Permuted, size: Sequence[int]) -> Sparse | Permuted:
     """Adjacent dimensions are merged, and merged or dense ones split; sparse ones stay whole."""
-    return viewed(x.base, x.groups, tuple(torch.empty(x.shape, device="meta").reshape(tuple(size)).shape))
+    return viewed(x.base, x.groups, sparse_movement.shape_of_view(x.shape, size))
 
 
 # ------------------------------------------------------------------------------------------------ along one dimension

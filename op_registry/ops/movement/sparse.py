@@ -151,11 +151,16 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Sparse:
     return with_coordinates(x, [coordinates[d] for d in kept], flat, [x.pattern.sizes[d] for d in kept])
 
 
+def shape_of_view(shape: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
+    """`size` without a -1; torch's error where it does not fit the shape."""
+    if -1 in size or math.prod(size) != math.prod(shape):
+        return tuple(torch.empty(tuple(shape), device="meta").reshape(tuple(size)).shape)
+    return tuple(size)
+
+
 @lowers(views.view)
 def view(x: Sparse, size: Sequence[int]) -> Sparse | Permuted:
-    shape = tuple(size)
-    if -1 in shape or math.prod(shape) != math.prod(x.shape):
-        shape = tuple(torch.empty(x.shape, device="meta").reshape(shape).shape)  # or torch's error
+    shape = shape_of_view(x.shape, size)
     sparse, dense = x.pattern.ndim, len(x.dense_sizes)
     if shape[:sparse] == x.pattern.sizes and math.prod(shape[sparse:]) == math.prod(x.dense_sizes):
         return x.like(x.values.map(lambda t: t.reshape(*t.shape[: x.pattern.lead], *shape[sparse:])))

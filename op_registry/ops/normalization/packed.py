@@ -8,7 +8,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from op_registry.authoring import Dense, NotLowered, Permuted, Rule, Sparse, map_tensors, on_last_dims, rows_of
-from op_registry.ops.normalization import norms, softmax
+from op_registry.ops.normalization import norms
 
 
 def _lower_row_by_row(rule: Rule) -> Callable[..., Any]:
@@ -27,13 +27,3 @@ def _lower_row_by_row(rule: Rule) -> Callable[..., Any]:
 
 layer_norm = _lower_row_by_row(norms.layer_norm)
 rms_norm = _lower_row_by_row(norms.rms_norm)
-
-
-@softmax.softmax.lowering(Permuted)
-def softmax_of_permuted(op: OpOverload, x: Permuted, dim: int, *args: Any, **kwargs: Any) -> Permuted:
-    dim = dim + x.ndim if dim < 0 else dim
-    if not 0 <= dim < x.ndim or x.base_dim(dim) < x.base.pattern.ndim:
-        raise NotLowered("it works along a sparse dimension that comes after a dense one")
-    base = x.base
-    values_dim = x.base_dim(dim) - base.pattern.ndim + base.pattern.lead
-    return x.like(base.like(softmax.softmax.bind(op)(base.values, values_dim, *args, **kwargs)))
