@@ -20,6 +20,7 @@ from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     called_by_engine,
@@ -68,17 +69,17 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
             return update(target, args[1])
         if overlap.active:
             overlap(target, args[1:])
-        with overlays_of_caller(1):
+        with overlays_of_caller(1), lock_of(target):
             copied = assigns and args[1] is target  # as torch, without regard to elements that share memory
             result = target if copied else compute_inplace(compute, target, args, kwargs)
-        check_fits(op, target, result)
-        if not isinstance(target, MaskedTensor):
-            return update(target, result)
-        if under_transform():
-            assign_below(target, result)
-            return target
-        # torch's own copy_ on the wrapper does the leaf and view checks, the version counter and CopySlices.
-        aten.copy_.default.redispatch(keyset_of_write(keyset, target), target, result)
+            check_fits(op, target, result)
+            if not isinstance(target, MaskedTensor):
+                return update(target, result)
+            if under_transform():
+                assign_below(target, result)
+                return target
+            # torch's own copy_ on the wrapper does the leaf and view checks, the version counter and CopySlices.
+            aten.copy_.default.redispatch(keyset_of_write(keyset, target), target, result)
         remember_overlays(target)
         return target
 

@@ -5,6 +5,7 @@ sparse_tensor.py  SparseMaskedTensor: values and a sparsity pattern instead of d
 whole_functions.py  functions that Dynamo keeps whole, because they have rules inside them
 in_transform.py   masked tensors made inside a functorch transform
 mask_sharing.py   copy-on-write of masks between a tensor, its views and results
+write_locks.py    locks for in-place operations of several threads
 mask_bytes.py     converting a bool mask to int8 in a compiled graph
 buffers.py        x.new_tensor, x.new and x.data = y
 checks.py         checks of the data and masks that callers pass

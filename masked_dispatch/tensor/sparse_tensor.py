@@ -53,7 +53,7 @@ class StoredPieces:
     the values and the validity where they are, and who reads them gets copies.
     """
 
-    __slots__ = ("in_place", "pattern", "validity", "values")
+    __slots__ = ("__weakref__", "in_place", "pattern", "validity", "values")
 
     def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
         self.values, self.validity, self.pattern = values, validity, pattern
