@@ -91,6 +91,7 @@ from op_registry.records.slices import (
     DenseSlices,
     Moments,
     Order,
+    Spread,
     abs_squared,
     any_masked,
     arange_along,
@@ -109,6 +110,7 @@ from op_registry.records.slices import (
     reduced_dims,
     safe_sqrt,
     sort_valid,
+    spread,
     squeeze_reduced,
     valid_first_positions,
 )
@@ -288,6 +290,7 @@ __all__ = [
     "DenseSlices",
     "Moments",
     "Order",
+    "Spread",
     "abs_squared",
     "any_masked",
     "arange_along",
@@ -306,6 +309,7 @@ __all__ = [
     "reduced_dims",
     "safe_sqrt",
     "sort_valid",
+    "spread",
     "squeeze_reduced",
     "valid_first_positions",
     # Whole slices: matrices, lines and rows in which nothing may be missing.

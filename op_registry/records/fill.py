@@ -34,6 +34,8 @@ _BITS = {
 }
 # Wide masks up to this many elements are cached on the mask; larger ones are recomputed each time, which costs little.
 _KEPT_UP_TO = 1 << 16
+# Elements of a slice for each thread: its widened mask stays in the cache.
+SLICE = 1 << 17
 # Below this many elements torch.where is quicker: for values other than 0, and where a derivative is recorded.
 _WORTH_IT = 1 << 14
 # Rows shorter than this are not zeroed one by one.
@@ -46,20 +48,34 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
         return data
     if data.dtype is torch.bool and not isinstance(value, Tensor):
         value = bool(value)  # torch.where(m, bools, 1) would give int64
-    if (
-        type(data) is Tensor
-        and not isinstance(value, Tensor)
-        and validity.dtype is torch.int8
-        and data.device.type == "cpu"
-        and can_fill_bits(data, value)
-        and not under_transform()
-    ):
+    if not isinstance(value, Tensor) and _fills_bits(data, validity, value):
         if not (data.requires_grad and torch.is_grad_enabled()):
             return fill_bits(data, validity, value)
         if data.numel() >= _WORTH_IT:
             filled: Tensor = Fill.apply(data, validity, value)
             return filled
     return torch.where(as_bool(validity), data, value)
+
+
+def fill_in_place(data: Tensor, validity: Tensor | None, value: Number) -> Tensor:
+    """The same of data that was computed for this call alone, whose memory is used again if no derivative is recorded.
+
+    The result takes the place of `data`, which must not be read afterwards.
+    """
+    derived = data.requires_grad and torch.is_grad_enabled()
+    if validity is None or derived or not _fills_bits(data, validity, value):
+        return fill_where_invalid(data, validity, value)
+    return fill_bits(data, validity, value, in_place=True)
+
+
+def _fills_bits(data: Tensor, validity: Tensor, value: Number) -> bool:
+    return (
+        type(data) is Tensor
+        and validity.dtype is torch.int8
+        and data.device.type == "cpu"
+        and can_fill_bits(data, value)
+        and not under_transform()
+    )
 
 
 def zero_where_invalid(grad: Tensor, validity: Tensor | None) -> Tensor:
@@ -176,15 +192,37 @@ def _widen(validity: Tensor, bits: torch.dtype) -> Tensor:
     return ones if bits is torch.int8 else ones.to(bits)
 
 
-def fill_bits(data: Tensor, validity: Tensor, value: complex) -> Tensor:
+def fill_bits(data: Tensor, validity: Tensor, value: complex, *, in_place: bool = False) -> Tensor:
     """`data` with `value` where invalid, by bit operations; for CPU, int8 validity and no derivatives.
 
-    The validity may be `widened` to the data's size already.
+    The validity may be `widened` to the data's size already. `in_place` writes to the data, which the caller owns.
     """
-    bits = _BITS[data.dtype]
+    bits, fill = _BITS[data.dtype], pattern(value, data.dtype)
+    if in_slices(data, validity):
+        filled = data if in_place else torch.empty_like(data)
+        step = SLICE * torch.get_num_threads()
+        flat = [t.view(-1).view(bits).split(step) for t in (data, filled)]
+        for source, out, valid in zip(*flat, validity.view(-1).split(step), strict=True):
+            _fill(source, _widen(valid, bits), fill, out)
+        return filled
     wide = wide_mask(validity, bits) if validity.dtype is torch.int8 else validity
-    fill = pattern(value, data.dtype)
+    source = data.view(bits)
+    return _fill(source, wide, fill, source if in_place else None).view(data.dtype)
+
+
+def in_slices(data: Tensor, validity: Tensor) -> bool:
+    """Whether to fill slice by slice, so that no widened mask of the data's size is needed: both lie in one order."""
+    return (
+        data.numel() > SLICE
+        and validity.dtype is torch.int8
+        and validity.shape == data.shape
+        and validity.is_contiguous()
+        and data.is_contiguous()
+    )
+
+
+def _fill(source: Tensor, wide: Tensor, fill: int, out: Tensor | None) -> Tensor:
     if fill == 0:
-        return (data.view(bits) & wide).view(data.dtype)
+        return torch.bitwise_and(source, wide, out=out)
     # x ^ f, zeroed where invalid, ^ f: x where valid, f elsewhere.
-    return ((data.view(bits) ^ fill) & wide).bitwise_xor_(fill).view(data.dtype)
+    return torch.bitwise_xor(source, fill, out=out).bitwise_and_(wide).bitwise_xor_(fill)

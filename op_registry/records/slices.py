@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
-from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read
+from op_registry.records.fill import fill_in_place
+from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8
 
 
@@ -79,19 +80,15 @@ def first_valid_index(x: Dense, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moments:
+class Spread:
     """Count, mean and spread of the valid elements of each slice, the reduced dimensions kept, in accumulation dtype.
 
     count      number of valid elements
-    deviation  each valid element less a pivot near the mean, 0 where invalid
-    shift      what is left from the pivot to the mean: element less mean is ``deviation - shift``
     mean       the mean of the valid elements
     square     the sum of |element less mean|² over the valid elements, real and ≥ 0
     """
 
     count: Tensor
-    deviation: Tensor
-    shift: Tensor
     mean: Tensor
     square: Tensor
 
@@ -99,6 +96,18 @@ class Moments:
     def exists(self) -> Tensor:
         """Validity of a statistic of the slice."""
         return as_int8(self.count > 0)
+
+
+@dataclass(frozen=True)
+class Moments(Spread):
+    """The same, and how far each element is from the mean.
+
+    deviation  each valid element less a pivot near the mean, 0 where invalid
+    shift      what is left from the pivot to the mean: element less mean is ``deviation - shift``
+    """
+
+    deviation: Tensor
+    shift: Tensor
 
 
 # A spread so much smaller than the error of the mean is no spread: the slice is constant.
@@ -130,25 +139,46 @@ class DenseSlices:
 
 
 def moments(x: Dense, over: Any) -> Moments:
-    """Moments of the slices that `over` describes (see :class:`Over`), by the corrected two-pass formula.
+    """Moments of the slices that `over` describes (see :class:`DenseSlices`), by the corrected two-pass formula.
 
     The first pass finds a pivot, the mean up to rounding. The second sums deviations from it and their squares, and
     removes what the pivot missed. The sum of squares about the mean does not depend on the pivot, so its derivatives
     don't either: the pivot is detached, and backward needs no pass of its own for it.
     """
     count = over.count(x)
-    some = nonzero_count(count)
-    dtype = accumulation_dtype(x.dtype)
-    seen = Dense(x.data.detach(), x.validity).filled(0).to(dtype)
-    pivot = over.sum(seen) / some
-    deviation = Dense(x.data.to(dtype) - over.broadcast_to_elements(pivot), x.validity).filled(0)
+    pivot, deviation = _deviations(x, over, count)
     deviations, square = over.sum(deviation), over.sum(abs_squared(deviation))
+    some = nonzero_count(count)
     shift = deviations / some
-    spread = square - abs_squared(deviations) / some
-    none = spread.detach() <= square.detach() * _NO_SPREAD
+    return Moments(count, pivot + shift, _about_mean(square, deviations, some), deviation, shift)
+
+
+def spread(x: Dense, over: Any) -> Spread:
+    """:func:`moments` without the deviations, whose memory then holds their squares, unless derivatives need them."""
+    if gradients_may_flow(x.data) or being_traced(x.data) or x.dtype.is_complex:
+        return moments(x, over)
+    count = over.count(x)
+    pivot, deviation = _deviations(x, over, count)
+    deviations = over.sum(deviation)
+    square = over.sum(deviation.square_())
+    some = nonzero_count(count)
+    return Spread(count, pivot + deviations / some, _about_mean(square, deviations, some))
+
+
+def _deviations(x: Dense, over: Any, count: Tensor) -> tuple[Tensor, Tensor]:
+    """A pivot near the mean of each slice, without derivatives; and what is valid less the pivot, 0 elsewhere."""
+    dtype = accumulation_dtype(x.dtype)
+    pivot = over.sum(Dense(x.data.detach(), x.validity).filled(0).to(dtype)) / nonzero_count(count)
+    deviation = x.data.to(dtype) - over.broadcast_to_elements(pivot)
+    return pivot, fill_in_place(deviation, x.validity, 0)
+
+
+def _about_mean(square: Tensor, deviations: Tensor, some: Tensor | int) -> Tensor:
+    """The sum of squares about the mean, from those of the deviations from a pivot."""
+    about_mean = square - abs_squared(deviations) / some
+    none = about_mean.detach() <= square.detach() * _NO_SPREAD
     # Exactly 0 for a constant slice, like torch; the derivatives are right and stay.
-    spread = spread - torch.where(none, spread, 0).detach()
-    return Moments(count, deviation, shift, pivot + shift, spread)
+    return about_mean - torch.where(none, about_mean, 0).detach()
 
 
 def abs_squared(values: Tensor) -> Tensor:
@@ -242,14 +272,39 @@ class Order:
 
 def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
     """Sort the valid elements of each slice along `dim`; NaN counts as greatest, as in torch."""
-    filled, validity = x.filled(0), x.full_validity
+    validity = x.full_validity
     assert validity is not None
-    index = filled.detach().sort(stable=True, dim=dim, descending=descending).indices
-    places = valid_first_positions(validity.gather(dim, index), dim)
-    index = torch.empty_like(index).scatter(dim, places, index)
     count = x.count(dim, keepdim=True)
     assert isinstance(count, Tensor)
-    return Order(index, filled.gather(dim, index), count.expand(keepdim_shape(x, reduced_dims(x, dim))))
+    count = count.expand(keepdim_shape(x, reduced_dims(x, dim)))
+    behind = filled_behind(x, descending, count)
+    if behind is None:
+        filled = x.filled(0)
+        index = filled.detach().sort(stable=True, dim=dim, descending=descending).indices
+        places = valid_first_positions(validity.gather(dim, index), dim)
+        index = torch.empty_like(index).scatter(dim, places, index)
+        return Order(index, filled.gather(dim, index), count)
+    values, index = behind.sort(stable=True, dim=dim, descending=descending)
+    del behind
+    if gradients_may_flow(x.data):
+        return Order(index, x.filled(0).gather(dim, index), count)
+    invalid = arange_along(x.shape[dim], dim, x.data) >= count
+    return Order(index, values.masked_fill_(invalid, 0), count)
+
+
+def filled_behind(x: Dense, descending: bool, count: Tensor) -> Tensor | None:
+    """The data, without derivatives, filled with what sorts behind every valid element; None if there is no such value.
+
+    That takes a look at the values. It saves a second pass that moves valid elements to the front, and the memory for
+    their places, several times that of the data.
+    """
+    if x.dtype.is_complex or x.dtype is torch.bool or under_transform() or not may_be_read(x.data, count):
+        return None
+    floating = x.dtype.is_floating_point
+    last = lowest(x.dtype) if descending else math.nan if floating else highest(x.dtype)
+    filled = Dense(x.data.detach(), x.validity).filled(last)
+    like_last = torch.count_nonzero(filled.isnan() if math.isnan(last) else filled == last)
+    return filled if int(like_last) == filled.numel() - int(count.sum()) else None
 
 
 def reduced_dims(x: Dense, dim: Dims) -> tuple[int, ...]:

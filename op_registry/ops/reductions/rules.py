@@ -26,9 +26,9 @@ from op_registry.authoring import (
     Dense,
     DenseSlices,
     Dims,
-    Moments,
     Number,
     Slices,
+    Spread,
     accumulation_dtype,
     as_bool,
     extremum,
@@ -43,11 +43,11 @@ from op_registry.authoring import (
     masked_rule,
     masked_slices,
     may_be_read,
-    moments,
     nonzero_count,
     reduced_dims,
     reduction,
     safe_sqrt,
+    spread,
     squeeze_reduced,
     valid_in_all,
 )
@@ -120,7 +120,7 @@ def variance_and_mean(
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
     dims = reduced_dims(x, dim)
-    m = moments(x, DenseSlices(dims))
+    m = spread(x, DenseSlices(dims))
     exists = squeeze_reduced(dims, m.exists, keepdim)
     squared_std = squeeze_reduced(dims, variance(m, correction), keepdim)
     return Dense(squared_std.to(x.dtype.to_real()), exists), Dense(
@@ -128,7 +128,7 @@ def variance_and_mean(
     )
 
 
-def variance(m: Moments, correction: Number | None) -> Tensor:
+def variance(m: Spread, correction: Number | None) -> Tensor:
     """Σ|x - mean|² / (n - correction), in the shape of the moments."""
     correction = 1 if correction is None else correction
     assert not isinstance(correction, complex)  # torch has raised

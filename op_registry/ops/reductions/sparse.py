@@ -27,11 +27,11 @@ from op_registry.authoring import (
     identity_of,
     is_inexact,
     lowers_by_segments,
-    moments,
     nonzero_count,
     safe_sqrt,
     segment_exponentials,
     segment_validity,
+    spread,
 )
 from op_registry.ops.reductions import rules as reductions
 from op_registry.ops.reductions.rules import variance
@@ -78,7 +78,7 @@ def any_all(over: Segments, x: Dense, op: OpOverload) -> Dense:
 def var(over: Segments, x: Dense, op: OpOverload, *, correction: Number | None = None) -> Dense | tuple[Dense, Dense]:
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         raise NotLowered("torch refuses it")
-    m = moments(x, over)
+    m = spread(x, over)
     result = Dense(variance(m, correction).to(x.dtype.to_real()), m.exists)
     name = op._schema.name
     result = safe_sqrt(result) if "std" in name else result

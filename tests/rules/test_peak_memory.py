@@ -1,0 +1,113 @@
+"""Peak memory of what needs no more than a filled copy of its operand, as torch's profiler counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import masked_dispatch as md
+from op_registry.records.dense import Dense
+from op_registry.records.slices import filled_behind
+
+SIZE = 1024
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A fill's slices grow with the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def peak(call: Callable[[], object]) -> int:
+    """The bytes that a call allocates at its highest, less what is freed before; of its second run."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = call()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    del result
+    return highest
+
+
+# Each with the most that it may need beyond plain torch, as a multiple of the data.
+CALLS: dict[str, tuple[Callable[[Tensor], object], float]] = {
+    "sum": (lambda x: x.sum(), 1.2),
+    "sum of rows": (lambda x: x.sum(1), 1.2),
+    "mean of columns": (lambda x: x.mean(0), 1.2),
+    "prod": (lambda x: x.prod(1), 1.2),
+    "norm": (lambda x: x.norm(), 1.2),
+    "amax": (lambda x: x.amax(1), 1.2),
+    "argmax": (lambda x: x.argmax(1), 1.2),
+    "var": (lambda x: x.var(1), 1.2),
+    "std of all": (lambda x: x.std(), 1.2),
+    "softmax": (lambda x: x.softmax(1), 1.2),
+    "sort": (lambda x: x.sort(1), 1.2),
+    "descending": (lambda x: x.sort(1, descending=True), 1.2),
+    "matmul": (lambda x: x @ torch.ones(SIZE, SIZE), 1.2),
+    # torch selects without sorting, and tells nothing of which of equal elements it takes: here a sort decides, whose
+    # order (1) and indices (2, they are int64) are more than torch needs, beside the filled copy.
+    "topk": (lambda x: x.topk(5, 1), 4.2),
+    "median": (lambda x: x.median(1), 4.5),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_peak_memory(name: str) -> None:
+    call, allowed = CALLS[name]
+    generator = torch.Generator().manual_seed(0)
+    data, mask = torch.randn(SIZE, SIZE, generator=generator), torch.rand(SIZE, SIZE, generator=generator) < 0.5
+    x = md.masked_tensor(data, mask)
+    beyond = (peak(lambda: call(x)) - peak(lambda: call(data))) / data.nbytes
+    assert beyond <= allowed
+    assert beyond >= 0.5  # the instrument sees the filled copy
+
+
+# ------------------------------------------------------------------------------ what takes less memory is still right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8, torch.complex64])
+@pytest.mark.parametrize("value", [0, 1, -3])
+def test_a_fill_in_slices(dtype: torch.dtype, value: int) -> None:
+    """More than one slice, and a last one that is shorter."""
+    data = torch.arange(700 * 600).reshape(700, 600).remainder(100).to(dtype)
+    mask = torch.rand(700, 600) < 0.5
+    for record in (Dense(data, mask.to(torch.int8)), Dense(data.t(), mask.to(torch.int8).t())):
+        assert record.validity is not None
+        assert torch.equal(record.filled(value), torch.where(record.validity.bool(), record.data, value))
+    assert torch.equal(data, torch.arange(700 * 600).reshape(700, 600).remainder(100).to(dtype))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bool])
+@pytest.mark.parametrize("extremes", [False, True])
+def test_sorting_with_and_without_room_behind(descending: bool, dtype: torch.dtype, extremes: bool) -> None:
+    """Where valid elements are as extreme as any fill would be, they still come before the invalid ones, stably."""
+    rows = torch.randint(-3, 4, (40, 9))
+    data = rows.to(dtype)
+    if extremes and dtype is torch.float32:
+        data[:, ::4], data[:, 1] = NAN, -INF
+    elif extremes and dtype is torch.int8:
+        data[:, ::4], data[:, 1] = 127, -128
+    mask = torch.rand(data.shape) < 0.6
+    x = md.masked_tensor(data, mask)
+    result = x.sort(dim=1, descending=descending, stable=True)
+    for n, (row, valid) in enumerate(zip(data, mask, strict=True)):
+        want = row[valid].sort(descending=descending, stable=True)
+        count = int(valid.sum())
+        assert result.values[n].get_mask().sum() == count
+        torch.testing.assert_close(result.values.get_data()[n, :count], want.values, equal_nan=True)
+        assert torch.equal(result.indices.get_data()[n, :count], valid.nonzero()[:, 0][want.indices])
+        assert not result.values.get_data()[n, count:].any()
+    fill = filled_behind(Dense(data, mask.to(torch.int8)), descending, mask.sum(1, keepdim=True))
+    assert (fill is None) == (extremes or dtype is torch.bool)
