@@ -300,10 +300,10 @@ def filled_behind(x: Dense, descending: bool, count: Tensor) -> Tensor | None:
     """
     if x.dtype.is_complex or x.dtype is torch.bool or under_transform() or not may_be_read(x.data, count):
         return None
-    floating = x.dtype.is_floating_point
-    last = lowest(x.dtype) if descending else math.nan if floating else highest(x.dtype)
+    nan = x.dtype.is_floating_point and not descending
+    last = math.nan if nan else lowest(x.dtype) if descending else highest(x.dtype)
     filled = Dense(x.data.detach(), x.validity).filled(last)
-    like_last = torch.count_nonzero(filled.isnan() if math.isnan(last) else filled == last)
+    like_last = torch.count_nonzero(filled.isnan() if nan else filled == last)
     return filled if int(like_last) == filled.numel() - int(count.sum()) else None
 
 
