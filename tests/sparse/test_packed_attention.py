@@ -70,6 +70,17 @@ def test_attention_of_rows_that_are_partly_valid():
     alike(attend, [x])
 
 
+def test_attention_to_joined_keys_and_values():
+    """As a cache of keys does: keys and values are joined in time separately, and then list the same rows."""
+
+    def attend(x: Tensor, y: Tensor) -> Tensor:
+        k, v = (torch.cat([heads(part) for part in (y, extra)], 2) for extra in (x, x.exp()))
+        return F.scaled_dot_product_attention(heads(x), k, v).transpose(1, 2).flatten(2)
+
+    found = alike(attend, [batch("holes", D), batch("padding", D, seed=3)])
+    assert found[0].storage_layout is torch.jagged
+
+
 def test_attention_of_grouped_queries():
     def attend(x: Tensor, y: Tensor) -> Tensor:
         q = x.unflatten(-1, (4, 2)).transpose(1, 2)

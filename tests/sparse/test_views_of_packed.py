@@ -51,6 +51,8 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "stacked in front": lambda x: torch.stack([x, x.exp()]),
     "stacked heads": lambda x: torch.stack([heads(x), heads(x).exp()], 2),
     "joined in time": lambda x: torch.cat([heads(x), heads(x).exp()], 2),
+    "joined with nothing": lambda x: torch.cat([torch.tensor([]).double(), heads(x)], -2),
+    "rows joined with nothing": lambda x: torch.cat([x, torch.tensor([]).double()], 1),
     "matrix of time and features": lambda x: x[..., 0].t().exp(),
     "token of indices": lambda x: x[..., 0].unsqueeze(-1) * x,
     "time first, with a plain one": lambda x: x.transpose(0, 1) + plain(T, 1, D),

@@ -51,13 +51,13 @@ def attention(
     enable_gqa: bool = False,
 ) -> Sparse | Permuted:
     q, k, v = (_stored_by_sequence(x, query) for x in (query, key, value))
-    if not k.pattern.same_as(v.pattern) or q.shape[0] != k.shape[0]:
+    if not _list_the_same(k, v) or q.shape[0] != k.shape[0]:
         raise NotLowered("keys and values have different sparsity patterns")
     if attn_mask is not None and not isinstance(attn_mask, Dense):
         raise NotLowered("attn_mask is sparse")
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:
         raise NotLowered("an operand is empty")
-    same_pattern = q.pattern.same_as(k.pattern)
+    same_pattern = _list_the_same(q, k)
     unrestricted = attn_mask is None and dropout_p == 0 and (same_pattern or not is_causal)
     if unrestricted and all_valid(q.values, k.values, v.values):
         equal_lengths = all(len(set(x.pattern.lengths())) == 1 for x in (q, k)) and 0 not in (
@@ -66,7 +66,7 @@ def attention(
         )
         values = (_at_once if equal_lengths else _one_by_one)(q, k, v, is_causal, scale, enable_gqa)
     else:
-        batch = _Batch(q, k, attn_mask, is_causal, dropout_p, query.shape)
+        batch = _Batch(q, k, same_pattern, attn_mask, is_causal, dropout_p, query.shape)
         parts = zip(*(_by_sequence(x) for x in (q, k, v)), strict=True)
         outputs = [batch.attend(n, *part, scale=scale, enable_gqa=enable_gqa) for n, part in enumerate(parts)]
         values = concat_values([output.map(lambda t: _rows_first(t).squeeze(0)) for output in outputs])
@@ -88,6 +88,14 @@ def _stored_by_sequence(x: AnyRecord, query: AnyRecord) -> Sparse:
     if being_traced(base.values.data) or being_traced(base.pattern.pieces[0]):
         raise NotLowered("the lengths of sequences are not known while tracing")
     return base
+
+
+def _list_the_same(a: Sparse, b: Sparse) -> bool:
+    """Whether two packed batches store the same rows."""
+    if a.pattern.same_as(b.pattern):
+        return True
+    one, other = a.pattern, b.pattern
+    return one.sizes == other.sizes and all(map(torch.equal, one.pieces, other.pieces))
 
 
 def _at_once(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
@@ -146,12 +154,13 @@ class _Batch:
         self,
         q: Sparse,
         k: Sparse,
+        same: bool,
         attn_mask: Dense | None,
         is_causal: bool,
         dropout_p: float,
         query_shape: torch.Size,
     ) -> None:
-        self.same = q.pattern.same_as(k.pattern)
+        self.same = same
         self.is_causal = is_causal
         self.keys = k.shape[1]
         self.dropout_p = dropout_p

@@ -158,6 +158,7 @@ def split(x: Permuted, split_size: int, dim: int = 0) -> list[Permuted]:
 
 @lowers_permuted(joins.cat)
 def cat(tensors: Sequence[AnyRecord], dim: int = 0) -> Permuted:
+    tensors = sparse_movement.without_empty(tensors)
     permuted = [x for x in tensors if isinstance(x, Permuted)]
     first = permuted[0]
     _, of_base = base_dim(first, dim)

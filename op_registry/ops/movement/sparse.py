@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    AnyRecord,
     Coordinates,
     Dense,
     Groups,
@@ -348,9 +349,24 @@ def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Sparse:
 # -------------------------------------------------------------------------------------------------------------- joins
 
 
-@lowers(joins.cat)
+def without_empty(tensors: Sequence[AnyRecord]) -> list[AnyRecord]:
+    """The operands of `cat` without plain ones of shape (0,), which torch.cat leaves out beside any others."""
+    types = {x.dtype for x in tensors if not isinstance(x, Dense)}
+    return [x for x in tensors if not (isinstance(x, Dense) and tuple(x.shape) == (0,) and types == {x.dtype})]
+
+
+@joins.cat.lowering(Sparse)
+def cat_of_stored(op: OpOverload, tensors: Sequence[AnyRecord], dim: int = 0) -> Sparse:
+    kept = without_empty(tensors)
+    if not all(isinstance(x, Sparse) for x in kept):
+        raise NotLowered("an operand whose elements would be moved is stored densely")
+    return cat(kept, dim)  # type: ignore[arg-type]
+
+
 def cat(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
     first = tensors[0]
+    if len(tensors) == 1:
+        return first.like(first.values.map(torch.clone))
     if any(x.ndim != first.ndim for x in tensors):
         raise NotLowered("its operands have different numbers of dimensions")
     dim = wrap_dim(dim, first.ndim)
