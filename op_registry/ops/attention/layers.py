@@ -194,7 +194,7 @@ def _transformer_encoder_layer_fwd(
     attention = (qkv_weight, qkv_bias, proj_weight, proj_bias)
     norms = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2)
     ffn = (ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2)
-    given = [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
+    given: list[Any] = [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
     if all_valid(src, *attention, *norms, *ffn, mask):
         return Dense(aten._transformer_encoder_layer_fwd(*data_of(given)))
     layer: Dense = _encoder_layer(by_rule, *given)

@@ -64,7 +64,7 @@ def addmm_of_permuted(op: OpOverload, self: AnyRecord, mat1: AnyRecord, mat2: An
     if self.ndim == 2 and self.shape[0] != 1:
         raise NotLowered("each row has a number of its own added")
 
-    def product(op: OpOverload, mat1: Sparse, mat2: AnyRecord, *args: Any, **kw: Any) -> Sparse:
+    def product(op: OpOverload, mat1: Sparse, mat2: Dense, *args: Any, **kw: Any) -> Sparse:
         return addmm(op, self.map(lambda t: t.reshape(-1)), mat1, mat2, *args, **kw)
 
     return on_last_dims(product, lambda *args, **kw: 1)(op, mat1, mat2, *args, **kw)

@@ -74,7 +74,7 @@ def unsqueeze(x: Permuted, dim: int) -> Sparse | Permuted:
 def squeeze(x: Permuted, dim: int | Sequence[int] | None = None) -> Sparse | Permuted:
     candidates = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     removed = {d for d in (wrap_dim(d, x.ndim) for d in candidates) if x.shape[d] == 1}
-    result: Sparse | Permuted = x
+    result: Any = x
     for d in sorted(removed, reverse=True):
         if not isinstance(result, Permuted):
             return sparse_movement.squeeze(result, [d for d in removed if d < result.ndim])
@@ -164,7 +164,8 @@ def cat(tensors: Sequence[AnyRecord], dim: int = 0) -> Permuted:
     _, of_base = base_dim(first, dim)
     if len(permuted) != len(tensors):
         raise NotLowered("only some of its operands have their dimensions in another order")
-    return first.like(sparse_movement.cat([to_base_order(x, first) for x in permuted], of_base))
+    bases: list[Any] = [to_base_order(x, first) for x in permuted]
+    return first.like(sparse_movement.cat(bases, of_base))
 
 
 @lowers_permuted(joins.stack)
