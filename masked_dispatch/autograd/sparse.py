@@ -100,10 +100,14 @@ def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> 
     source = unwrap_any(tensor)
     stored = source.base if isinstance(source, Permuted) else source
     shown = source.order if isinstance(source, Permuted) else None
-    if isinstance(stored, Sparse) and stored.pattern is record.pattern and shown == order:
-        if stored.values.shape == record.values.shape:
-            validity = intersect(stored.values.full_validity, record.values.full_validity)
-            return fill_where_invalid(stored.values.data, validity, 0)
+    if (
+        isinstance(stored, Sparse)
+        and stored.pattern is record.pattern
+        and shown == order
+        and stored.values.shape == record.values.shape
+    ):
+        validity = intersect(stored.values.full_validity, record.values.full_validity)
+        return fill_where_invalid(stored.values.data, validity, 0)
     if order is not None:
         permuted = Permuted(record, order)
         same_order = isinstance(source, Dense) or (isinstance(source, Permuted) and source.order == order)
