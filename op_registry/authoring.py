@@ -138,7 +138,7 @@ from op_registry.sparse.compose import (
     select_along,
     slice_of,
 )
-from op_registry.sparse.compressed import CSR
+from op_registry.sparse.compressed import CSR, PACKED
 from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.elements import (
     from_elements,
@@ -172,6 +172,7 @@ from op_registry.sparse.record import (
     coalesce,
     concat_values,
     from_coordinates,
+    from_dense,
     to_layout,
     unpadded_elements,
     without_invalid,
@@ -331,6 +332,7 @@ __all__ = [
     "coalesce",
     "concat_values",
     "from_coordinates",
+    "from_dense",
     "to_layout",
     "unpadded_elements",
     "without_invalid",
@@ -340,6 +342,7 @@ __all__ = [
     # Layouts: how sparse records list stored elements, and layouts of your own.
     "COO",
     "CSR",
+    "PACKED",
     "Layout",
     "register_layout",
     "AnyRecord",

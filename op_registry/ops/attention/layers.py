@@ -1,7 +1,7 @@
 """Fused layers of torch.nn in eval mode, batch first: nn.MultiheadAttention and nn.TransformerEncoderLayer.
 
 Law: that of rules.py and of the linear layers and norms of which they are composed. With every element valid, dense
-records run torch's own kernel. Packed batches stay packed.
+records run torch's own kernel. Packed batches stay packed, and an encoder layer packs a padded one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     ATTENTION,
+    PACKED,
     QUERY,
     Dense,
     Permuted,
@@ -24,7 +25,11 @@ from op_registry.authoring import (
     by_rule,
     call,
     data_of,
+    from_dense,
+    has_whole_slices,
     masked_rule,
+    may_be_read,
+    to_dense,
 )
 
 aten = torch.ops.aten
@@ -197,6 +202,9 @@ def _transformer_encoder_layer_fwd(
     given: list[Any] = [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
     if all_valid(src, *attention, *norms, *ffn, mask):
         return Dense(aten._transformer_encoder_layer_fwd(*data_of(given)))
+    if mask is None and src.ndim == 3 and may_be_read(src.data) and has_whole_slices(src, (2,)) and src.data.numel():
+        # As torch does where it is given a padding mask: padding is left out of every product.
+        return to_dense(_encoder_layer(call, from_dense(src, PACKED), *given[1:]))
     layer: Dense = _encoder_layer(by_rule, *given)
     return layer
 
