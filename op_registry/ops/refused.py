@@ -102,3 +102,11 @@ _part_of_sparse = refused(
     "(see x.storage_layout, x.nnz)",
     instead="Call it on x.to_torch_sparse()",
 )
+
+# -------------------------------------------------------------------------------------------------- parts of operators
+
+_part_of_batch_norm = refused(
+    aten._batch_norm_impl_index.default,
+    reason="it is a step of batch_norm that chooses a library, and may leave buffers that it returns unwritten",
+    instead="Call torch.batch_norm(…), or torch.native_batch_norm(…) for the statistics",
+)

@@ -4,7 +4,7 @@ Law: that of the function of the same name without torch.sparse. There an unspec
 sum and absent in a softmax; here it is invalid, hence absent in all of them, which changes no sum. So each rule calls
 the other function, in whatever storage its operands are, and the result is stored as that function stores it.
 
-A torch.sparse tensor beside a masked one is refused: whether what it doesn't specify is 0 or absent changes the mask.
+A torch.sparse tensor beside a masked one is refused, as torch's kernels for it know no mask.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def refuse_torch_sparse(name: str, *operands: Tensor) -> None:
     for operand in operands:
         if operand.layout is not torch.strided:
             raise MaskedSemanticsError(
-                f"torch.sparse.{name} is refused for masked tensors beside an operand stored as {operand.layout}: it "
-                "is unknown whether what that does not specify is zero or absent. Say so: "
-                "as_masked_tensor(operand) makes it absent, and operand.to_dense() zero."
+                f"torch.sparse.{name} is refused for masked tensors beside an operand stored as {operand.layout}: "
+                "torch's kernels for that know no mask. Convert it: in as_masked_tensor(operand) what is not specified "
+                "is absent, in operand.to_dense() it is zero, and valid."
             )
 
 
