@@ -62,6 +62,73 @@ def test_adaptive_softmax_divided_by_rows_that_are_not_there(adaptive: tuple[nn.
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("hidden", [0, 7, 19, -1, 1000])
+@pytest.mark.parametrize("missing", [[0], [1], [1, 2], [3], [0, 3], [0, 1, 2, 3]], ids=str)
+def test_adaptive_softmax_leaves_out_invalid_targets(
+    adaptive: tuple[nn.Module, Tensor, Tensor], missing: list[int], hidden: int
+) -> None:
+    layer, x, target = adaptive
+    mask = torch.ones(4, dtype=torch.bool)
+    mask[missing] = False
+    got = layer(md.as_masked_tensor(x), md.masked_tensor(torch.where(mask, target, hidden), mask))
+    assert got.output.get_mask().tolist() == mask.tolist()
+    assert bool(got.loss.get_mask()) == bool(mask.any())
+    grads = torch.autograd.grad(got.loss, list(layer.parameters()), materialize_grads=True)
+    if not mask.any():
+        assert not any(grad.any() for grad in grads)
+        return
+    want = layer(x[mask], target[mask])
+    torch.testing.assert_close(got.loss.to_tensor(0), want.loss)
+    torch.testing.assert_close(got.output.to_tensor(0)[mask], want.output)
+    expected = torch.autograd.grad(want.loss, list(layer.parameters()), materialize_grads=True)
+    for mine, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_adaptive_softmax_of_targets_and_inputs_with_holes(adaptive: tuple[nn.Module, Tensor, Tensor]) -> None:
+    layer, x, target = adaptive
+    got = layer(without_second_row(x), md.masked_tensor(target, torch.tensor([True, True, False, True])))
+    want = layer(x[[0, 3]], target[[0, 3]])
+    assert got.output.get_mask().tolist() == [True, False, False, True]
+    torch.testing.assert_close(got.loss.to_tensor(0), want.loss)
+
+
+@pytest.mark.parametrize("storage", ["dense", "coo"])
+def test_adaptive_softmax_of_one_target(adaptive: tuple[nn.Module, Tensor, Tensor], storage: str) -> None:
+    layer, x, _ = adaptive
+    x = md.as_masked_tensor(x)
+    target = md.masked_tensor(torch.tensor([6, 1, 2, 3]), torch.tensor([False, True, True, True]))
+    one = layer(x[0], target[0])
+    assert not one.output.get_mask()
+    assert not one.loss.get_mask()
+    if storage == "coo":
+        target = target.to_sparse()
+    assert layer(x, target).output.get_mask().tolist() == [False, True, True, True]
+
+
+def test_adaptive_softmax_still_refuses_classes_that_it_does_not_have(
+    adaptive: tuple[nn.Module, Tensor, Tensor],
+) -> None:
+    layer, x, _ = adaptive
+    with pytest.raises(RuntimeError, match=r"Target values should be in \[0, 19\]"):
+        layer(x, md.masked_tensor(torch.tensor([0, 20, 3, 4]), torch.tensor([False, True, True, True])))
+
+
+def test_adaptive_softmax_of_a_plain_input(adaptive: tuple[nn.Module, Tensor, Tensor]) -> None:
+    layer, x, target = adaptive
+    assert torch.equal(layer(x, md.as_masked_tensor(target)).loss, layer(x, target).loss)
+    with pytest.raises(md.MaskedSemanticsError, match=r"4 targets are not all valid.*as_masked_tensor\(input\)"):
+        layer(x, md.masked_tensor(target, torch.tensor([True, True, False, True])))
+
+
+def test_predictions_of_adaptive_softmax(adaptive: tuple[nn.Module, Tensor, Tensor]) -> None:
+    layer, x, _ = adaptive
+    torch.nn.init.normal_(layer.head.weight, std=3.0, generator=torch.Generator().manual_seed(3))
+    got = layer.predict(without_second_row(x))
+    assert got.get_mask().tolist() == [True, False, True, True]
+    assert got.to_tensor(-1)[[0, 2, 3]].tolist() == layer.predict(x[[0, 2, 3]]).tolist()
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_log_prob_of_adaptive_softmax_was_plain(adaptive: tuple[nn.Module, Tensor, Tensor], backend: str) -> None:
     layer, x, _ = adaptive

@@ -1,4 +1,4 @@
-"""Losses that torch writes in Python: those that divide by a size, and one that counts targets in its own buffers.
+"""Losses that torch writes in Python: those that divide by a size, and one that asks where its targets lie.
 
 Law: the size is the number of what is valid. One operator in the function's body gets a rule that makes up for the
 division that follows it; where no mask is stored its factor is exactly 1.
@@ -13,13 +13,12 @@ from torch import Tensor
 
 from op_registry.authoring import (
     COMPOSITE,
-    ELEMENTWISE,
+    QUERY,
     Dense,
     MaskedSemanticsError,
     Number,
     accumulation_dtype,
     inside,
-    known_all_valid,
 )
 from op_registry.ops.losses.rules import SUM
 
@@ -61,13 +60,29 @@ def adaptive_index_fill_(self: Tensor, dim: int, index: Tensor, value: Number) -
     return self.index_copy_(dim, index, torch.full(index.shape, value, dtype=self.dtype, device=self.device))
 
 
-@inside(torch.nn.modules.adaptive, aten.ge.Scalar, category=ELEMENTWISE)
-def adaptive_target_at_least(self: Dense, other: Number) -> Dense:
-    """Refused for partly invalid targets, which torch takes to be out of range: it counts those in each cluster."""
-    if not known_all_valid(self):
+# torch asks of each cluster which targets lie in it, and raises if some lie in none. An invalid target counts as in the
+# first one: there its row is written as it is, invalid, and is left out of the mean.
+
+
+@inside(torch.nn.modules.adaptive, aten.ge.Scalar, category=QUERY)
+def adaptive_target_at_least(self: Dense, other: Number) -> Tensor:
+    """Whether each target is a class of this cluster or of a later one; plain."""
+    return torch.ge(self.filled(0), other)
+
+
+@inside(torch.nn.modules.adaptive, aten.lt.Scalar, category=QUERY)
+def adaptive_target_below(self: Dense, other: Number) -> Tensor:
+    """Whether each target is a class of this cluster or of an earlier one; plain."""
+    return torch.lt(self.filled(0), other)
+
+
+@inside(torch.nn.modules.adaptive, aten.gather.default, category=COMPOSITE)
+def adaptive_gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """Refused where the output of an invalid target would be written to a buffer of the input that has no mask."""
+    if type(self) is Tensor and int(torch.count_nonzero(torch.ones_like(index))) < index.numel():
         raise MaskedSemanticsError(
-            f"AdaptiveLogSoftmaxWithLoss has no meaning for a partly invalid target of shape {tuple(self.shape)}: it "
-            "counts how many targets each cluster has. Mask the rows of the input instead: "
-            "input.mask_with(target.get_mask().unsqueeze(-1)), with target.to_tensor(0)."
+            f"AdaptiveLogSoftmaxWithLoss makes its output in a buffer of the input, which is a plain tensor, and "
+            f"{index.numel()} targets are not all valid. Pass the input as a masked tensor, as_masked_tensor(input): "
+            "then the outputs of invalid targets are invalid, and left out of the loss."
         )
-    return Dense(aten.ge.Scalar(self.data, other))
+    return aten.gather.default(self, dim, index, sparse_grad=sparse_grad)

@@ -49,7 +49,7 @@ from op_registry.ops.windows.crops import (
     gather_bins,
     per_sample,
 )
-from op_registry.ops.windows.pooling import max_pooled, numeric_validity, spatial_dims, whole
+from op_registry.ops.windows.pooling import max_pooled, numeric_validity, spatial_dims, whole, window_sizes
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -221,7 +221,7 @@ def avg_pool(
 ) -> Dense:
     """The sum of the window, divided by the number of its valid elements and of the crop's own padding in it."""
     spatial = spatial_dims(op)
-    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad)
+    arguments = (*window_sizes(spatial, kernel_size, stride, padding), ceil_mode, count_include_pad)
     override = () if divisor_override is None else (divisor_override,)
     if self.validity is None:
         return Dense(op(self.data, *arguments, *override))
@@ -262,9 +262,10 @@ def max_pool(
 ) -> Any:
     """The maxima of missing values; their indices count in the batch."""
     spatial = spatial_dims(op)
+    sizes = window_sizes(spatial, kernel_size, stride, padding, dilation)
 
     def pool(x: Tensor) -> Any:
-        return op(x, kernel_size, stride, padding, dilation, ceil_mode)
+        return op(x, *sizes, ceil_mode)
 
     result = max_pooled(pool, self, spatial)
     if self.validity is None:

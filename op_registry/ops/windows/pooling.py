@@ -10,7 +10,7 @@ The average of the mask is the valid share of the window, by which the average o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,10 +27,17 @@ from op_registry.authoring import (
     lowest,
     masked_rule,
 )
+from op_registry.ops.windows.convolution import Sizes, per_dim
 
 aten = torch.ops.aten
 
-Sizes = Sequence[int]
+
+def window_sizes(spatial: int, *sizes: Sizes) -> list[Sizes]:
+    """Kernel, stride, padding and dilation with a number for each dimension, as torch's own functions pass them.
+
+    A default arrives as one number for all, which the kernels accept and inductor's gradient of an average does not.
+    """
+    return [per_dim(size, spatial) for size in sizes]
 
 
 def numeric_validity(x: Dense, spatial: int) -> Tensor:
@@ -111,10 +118,12 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Dense:
-    def average(x: Tensor) -> Any:
-        return op(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    spatial = spatial_dims(op)
+    window = window_sizes(spatial, kernel_size, stride, padding)
 
-    spatial = 2 if op is aten.avg_pool2d.default else 3
+    def average(x: Tensor) -> Any:
+        return op(x, *window, ceil_mode, count_include_pad, divisor_override)
+
     return averaged(average, self, spatial, count_include_pad, divide=divisor_override is None)
 
 
@@ -176,10 +185,13 @@ def max_pool(
     dilation: Sizes = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    def pool(x: Tensor) -> Any:
-        return op(x, kernel_size, stride, padding, dilation, ceil_mode)
+    spatial = spatial_dims(op)
+    window = window_sizes(spatial, kernel_size, stride, padding, dilation)
 
-    return max_pooled(pool, self, spatial_dims(op))
+    def pool(x: Tensor) -> Any:
+        return op(x, *window, ceil_mode)
+
+    return max_pooled(pool, self, spatial)
 
 
 @masked_rule(
