@@ -9,6 +9,7 @@ write_locks.py    locks for in-place operations of several threads
 mask_bytes.py     converting a bool mask to int8 in a compiled graph
 buffers.py        x.new_tensor, x.new and x.data = y
 checks.py         checks of the data and masks that callers pass
+file_format.py    the version of files, and how one is read
 fills.py          what may replace invalid elements
 layout_checks.py  whether a storage layout fits a shape
 no_memory.py      methods that ask for one piece of memory: refused
