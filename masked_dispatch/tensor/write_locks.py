@@ -16,6 +16,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces
+from masked_dispatch.torch_internals import under_transform
 
 _NAME = "masked_dispatch_lock"
 _NO_LOCK = contextlib.nullcontext()
@@ -31,7 +32,7 @@ def lock_of(target: Tensor) -> Lock:
     if isinstance(target, SparseMaskedTensor):
         return _of_sparse.setdefault(target._kept, threading.RLock())
     data = target._data if isinstance(target, MaskedTensor) else target
-    if type(data) not in (Tensor, torch.nn.Parameter) or data.layout is not torch.strided:
+    if type(data) not in (Tensor, torch.nn.Parameter) or data.layout is not torch.strided or under_transform():
         return _NO_LOCK
     # A storage lives as long as its memory, and is one object. Reading the dict and setting a default are atomic.
     notes = data.untyped_storage().__dict__

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import NORMALIZATION, Dense, DenseSlices, Moments, masked_slices, result_dtype, valid_in_all
+from op_registry.authoring import (
+    NORMALIZATION,
+    Dense,
+    DenseSlices,
+    Moments,
+    Spread,
+    masked_slices,
+    result_dtype,
+    valid_in_all,
+)
 from op_registry.ops.normalization.norms import affine, saved_statistics, shaped, standardised
 
 aten = torch.ops.aten
@@ -64,7 +73,7 @@ def by_given_statistics(op: OpOverload, x: Dense, parameters: Sequence[Dense | N
 
 
 def updated_statistics(
-    mean: Dense | None, var: Dense | None, m: Moments, momentum: float
+    mean: Dense | None, var: Dense | None, m: Spread, momentum: float
 ) -> tuple[Tensor | None, Tensor | None]:
     """The running mean and variance after a batch with these moments, of shape (slices, channels, 1, …).
 
