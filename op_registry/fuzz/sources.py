@@ -40,7 +40,7 @@ def data_of(source: Source) -> Tensor:
         data = (data * 2).round() / 2
     if source.seed % 10 == 0 and data.numel():
         data.view(-1)[-1] = float("nan") if source.seed % 20 else float("inf")
-    return data.to(dtype)
+    return data.to(dtype, copy=True)  # at version 0, which errors name
 
 
 def mask_of(source: Source) -> Tensor | None:
