@@ -175,6 +175,7 @@ from op_registry.sparse.record import (
     from_dense,
     to_layout,
     unpadded_elements,
+    with_sparse_dims,
     without_invalid,
 )
 from op_registry.sparse.segments import Segments, segment_exponentials, segment_validity
@@ -335,6 +336,7 @@ __all__ = [
     "from_dense",
     "to_layout",
     "unpadded_elements",
+    "with_sparse_dims",
     "without_invalid",
     "Coordinates",
     "ravel",

@@ -144,12 +144,14 @@ def narrow_copy(x: Permuted, dim: int, start: int, length: int) -> Permuted:
     return slice(x, dim, start, start + length)
 
 
+@lowers_permuted(views.unsafe_split_with_sizes)
 @lowers_permuted(views.split_with_sizes)
 def split_with_sizes(x: Permuted, split_sizes: Sequence[int], dim: int = 0) -> list[Permuted]:
     _, of_base = base_dim(x, dim)
     return [x.like(part) for part in sparse_movement.split_with_sizes(x.base, split_sizes, of_base)]
 
 
+@lowers_permuted(views.unsafe_split)
 @lowers_permuted(views.split)
 def split(x: Permuted, split_size: int, dim: int = 0) -> list[Permuted]:
     _, of_base = base_dim(x, dim)
@@ -157,7 +159,7 @@ def split(x: Permuted, split_size: int, dim: int = 0) -> list[Permuted]:
 
 
 @lowers_permuted(joins.cat)
-def cat(tensors: Sequence[AnyRecord], dim: int = 0) -> Permuted:
+def cat(tensors: Sequence[AnyRecord], dim: int = 0) -> Sparse | Permuted:
     tensors = sparse_movement.without_empty(tensors)
     permuted = [x for x in tensors if isinstance(x, Permuted)]
     first = permuted[0]
@@ -165,7 +167,12 @@ def cat(tensors: Sequence[AnyRecord], dim: int = 0) -> Permuted:
     if len(permuted) != len(tensors):
         raise NotLowered("only some of its operands have their dimensions in another order")
     bases: list[Any] = [to_base_order(x, first) for x in permuted]
-    return first.like(sparse_movement.cat(bases, of_base))
+    joined = sparse_movement.cat(bases, of_base)
+    if joined.pattern.ndim == first.base.pattern.ndim:
+        return first.like(joined)
+    if any(len(group) > 1 for group in first.groups):
+        raise NotLowered("it joins along a dense dimension, and its operands do not share a sparsity pattern")
+    return shown_as(joined, first.groups)
 
 
 @lowers_permuted(joins.stack)

@@ -26,6 +26,7 @@ from op_registry.authoring import (
     NotLowered,
     Permuted,
     Sparse,
+    being_traced,
     call,
     concat_values,
     expand_sparse,
@@ -36,9 +37,11 @@ from op_registry.authoring import (
     ravel,
     refuse_dense_dims,
     repeat_sparse,
+    sparse_dims_first,
     unpadded_elements,
     unravel,
     with_coordinates,
+    with_sparse_dims,
     wrap_dim,
 )
 from op_registry.ops.movement import joins, views
@@ -234,6 +237,7 @@ def narrow_copy(x: Sparse, dim: int, start: int, length: int) -> Sparse:
     return slice(x, dim, start, start + length)
 
 
+@lowers(views.unsafe_split_with_sizes)
 @lowers(views.split_with_sizes)
 def split_with_sizes(x: Sparse, split_sizes: Sequence[int], dim: int = 0) -> list[Sparse]:
     torch.empty(x.shape, device="meta").split_with_sizes(list(split_sizes), dim)  # raises torch's error
@@ -244,6 +248,7 @@ def split_with_sizes(x: Sparse, split_sizes: Sequence[int], dim: int = 0) -> lis
     return [slice(x, dim, start, start + size) for start, size in zip(starts, split_sizes, strict=True)]
 
 
+@lowers(views.unsafe_split)
 @lowers(views.split)
 def split(x: Sparse, split_size: int, dim: int = 0) -> list[Sparse]:
     pieces = torch.empty(x.shape, device="meta").split(split_size, dim)
@@ -307,8 +312,8 @@ def _rot90(x: Sparse, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sparse | Perm
     if k == 1:
         return in_order_of(_flip(x, [b]), order)
     transposed = in_order_of(x, order)
-    if not isinstance(transposed, Sparse):
-        raise NotLowered("it moves dense dimensions before sparse ones")
+    if isinstance(transposed, Permuted):
+        transposed = sparse_dims_first(transposed)
     return _flip(transposed, [b])
 
 
@@ -375,7 +380,9 @@ def cat(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
         raise NotLowered("its operands differ in their sparse dimensions, or in shape")
     if dim >= first.pattern.ndim:
         if not all(x.pattern.same_as(first.pattern) for x in tensors):
-            raise NotLowered("it joins along a dense dimension, and its operands do not share a sparsity pattern")
+            if any(being_traced(x.values.data) for x in tensors):
+                raise NotLowered("it joins along a dense dimension, and its operands do not share a sparsity pattern")
+            return cat([with_sparse_dims(x, dim + 1) for x in tensors], dim)
         return first.like(concat_values([x.values for x in tensors], dim - first.pattern.ndim + first.pattern.lead))
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
     parts = [unpadded_elements(x) for x in tensors]
