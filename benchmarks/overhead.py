@@ -1,7 +1,10 @@
-"""What one small eager call costs: 64×64 float32, as a multiple of the same call on plain tensors."""
+"""R5: what one small eager call costs, 64×64 float32, as a multiple of the same call on plain tensors; without a
+derivative, and forward and backward together.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import warnings
@@ -15,13 +18,16 @@ from benchmarks.harness import Call, Goal, Timing, console, duration, measure, p
 
 SIZE = 64
 
-# What is called, and how dear it may be as a multiple of the plain call; with grad, 1.5 times as dear.
-CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
-    "exp": (lambda x, y: x.exp(), 3),
-    "neg": (lambda x, y: -x, 5),
-    "x + y, one mask": (lambda x, y: x + y, 5),
-    "x + y, two masks": (lambda x, y: x + y, 7),
-    "x.sum()": (lambda x, y: x.sum(), 6),
+# What is called, and how dear it may be as a multiple of the plain call: alone, and forward and backward together.
+CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None, float]] = {
+    "exp": (lambda x, y: x.exp(), 3, 9),
+    "neg": (lambda x, y: -x, 5, 9),
+    "x + y, one mask": (lambda x, y: x + y, 5, 9),
+    "x + y, two masks": (lambda x, y: x + y, 7, 9),
+    "x.sum()": (lambda x, y: x.sum(), 6, 9),
+    "x.view(-1)": (lambda x, y: x.view(-1), None, 8),
+    "x[1]": (lambda x, y: x.select(0, 1), None, 8),
+    "x.transpose(0, 1)": (lambda x, y: x.transpose(0, 1), None, 8),
 }
 
 
@@ -46,19 +52,31 @@ def operands(kind: str, two_masks: bool, requires_grad: bool) -> tuple[Tensor, T
     return first.requires_grad_(requires_grad), second.requires_grad_(requires_grad)
 
 
+def forward_backward(call: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Call:
+    """The call and its backward from a gradient that is there; leaves keep none, so that every step costs the same."""
+    gradient = torch.ones_like(call(x, y).detach())
+
+    def step() -> None:
+        call(x, y).backward(gradient)
+        x.grad = y.grad = None
+
+    return step
+
+
 def candidates(name: str, requires_grad: bool) -> dict[str, Call]:
     """The call on each kind of tensor that has it."""
-    call, _ = CALLS[name]
+    call = CALLS[name][0]
     found: dict[str, Call] = {}
     for kind in ("plain", "masked_dispatch", "torch.masked", "NestedTensor"):
         x, y = operands(kind, name.endswith("two masks"), requires_grad)
         try:
-            call(x, y)
-        except (ValueError, RuntimeError, NotImplementedError):
+            run = forward_backward(call, x, y) if requires_grad else functools.partial(call, x, y)
+            run()
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
             if kind in ("plain", "masked_dispatch"):
                 raise
-            continue  # torch.masked refuses operands whose masks differ
-        found[kind] = lambda x=x, y=y: call(x, y)
+            continue  # torch.masked refuses operands whose masks differ, and has no views
+        found[kind] = run
     return found
 
 
@@ -79,8 +97,8 @@ def run(rounds: int = 41) -> list[Goal]:
     warnings.filterwarnings("ignore", module="torch.masked")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # NestedTensor warns at every start
     goals = []
-    for requires_grad, allowance in ((False, 1.0), (True, 1.5)):
-        grad = "with grad" if requires_grad else "no grad"
+    for requires_grad in (False, True):
+        grad = "forward and backward" if requires_grad else "no grad"
         timings = {}
         for name in progress(list(CALLS), grad):
             measured = math.nan
@@ -91,7 +109,9 @@ def run(rounds: int = 41) -> list[Goal]:
                 measured = timings[name]["masked_dispatch"].ratio
             except md.MaskedSemanticsError as error:
                 console.print(f"[red]{name}, {grad}: refused[/red] {error}")
-            goals.append(Goal(f"{name}, {grad}", measured, CALLS[name][1] * allowance))
+            goal = CALLS[name][2 if requires_grad else 1]
+            if goal is not None:
+                goals.append(Goal(f"{name}, {grad}", measured, goal))
         print_table(
             f"one eager call on 64×64 float32, {grad}; multiples of the plain call",
             ("", "plain", "masked_dispatch", "× plain", "torch.masked ×", "NestedTensor ×"),

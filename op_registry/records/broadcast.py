@@ -45,7 +45,9 @@ def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -
     validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one over whose last dimensions it is broadcast stays so in
     the last dimensions that divide them, (B, 1) of (B, 2 · 4) → (2 · B, 1) of (2 · B, 4); else it is expanded.
     """
-    if tuple(validity.shape) == tuple(old) or math.prod(old) == 0:
+    if tuple(validity.shape) == tuple(old):
+        return validity.reshape(new)
+    if math.prod(old) == 0:
         return validity.expand(old).reshape(new)
     plan = _reshaping if being_traced(validity) else _remembered_reshaping
     expanded, result = plan(tuple(validity.shape), tuple(old), tuple(new))
