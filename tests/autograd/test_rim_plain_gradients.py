@@ -110,3 +110,48 @@ def test_torchs_sparse_gradients_stay_masked() -> None:
     table(md.masked_tensor(torch.tensor([1, 3]), torch.tensor([T, F]))).sum().backward()
     assert isinstance(table.weight.grad, md.MaskedTensor)
     assert table.weight.grad.storage_layout is torch.sparse_coo
+
+
+# -------------------------------------------------------------------------------------- what the engine hands over
+
+
+class PlainBackward(HandWrittenLinear):
+    """The same, as docs/semantics.md says to write it where `w` is plain."""
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        of_x, of_w = HandWrittenLinear.backward(ctx, grad)
+        return of_x, of_w.to_tensor(0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("retained", [False, True], ids=["autograd.grad", "retain_grad"])
+def test_a_gradient_that_is_not_of_a_leaf(retained: bool) -> None:
+    """What a backward by hand gives is handed over as it is; made plain there, it is plain."""
+
+    def gradient(function: type[HandWrittenLinear]) -> Tensor:
+        leaf = weight_like("tensor")
+        w = leaf * 1 if retained else leaf
+        loss = function.apply(masked(), w).sum()
+        if not retained:
+            return torch.autograd.grad(loss, w)[0]
+        w.retain_grad()
+        loss.backward()
+        return w.grad
+
+    by_hand, plain = gradient(HandWrittenLinear), gradient(PlainBackward)
+    assert isinstance(by_hand, md.MaskedTensor)
+    assert type(plain) is Tensor
+    assert torch.equal(by_hand.to_tensor(0), plain)
+
+
+def test_gradients_by_rules_are_plain_however_they_are_asked_for() -> None:
+    leaf = weight_like("tensor")
+    w = leaf * 1
+    w.retain_grad()
+    loss = (masked() @ w).sum()
+    loss.backward(retain_graph=True)
+    assert type(w.grad) is type(leaf.grad) is Tensor
+    w.grad = None  # to which torch.autograd.grad adds, too
+    (asked,) = torch.autograd.grad(loss, w)
+    assert type(asked) is Tensor
+    assert torch.equal(asked, leaf.grad)

@@ -39,6 +39,10 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
     "._values": (("masked_dispatch/", "op_registry/sparse/layout.py"), "values() refuses uncoalesced tensors"),
     "torch._lobpcg": (("masked_dispatch/interop/low_rank.py",), "where torch.lobpcg asks who is to run it"),
     "torch._lowrank": (("masked_dispatch/interop/low_rank.py",), "where torch.svd_lowrank asks who is to run it"),
+    "torch.distributions.multivariate_normal._batch_mv": (
+        ("op_registry/ops/linear_algebra/multivariate.py",),
+        "the function in which normal distributions multiply their matrix",
+    ),
     "torch._C": (("op_registry/report/python_source.py",), "a module name, compared with those of Python functions"),
     "torch._dynamo": (("op_registry/report/python_source.py",), "the same"),
     "torch._jit_internal": (("op_registry/report/python_source.py",), "the same"),

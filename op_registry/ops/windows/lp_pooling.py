@@ -15,6 +15,7 @@ from op_registry.authoring import POOLING, Dense, by_rule, inside, registry
 from op_registry.ops.windows import padding as padding_of_samples
 from op_registry.ops.windows.convolution import Sizes
 from op_registry.ops.windows.crops import crops, per_sample
+from op_registry.ops.windows.pooling import window_sizes
 
 aten = torch.ops.aten
 
@@ -48,7 +49,7 @@ def share_of_window(
     op: OpOverload, x: Dense, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
 ) -> Dense:
     """The sum of each window's valid elements, divided by the size that the window has where all is valid."""
-    window = (kernel_size, stride, padding, ceil_mode)
+    window = (*window_sizes(spatial, kernel_size, stride, padding), ceil_mode)
     total: Dense = by_rule(op, x, *window, True, 1)
     if x.validity is not None and registry.get(op) is padding_of_samples.avg_pool:
         along = padding_of_samples.pooling_windows(*window, total.shape[-spatial:])
