@@ -6,16 +6,15 @@ all, and a row of values for each. The reference is torch.optim.Adagrad, which c
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import masked_dispatch as md
 from benchmarks.harness import Call, Goal, duration, measure, print_table, timing
+from benchmarks.peak import peak_of_call, peak_of_process
 
 ROWS, WIDTH = 1_000_000, 64
 REFERENCE = "torch.optim.Adagrad"
@@ -113,12 +112,11 @@ def candidates(case: str) -> dict[str, Call]:
 
 def peak_of(case: str, name: str) -> float:
     """What one step allocates at most, in MiB, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.adagrad", case, name]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return peak_of_process("benchmarks.adagrad", case, name)
 
 
 def measure_peak(case: str, name: str) -> float:
-    """The same, in this process: resident memory at its highest, less what was there before."""
+    """The same, in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     gradient = torchs_gradient(CASES[case]())
@@ -129,16 +127,7 @@ def measure_peak(case: str, name: str) -> float:
         table.grad = torchs_gradient(torch.arange(3))
         step()
         table.grad = gradient
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
-    before = resident("VmRSS")
-    step()
-    return resident("VmHWM") - before
-
-
-def resident(which: str) -> float:
-    """Resident memory of this process in MiB, as Linux has it."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition(f"{which}:")[2].split()[0]) / 1024
+    return peak_of_call(step)
 
 
 def run(rounds: int = 21) -> list[Goal]:

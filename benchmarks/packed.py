@@ -8,19 +8,16 @@ padded batch with a bool mask for the keys; and on a NestedTensor.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from benchmarks.adagrad import resident
 from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
+from benchmarks.peak import GIVING_BACK, peak_of_call, peak_of_process
 
 BATCH, TIME, WIDTH, HEADS = 16, 512, 256, 4
 PRODUCTS, BY_HAND = "products of the valid tokens", "rows by hand"
@@ -153,21 +150,15 @@ def candidates(backward: bool) -> dict[str, Call]:
 
 def peak_of(name: str, backward: bool) -> float:
     """What a second run allocates at most, in MiB, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.packed", name, "backward" if backward else "forward"]
-    # An allocator that gives back what is freed, at once: what it kept of the first run would hide part of the peak.
-    eager = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"}
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=eager).stdout.split()[-1])
+    return peak_of_process("benchmarks.packed", name, "backward" if backward else "forward", allocator=GIVING_BACK)
 
 
 def measure_peak(name: str, direction: str) -> float:
-    """The same, in this process: resident memory at its highest, less what was there before."""
+    """The same, in this process."""
     torch.set_num_threads(1)
     call = candidates(direction == "backward")[name]
     call()
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
-    before = resident("VmRSS")
-    call()
-    return resident("VmHWM") - before
+    return peak_of_call(call)
 
 
 def run(rounds: int = 9) -> list[Goal]:

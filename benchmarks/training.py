@@ -10,20 +10,17 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from benchmarks.adagrad import resident
 from benchmarks.harness import Call, Goal, console, duration, measure, print_table, progress, timing
+from benchmarks.peak import GIVING_BACK, peak_of_call, peak_of_process
 
 PLAIN, DENSE, PACKED = "plain, padding mask", "masked", "masked, packed"
 
@@ -145,23 +142,17 @@ def check_gradients(steps: dict[str, tuple[nn.Module, Call]]) -> None:
 
 def peak_of(model: str, size: Size, backward: bool, name: str) -> float:
     """What a second step allocates at most, in MiB, in a process of its own."""
-    arguments = [model, size.name, "train" if backward else "eval", name]
-    # An allocator that gives back what is freed, at once: what it kept of the first step would hide part of the peak.
-    eager = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"}
-    command = [sys.executable, "-m", "benchmarks.training", *arguments]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=eager).stdout.split()[-1])
+    mode = "train" if backward else "eval"
+    return peak_of_process("benchmarks.training", model, size.name, mode, name, allocator=GIVING_BACK)
 
 
 def measure_peak(model: str, size: str, mode: str, name: str) -> float:
-    """The same, in this process: resident memory at its highest, less what was there before."""
+    """The same, in this process."""
     torch.set_num_threads(1)
     module, step = candidates(model, SIZES[size], mode == "train")[name]
     step()
     module.zero_grad(set_to_none=True)
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
-    before = resident("VmRSS")
-    step()
-    return resident("VmHWM") - before
+    return peak_of_call(step)
 
 
 def run(rounds: int = 15) -> list[Goal]:
