@@ -49,11 +49,11 @@ def share_of_window(
     op: OpOverload, x: Dense, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
 ) -> Dense:
     """The sum of each window's valid elements, divided by the size that the window has where all is valid."""
-    kernel_size, stride, padding = window_sizes(spatial, kernel_size, stride, padding)
-    window = (kernel_size, stride, padding, ceil_mode)
+    kernel, step, edge = window_sizes(spatial, kernel_size, stride, padding)
+    window = (kernel, step, edge, ceil_mode)
     total: Dense = by_rule(op, x, *window, True, 1)
     if x.validity is not None and registry.get(op) is padding_of_samples.avg_pool:
-        along = padding_of_samples.pooling_windows(kernel_size, stride, padding, ceil_mode, total.shape[-spatial:])
+        along = padding_of_samples.pooling_windows(*window, total.shape[-spatial:])
         boxes = crops(x, spatial)
         count = per_sample([w.with_padding(box) for w, box in zip(along, boxes, strict=True)], x)
         sizes = torch.where(count > 0, count, 1).to(x.dtype)  # of a window beyond the box, which is invalid
