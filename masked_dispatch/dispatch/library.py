@@ -236,7 +236,6 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
     record = unwrap_any(tensor)
     if layout == DENSE:
         return tensor if isinstance(record, Dense) else wrap_record(to_dense(record))
-    record = without_order(record)  # layouts need their sparse dimensions first
     wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Permuted):  # layouts need their sparse dimensions first

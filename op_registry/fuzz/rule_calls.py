@@ -26,8 +26,8 @@ LEFT_OUT = (
     "whole slices",
 )
 # Operators that return memory which nobody wrote, change the shape of their operand in place, return what shares
-# memory unknown to torch (unsafe_), have results exponential in a size (histogramdd), or trust their callers to have
-# checked the arguments (those whose names begin with an underscore).
+# memory unknown to torch (unsafe_), have a result exponential in a size (histogramdd), or (those whose names begin with
+# an underscore) trust their callers to have checked the arguments.
 UNSUITABLE = (
     "_",
     "empty",

@@ -68,6 +68,20 @@ def test_a_plain_boolean_index(index: Tensor, mask: str) -> None:
     assert_compiled_as_eager(lambda x, i: x[i] * 2, lambda: (of(mask), index))
 
 
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.mT,
+    "permuted": lambda x: x.permute(1, 0),
+    "columns": lambda x: x[:, :1],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_of_as_many_rows_as_the_data_say(view: str, mask: str) -> None:
+    index = torch.tensor([True, False, True])
+    assert_compiled_as_eager(lambda x, i: VIEWS[view](x[i]), lambda: (of(mask), index))
+
+
 STORAGES: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
     "dense": lambda x: x,
     "coo": lambda x: x.to_sparse(),
