@@ -72,9 +72,9 @@ def argument(kind: str, tensor: Callable[[], Tensor]) -> Any:
         return [tensor(), tensor()]
     values: dict[str, Any] = {
         "int": 1, "SymInt": 1, "float": 0.5, "number": 1, "bool": False, "str": "mean", "ScalarType": torch.float32,
-        "Device": torch.device("cpu"), "Stream": torch.Stream(device="cpu"),
-        "Storage": torch.UntypedStorage(4), "List[int]": [1], "List[SymInt]": [1],
-        "List[float]": [0.5], "List[number]": [1, 1], "List[bool]": [False], "List[str]": ["a"],
+        "Device": torch.device("cpu"), "Stream": torch.Stream(device="cpu"), "Storage": torch.UntypedStorage(4),
+        "List[int]": [1], "List[SymInt]": [1], "List[float]": [0.5], "List[number]": [1, 1],
+        "List[bool]": [False], "List[str]": ["a"],
     }  # fmt: skip
     return values[kind]
 
