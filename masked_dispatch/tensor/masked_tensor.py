@@ -412,8 +412,8 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:
     """A masked tensor around `data` and `validity` as they are (nothing is checked, copied or differentiated)."""
     if type(data) is Tensor and data.is_contiguous() and not data.storage_offset() and not requires_grad:
-        # The common case with fewer arguments: 0.5 µs of the 2 µs that the other call takes. (Whether a graph's tensor is
-        # contiguous may depend on data.)
+        # The common case with fewer arguments: 0.5 µs of the 2 µs that the other call takes. (Whether a tensor of a
+        # graph is contiguous may depend on data.)
         wrapper: MaskedTensor = make_wrapper_subclass(
             MaskedTensor, data.shape, dtype=data.dtype, device=data.device, _extra_dispatch_keys=PRE_DISPATCH
         )
