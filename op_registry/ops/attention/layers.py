@@ -17,6 +17,7 @@ from op_registry.authoring import (
     PACKED,
     QUERY,
     Dense,
+    NotLowered,
     Permuted,
     Rule,
     Sparse,
@@ -213,6 +214,11 @@ def _lower(rule: Rule, layer: Callable[..., Any]) -> None:
     """On packed batches: the same operators, each by its own lowering."""
 
     def lowering(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        named = dict(zip([a.name for a in op._schema.arguments], args, strict=False)) | kwargs
+        x, width, weight = args[0], named["embed_dim"], named["qkv_weight"]
+        heads = named["num_heads"] if "num_heads" in named else named["num_head"]
+        if 0 in x.shape or x.shape[-1] != width or tuple(weight.shape) != (3 * width, width) or width % heads:
+            raise NotLowered("it has no elements, or the sizes of its weights do not fit")  # torch's errors and results
         return layer(call, *args, **kwargs)
 
     rule.lowering(Sparse)(lowering)
