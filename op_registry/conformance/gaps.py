@@ -63,7 +63,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "cov": tuple(
         Gap(law, _NARROW_DIVISOR, f"{dtype} sample 37 {kind}")
         for dtype in ("float64", "complex128")
-        for law, kind in (("P1", "stored"), ("P2", "stored"), ("P2", "half_first"))
+        for law, kind in (("P1", "stored"), ("P2", "stored"), ("P2", "half_first"), ("P2", "rows"))
     ),
     "nn_functional_interpolate_bilinear": (Gap("P1", _FIXED_POINT, "uint8 stored"),),
     "nn_functional_upsample_bilinear": (Gap("P1", _FIXED_POINT, "uint8 stored"),),
@@ -83,10 +83,14 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         )
         for name in ("pca_lowrank", "svd_lowrank")
     },
-    "var": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
-    "var_mean": (Gap("P5", _NO_FREEDOM, "float64 sample 6 half"),),
     **{
-        name: tuple(Gap("P2", _COMPLEX_BY_ZERO, f"{dtype} sample 14 half") for dtype in ("complex64", "complex128"))
+        name: tuple(Gap("P5", _NO_FREEDOM, f"float64 sample 6 {masks}") for masks in ("half", "rows"))
+        for name in ("var", "var_mean")
+    },
+    **{
+        name: tuple(
+            Gap("P2", _COMPLEX_BY_ZERO, f"{d} sample 14 {masks}") for d in _COMPLEX for masks in ("half", "rows")
+        )
         for name in ("masked_var", "masked_std")
     },
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),

@@ -43,6 +43,10 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
         ("op_registry/ops/linear_algebra/multivariate.py",),
         "the function in which normal distributions multiply their matrix",
     ),
+    "torch.distributions.von_mises._rejection_sample": (
+        ("op_registry/ops/queries/empty.py",),
+        "the loop that draws until every sample is accepted",
+    ),
     "torch._C": (("op_registry/report/python_source.py",), "a module name, compared with those of Python functions"),
     "torch._dynamo": (("op_registry/report/python_source.py",), "the same"),
     "torch._jit_internal": (("op_registry/report/python_source.py",), "the same"),

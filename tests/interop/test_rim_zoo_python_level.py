@@ -235,6 +235,16 @@ def test_distributions_accept_parameters_and_samples_of_which_nothing_is_valid(s
     assert not torch.distributions.Bernoulli(logits=nothing, validate_args=True).entropy().get_mask().any()
 
 
+@pytest.mark.parametrize("mask", [[False, False], [True, False]])
+def test_a_draw_by_rejection_ends(mask: list[bool]) -> None:
+    """torch draws until every sample is accepted, and asks first whether any is: of nothing, none would ever be."""
+    torch.manual_seed(0)
+    concentration = md.masked_tensor(torch.tensor([2.0, float("nan")]), torch.tensor(mask))
+    draws = torch.distributions.VonMises(torch.zeros(2), concentration, validate_args=False).sample((3,))
+    assert draws.get_mask().tolist() == [mask] * 3
+    assert bool((draws.to_tensor(0.0).abs() <= torch.pi).all())
+
+
 def test_distributions_still_refuse_what_is_wrong_where_it_is_valid() -> None:
     scale = md.masked_tensor(torch.tensor([-1.0, -1.0]), torch.tensor([True, False]))
     with pytest.raises(ValueError, match="Expected parameter scale"):

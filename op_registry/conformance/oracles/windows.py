@@ -239,17 +239,18 @@ def grid_sampler(c: Call) -> Any:
         points = torch.where(grid.mask[sample], grid.data[sample], 0)
         # (taps, points): the operator is linear in its input.
         weights = c.plain(input=basis, grid=points.expand(count, *points.shape)).flatten(1)
-        for channel in range(x.shape[1]):
-            data, mask = x.data[sample, channel].reshape(-1), x.mask[sample, channel].reshape(-1)
-            for point, weight in enumerate(weights.unbind(1)):
-                inside = weight.detach() != 0
-                kept = inside & mask
-                value = (weight[kept] * data[kept]).sum()
-                if not bicubic and bool(kept.any()):
-                    value = value * weight[inside].sum() / weight[kept].sum()
-                known = kept.equal(inside) if bicubic else bool(kept.any()) or not bool(inside.any())
-                values.append(value)
-                masks.append(known and bool(points_valid[sample, point]))
+        inside = weights.detach() != 0
+        there = x.mask[sample].reshape(-1, count, 1)
+        kept = inside & there  # (channels, taps, points)
+        data = torch.where(there, x.data[sample].reshape(-1, count, 1), 0)
+        value = (torch.where(kept, weights, 0) * data).sum(1)
+        some = kept.any(1)
+        if not bicubic:
+            of_valid = torch.where(some, torch.where(kept, weights, 0).sum(1), 1)
+            value = torch.where(some, value * torch.where(inside, weights, 0).sum(0) / of_valid, value)
+        known = (kept == inside).all(1) if bicubic else some | ~inside.any(0)
+        values.append(value)
+        masks.append(known & points_valid[sample])
     if not values:
         return valid(plain)
-    return Expected(torch.stack(values).reshape(plain.shape), torch.tensor(masks).reshape(plain.shape))
+    return Expected(torch.stack(values).reshape(plain.shape), torch.stack(masks).reshape(plain.shape))

@@ -1,7 +1,8 @@
 """Questions about every element, asked by torch's own Python code, which goes on only with an answer.
 
-Law: where nothing is valid, the answer is torch's for an empty tensor: `any` is False, `all` is True. The code of
-callers is not read: there the result is invalid, and asking for it as a Python value raises.
+Law: where nothing is valid, the answer is torch's for an empty tensor: `any` is False, `all` is True; in a loop that
+only a True ends, both are. The code of callers is not read: there the result is invalid, and asking for it as a Python
+value raises.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import torch
 from torch._ops import OpOverload
+from torch.distributions import von_mises
 
 from op_registry.authoring import REDUCTION, Dense, Run, Sparse, call, inside, to_dense
 
@@ -39,3 +41,6 @@ def answered(function: Run | ModuleType, op: OpOverload, of_nothing: bool) -> No
 for _function in ASKING:
     for _op, _of_nothing in OF_NOTHING.items():
         answered(_function, _op, _of_nothing)
+
+# Draws until every sample is accepted, and keeps what was drawn only if any is: without this it would never end.
+answered(von_mises._rejection_sample, aten.any.default, of_nothing=True)
