@@ -66,8 +66,8 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
                 selections such as maximum); "bilinear" if it is a product with the others (mul: each operand is filled
                 where it is invalid itself); "general" (the default) otherwise
     neutral     the fill value: the function and its first two derivatives are finite there (default 1)
-    keeps_zero  True if it gives 0 for operands that are 0: a result of operands that are known to be zero where it is
-                invalid is so too
+    keeps_zero  True if it gives 0 for tensors that are 0: a result of operands that are all known to be zero where it
+                is invalid is so too. (A number among them is not: x + 5.)
     traps       True if the kernel must not see masked data: it may raise, crash, fail to terminate, or let it affect
                 neighbouring elements; "integers" or "complex" if only the kernel for these does
     """
@@ -83,7 +83,7 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
             validity is not None
             and traits.get("keeps_zero")
             and "alpha" not in kwargs
-            and all(known_zero(r.data, validity) for r in records)
+            and all(isinstance(a, Dense) and known_zero(a.data, validity) for a in args)
         ):
             remember_zero(result, validity)
         return results_like(result, validity)

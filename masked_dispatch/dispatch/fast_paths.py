@@ -75,7 +75,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 return general(keyset, x, *rest)
             return x.storing(call(x._kept_values, *rest), x._kept_validity)
         data, validity = call(x._data, *rest), x._stored_validity if x._family is None else shared_validity(x)
-        if keeps_zero and id(x._data) in known_tensors:
+        if keeps_zero and not rest and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)
         return wrap(data, validity)
 

@@ -280,6 +280,7 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes: each would be guarded on. The registry's version is included, so that replacing a rule recompiles.
         keep_functions_whole(registry.version)
+        memory_exposed()  # a compiled graph may write to it without raising its version
         if self._validity is None:
             return ["_data"], ("none", registry.version, None)
         if self._graph_writes is None:
@@ -302,6 +303,7 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
 
     @classmethod
     def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:
+        memory_exposed()
         if expected[:2] != actual[:2]:
             return False
         if expected[2] is not None and actual[2] is not None and expected[2].graph_writes.seen:

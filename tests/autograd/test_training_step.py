@@ -169,6 +169,44 @@ def test_what_others_write_under_the_mask_does_not_show(write: Callable[[Any], N
     assert torch.equal(product.to_tensor(0).view(8, 8, 512), expected)
 
 
+NOT_ZERO: dict[str, Callable[[Tensor], Tensor]] = {
+    "x + 5": lambda x: x + 5,
+    "5 + x": lambda x: 5 + x,
+    "add.Tensor of a number": lambda x: torch.ops.aten.add.Tensor(x, 5),
+    "add.Scalar": lambda x: torch.ops.aten.add.Scalar(x, 5),
+    "alpha_dropout": lambda x: torch.alpha_dropout(x, 0.5, True),
+    "feature_alpha_dropout": lambda x: torch.feature_alpha_dropout(x, 0.5, True),
+    "a plain number": lambda x: x + torch.tensor(5.0),
+    "a plain tensor": lambda x: x + torch.full(BIG, 5.0),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", NOT_ZERO)
+def test_what_is_shifted_is_not_known_to_be_zero(name: str, requires_grad: bool) -> None:
+    weight, data = torch.randn(512, 512, dtype=torch.float64), torch.randn(BIG, dtype=torch.float64)
+    y = F.linear(md.masked_tensor(data, BIG_ROWS).requires_grad_(requires_grad), weight)
+    assert zeros.known_zero(y._data, y._validity)
+    shifted = NOT_ZERO[name](y)
+    assert not zeros.known_zero(shifted._data, shifted._validity)
+    valid = BIG_ROWS[:, 0]
+    assert_close(shifted.sum(0).to_tensor(0.0), shifted.to_tensor(0.0)[valid].sum(0))
+
+
+def test_what_a_compiled_graph_writes_under_the_mask_does_not_show() -> None:
+    """inductor writes to the data of an argument without raising its version; when it compiles, and after."""
+    torch.compiler.reset()
+    write = torch.compile(lambda t: t.add_(5), backend="inductor")
+    weight = torch.randn(512, 512)
+    with torch.no_grad():
+        for _ in range(2):
+            y = F.linear(md.masked_tensor(torch.randn(BIG), BIG_ROWS), weight)
+            assert zeros.known_zero(y._data, y._validity)
+            write(y)
+            assert bool(y._data[~BIG_ROWS[:, 0]].any())
+            assert not zeros.known_zero(y._data, y._validity)
+
+
 def test_rows_are_zeroed_in_place_and_read_without_a_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[Any] = []
     fill_bits = fill.fill_bits

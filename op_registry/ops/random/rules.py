@@ -50,7 +50,8 @@ def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
     if 0 <= p <= 1 and (p == 0 or not train or input.data.numel() == 0):
         return input
     dropped = op(input.data, p, train)
-    hand_on(input.data, dropped, input.validity)
+    if op in (aten.dropout.default, aten.feature_dropout.default):  # the alpha forms shift what they keep
+        hand_on(input.data, dropped, input.validity)
     return input.like(dropped)
 
 
