@@ -10,7 +10,9 @@ from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.conformance.subject import Subject
+from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import layout_called
 
@@ -30,6 +32,14 @@ class Eager(Subject):
         if not is_masked_tensor(value):
             return value, None
         return value.get_data(), value.get_mask()
+
+    def remember_zero(self, value: Any) -> None:
+        if value._validity is not None:
+            remember_zero(value._data, value._validity)
+
+    def check_remembered(self, value: Any) -> None:
+        if is_masked_tensor(value) and not isinstance(value, SparseMaskedTensor):
+            known_zero(value._data, value._validity)  # inside zeros_verified, it raises
 
     storages = ("coo", "csr", "csc", "bsr", "bsc", HYBRID, "packed")
     own_calls = (

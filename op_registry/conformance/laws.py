@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
-from op_registry.conformance.masks import FILLS
+from op_registry.conformance.masks import FILLS, ZERO
 from op_registry.conformance.oracles import Expected, NoOracle, Refused
 from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import levelled, one_line, weighted_sum
@@ -31,6 +31,7 @@ from op_registry.conformance.trial import (
     refused_by_the_semantics,
 )
 from op_registry.errors import MaskedSemanticsError
+from op_registry.records.fill import small_as_large
 
 # Observed results and gradients of one run.
 Outcome = tuple[list[Any], list[Any]]
@@ -203,7 +204,10 @@ def non_interference(trial: Trial) -> None:
         raise NotAsked("nothing is invalid")
     base = outcome_with_gradients(trial, None)
     for fill in fills_for(trial):
-        refilled = outcome_with_gradients(trial, fill)
+        with small_as_large() if fill == ZERO else contextlib.nullcontext():
+            refilled = outcome_with_gradients(trial, fill)
+            if fill == ZERO and isinstance(refilled, tuple) and trial.derivative_order > 0:
+                trial.outcome(fill)  # what is remembered without a derivative
         if isinstance(base, Exception) or isinstance(refilled, Exception):
             if type(base) is not type(refilled):
                 raise Broken(f"with {fill} under the mask {what_happened(refilled)}, otherwise {what_happened(base)}")
@@ -218,9 +222,10 @@ def non_interference(trial: Trial) -> None:
 
 
 def fills_for(trial: Trial) -> Sequence[str]:
-    """Every fill where floating-point data is hidden; elsewhere those that differ as integers."""
+    """Every fill where floating-point data is hidden; elsewhere those that differ as integers; ZERO at the end."""
     hidden = [t for t, m in zip(trial.sample.tensors, trial.masks, strict=True) if m is not None and not bool(m.all())]
-    return FILLS if any(t.is_floating_point() or t.is_complex() for t in hidden) else ("nan", "inf", "tiny")
+    floating = any(t.is_floating_point() or t.is_complex() for t in hidden)
+    return (*FILLS, ZERO) if floating else ("nan", "inf", "tiny", ZERO)
 
 
 def what_happened(outcome: Outcome | Exception) -> str:
@@ -236,7 +241,7 @@ def outcome_with_gradients(
         args, kwargs, values = trial.wrapped(
             fill, gradients=differentiable, storage=storage, explicit_invalid=explicit_invalid
         )
-        outcome = observed(trial.subject, trial.run_on(args, kwargs, values))
+        outcome = observed(trial.subject, trial.run_on(args, kwargs, values, fill))
         gradients = gradients_of(trial.subject, outcome, values) if differentiable else []
         return outcome, gradients
     except Broken:
@@ -251,7 +256,11 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
     if scalar is None:
         return []
     inputs = [v for v in values if subject.requires_grad(v)]
-    remaining = iter(subject.gradients(scalar, inputs, create_graph))
+    found = subject.gradients(scalar, inputs, create_graph)
+    for gradient in found:
+        if gradient is not None:
+            subject.check_remembered(gradient)
+    remaining = iter(found)
     gradients = [next(remaining) if subject.requires_grad(v) else None for v in values]
     return [None if g is None else subject.observe(g) for g in gradients]
 

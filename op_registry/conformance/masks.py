@@ -38,6 +38,8 @@ ATTEMPTS = 16
 
 # The garbage stored under a mask. The names are those of floating-point values; integers use the nearest they have.
 FILLS = ("nan", "inf", "-inf", "max", "lowest", "tiny")
+# No garbage: the subject is told so, for it may remember what is zero.
+ZERO = "zero"
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
-    """A copy of `tensor` with garbage (one of FILLS) wherever `mask`, of full shape, is False."""
+    """A copy of `tensor` with garbage (one of FILLS) or ZERO wherever `mask`, of full shape, is False."""
     copy = tensor.detach().clone()
     if mask is None or bool(mask.all()):
         return copy
@@ -154,6 +156,7 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
             "max": real.max,
             "lowest": real.min,
             "tiny": real.smallest_normal / 4,
+            ZERO: 0.0,
         }[fill]
         garbage = torch.full((), value, dtype=copy.real.dtype if copy.dtype.is_complex else copy.dtype)
         garbage = (
@@ -162,7 +165,8 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
         garbage = garbage.to(copy.dtype).expand(copy.shape)
     else:
         whole = torch.iinfo(copy.dtype)
-        value = {"nan": whole.min, "inf": whole.max, "-inf": 0, "max": whole.max, "lowest": whole.min, "tiny": 1}[fill]
+        garbage_of = {"nan": whole.min, "inf": whole.max, "-inf": 0, "max": whole.max, "lowest": whole.min, "tiny": 1}
+        value = 0 if fill == ZERO else garbage_of[fill]
         garbage = torch.full((), value, dtype=copy.dtype).expand(copy.shape)
     if not copy.ndim:
         return torch.where(mask, copy, garbage).as_strided(copy.shape, copy.stride())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.laws import Outcome, gradients_of
-from op_registry.conformance.masks import PARTIAL, PLAIN, Masking, masking
+from op_registry.conformance.masks import PARTIAL, PLAIN, ZERO, Masking, masking
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
@@ -200,13 +200,15 @@ def _check_another_mask(trial: Trial, in_mode: Trial, mode: str) -> None:
         return
     second = Trial(trial.subject, trial.sample, masks, trial.seed)
     want = _results_and_gradients(second, False)
-    first_call, second_call = (
-        Trial(in_mode.subject, t.sample, t.masking, t.seed).wrapped()[:2] for t in (trial, second)
-    )
+    args, kwargs, values = in_mode.wrapped(ZERO)
+    in_mode.remember_zero(values)
+    second_call = Trial(in_mode.subject, second.sample, second.masking, second.seed).wrapped()[:2]
     try:
         result = in_mode.subject.call_twice(
-            trial.sample.fn, first_call, second_call, lambda: start_random_numbers(trial.seed)
+            trial.sample.fn, (args, kwargs), second_call, lambda: start_random_numbers(trial.seed)
         )
+        for value in values:  # what is remembered of operands must end where the graph wrote to them
+            in_mode.subject.check_remembered(value)
     except Exception as error:
         raise Broken(f"{mode}, called again with another mask: {one_line(error)}") from error
     _check_outcome(f"{mode}, called again with another mask", (observed(in_mode.subject, result), []), want, trial)

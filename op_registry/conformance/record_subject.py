@@ -16,6 +16,7 @@ from op_registry.conformance.watching import Interpreter
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
+from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.resolve import resolve
 from op_registry.schema import is_inplace
 
@@ -74,6 +75,14 @@ class Records(Subject):
         if valid is None:
             return value.data, torch.ones(value.shape, dtype=torch.bool)
         return value.data, valid.expand(value.shape)
+
+    def remember_zero(self, value: Dense) -> None:
+        if value.validity is not None:
+            remember_zero(value.data, value.validity)
+
+    def check_remembered(self, value: Any) -> None:
+        if isinstance(value, Dense):
+            known_zero(value.data, value.validity)  # inside zeros_verified, it raises
 
     def is_value(self, value: object) -> bool:
         return isinstance(value, (Dense, Tensor))

@@ -90,7 +90,23 @@ class DatabaseOperator(Operator):
         except ValueError:
             # Some generators set requires_grad on integers. Without it, all real and complex tensors are variables.
             generated = self._generated(dtype, False)
-        return [*generated, *self._of_the_rule(dtype, len(generated))]
+        generated += self._of_the_rule(dtype, len(generated))
+        return generated + self._with_numbers(dtype, len(generated))
+
+    def _with_numbers(self, dtype: torch.dtype, first: int) -> list[Sample]:
+        """Samples of a binary operator with a Python number as one operand, which torch's own lack."""
+        from torch.testing._internal.opinfo import core
+
+        if type(self) is not DatabaseOperator or not isinstance(self.info, core.BinaryUfuncInfo):
+            return []
+        requires_grad = dtype in self.info.backward_dtypes and (dtype.is_floating_point or dtype.is_complex)
+        with _generating_samples():
+            inputs = core.generate_elementwise_binary_with_scalar_samples(
+                self.info, device="cpu", dtype=dtype, requires_grad=requires_grad
+            )
+            samples = [self._sample(i, first, dtype, requires_grad) for i in inputs]
+        wanted = [s for s in samples if any(t.ndim == 2 for t in s.tensors)]
+        return [dataclasses.replace(sample, number=first + n) for n, sample in enumerate(wanted)]
 
     def _of_the_rule(self, dtype: torch.dtype, first: int) -> list[Sample]:
         """Additional samples from the rule of the operator of this name, numbered from `first`."""

@@ -36,7 +36,8 @@ def non_interference(trial: Trial, storage: str) -> None:
     if not trial.partial:
         raise NotAsked("nothing is invalid")
     _check_storage_applies(trial, storage)
-    first, second = fills_for(trial)[0], fills_for(trial)[-3]
+    fills = fills_for(trial)
+    first, second = fills[0], fills[len(fills) // 2]
     with_first = outcome_with_gradients(trial, first, storage, explicit_invalid=True)
     with_second = outcome_with_gradients(trial, second, storage, explicit_invalid=True)
     name = f"stored as {storage} with {second} in stored invalid elements"

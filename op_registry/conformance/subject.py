@@ -34,6 +34,12 @@ class Subject:
         """The data of a value, differentiable, and its bool mask of full shape; None for a plain tensor."""
         raise NotImplementedError
 
+    def remember_zero(self, value: Any) -> None:
+        """The data under the mask of a wrapped value is zero, which the implementation may make use of."""
+
+    def check_remembered(self, value: Any) -> None:
+        """Raise AssertionError if it is remembered that the data under the mask of a value is zero, and it is not."""
+
     def is_value(self, value: object) -> bool:
         """Whether `observe` accepts it."""
         return isinstance(value, Tensor)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import ROUNDING, bit_difference, mask_difference
-from op_registry.conformance.masks import Masking, refilled
+from op_registry.conformance.masks import ZERO, Masking, refilled
 from op_registry.conformance.oracles import Refused, expected
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
@@ -82,7 +82,7 @@ class Trial:
     ) -> tuple[Any, Any, list[Any]]:
         """Arguments for the subject, and the value of each tensor of the sample among them.
 
-        fill              what overwrites the data under the mask (one of FILLS); None leaves it unchanged
+        fill              what overwrites the data under the mask (one of FILLS, or ZERO); None leaves it unchanged
         gradients         whether tensors require grad
         storage           how masked tensors are stored, where the storage fits: "csr" all, "csr_first" only the first
         explicit_invalid  whether invalid elements are stored along with the valid ones
@@ -133,15 +133,28 @@ class Trial:
     def outcome(self, fill: str | None = None) -> list[Any]:
         """The subject's results, then the arguments written to: (data, mask or None) of tensors, or Python values."""
         args, kwargs, values = self.wrapped(fill)
-        result = self.run_on(args, kwargs, values)
+        result = self.run_on(args, kwargs, values, fill)
         return observed(self.subject, [result, [values[n] for n in self.written]])
 
-    def run_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: list[Any]) -> Any:
-        """The subject's result; Broken if one of the operands `values` was modified that plain torch doesn't modify."""
+    def run_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: list[Any], fill: str | None = None) -> Any:
+        """The subject's result; Broken if one of the operands `values` was modified that plain torch doesn't modify.
+
+        If they were wrapped with zeros under the mask (`fill`), the subject is told so.
+        """
         before = [self._copied(value) for value in values]
+        if fill == ZERO:
+            self.remember_zero(values)
         result = self.run(args, kwargs)
+        for value in values:
+            self.subject.check_remembered(value)
         self._check_unmodified(values, before)
         return result
+
+    def remember_zero(self, values: Sequence[Any]) -> None:
+        """Tell the subject that the data under the mask of operands is zero."""
+        for value, mask in zip(values, self.masking.masks, strict=True):
+            if not isinstance(mask, str):  # PLAIN
+                self.subject.remember_zero(value)
 
     def _copied(self, value: object) -> Observed:
         """Copies of a value's data and mask."""
@@ -225,6 +238,8 @@ class Trial:
 def observed(subject: Subject, result: object) -> list[Any]:
     """Each leaf of a result: (data, mask or None) of a tensor, other values unchanged."""
     leaves = tree_leaves(result, is_leaf=subject.is_value)
+    for leaf in filter(subject.is_value, leaves):  # before data is handed out, after which nothing is remembered
+        subject.check_remembered(leaf)
     return [subject.observe(leaf) if subject.is_value(leaf) else leaf for leaf in leaves]
 
 

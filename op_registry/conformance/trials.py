@@ -67,6 +67,9 @@ ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
 
+# The most elements in the tensors of a sample. Each is tried hundreds of times; torch has three sizes of millions of
+# elements for grid_sampler_3d, none for any other operator.
+MOST_ELEMENTS = 1 << 17
 # How many samples of another library's operator are compiled.
 MOST_COMPILED = 2
 
@@ -197,8 +200,9 @@ def _compiled_samples(operator: Operator, dtype: torch.dtype, settings: Settings
 
 @functools.lru_cache(maxsize=16)  # every law iterates over the same samples, in every dtype
 def _samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
-    """The samples with tensors to mask. Trials work on copies of these tensors."""
-    return [s for s in operator.samples(dtype) if s.tensors]
+    """The samples with tensors to mask, without giants if there are others. Trials work on copies of these tensors."""
+    samples = [s for s in operator.samples(dtype) if s.tensors]
+    return [s for s in samples if sum(t.numel() for t in s.tensors) <= MOST_ELEMENTS] or samples
 
 
 @functools.lru_cache(maxsize=4)

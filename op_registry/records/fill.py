@@ -8,7 +8,9 @@ another value. Where a derivative is recorded, a large fill has one of its own, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,6 +42,18 @@ SLICE = 1 << 17
 _WORTH_IT = 1 << 14
 # Rows shorter than this are not zeroed one by one.
 _LONG_ROW = 16
+
+
+@contextlib.contextmanager
+def small_as_large() -> Iterator[None]:
+    """Inside, small tensors are filled as large ones are: for tests, whose tensors are small."""
+    global _WORTH_IT, _LONG_ROW
+    before = _WORTH_IT, _LONG_ROW
+    _WORTH_IT = _LONG_ROW = 1
+    try:
+        yield
+    finally:
+        _WORTH_IT, _LONG_ROW = before
 
 
 def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Tensor) -> Tensor:
@@ -224,5 +238,7 @@ def in_slices(data: Tensor, validity: Tensor) -> bool:
 def _fill(source: Tensor, wide: Tensor, fill: int, out: Tensor | None) -> Tensor:
     if fill == 0:
         return torch.bitwise_and(source, wide, out=out)
+    if wide.shape != source.shape:  # a mask may be larger than the data
+        source = source.expand(torch.broadcast_shapes(source.shape, wide.shape))
     # x ^ f, zeroed where invalid, ^ f: x where valid, f elsewhere.
     return torch.bitwise_xor(source, fill, out=out).bitwise_and_(wide).bitwise_xor_(fill)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bare_records import apply, masked, shown
+from masked_dispatch import masked_tensor
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.categories import run_elementwise
@@ -361,3 +362,12 @@ def test_functional_forms_are_called_as_what_they_stand_for() -> None:
     drawn = functional_call(aten.bernoulli_.float)(x)
     torch.manual_seed(0)
     assert torch.equal(drawn, x.bernoulli_())
+
+
+def test_a_large_operand_is_filled_under_a_mask_that_is_larger_still() -> None:
+    """`gcd` of a matrix and a row of 20,000 numbers raised: the fill of a large tensor wrote to one as small as it."""
+    numbers, row = torch.arange(60000).reshape(3, 20000), torch.arange(20000)
+    mask = numbers % 3 > 0
+    result = torch.gcd(masked_tensor(numbers, mask), row)
+    assert torch.equal(result.get_mask(), mask)
+    assert torch.equal(result.to_tensor(0), torch.where(mask, torch.gcd(numbers, row), 0))

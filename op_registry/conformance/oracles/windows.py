@@ -232,24 +232,26 @@ def grid_sampler(c: Call) -> Any:
     x, grid, plain = c["input"], c["grid"], c.plain()
     bicubic = c["interpolation_mode"] == 2
     spatial, count = x.shape[2:], math.prod(x.shape[2:])
-    basis = torch.eye(count, dtype=grid.data.dtype).reshape(count, 1, *spatial)
     points_valid = grid.mask.all(-1).flatten(1)
+    basis = torch.eye(count, dtype=grid.data.dtype).reshape(count, 1, *spatial)
+    # Sums in at least float32, as the kernels of torch compute in half precision.
+    wide = torch.promote_types(x.data.dtype, torch.float32)
     values, masks = [], []
     for sample in range(x.shape[0]):
         points = torch.where(grid.mask[sample], grid.data[sample], 0)
         # (taps, points): the operator is linear in its input.
-        weights = c.plain(input=basis, grid=points.expand(count, *points.shape)).flatten(1)
-        inside = weights.detach() != 0
-        there = x.mask[sample].reshape(-1, count, 1)
-        kept = inside & there  # (channels, taps, points)
-        data = torch.where(there, x.data[sample].reshape(-1, count, 1), 0)
-        value = (torch.where(kept, weights, 0) * data).sum(1)
-        some = kept.any(1)
+        weights = c.plain(input=basis, grid=points.expand(count, *points.shape)).flatten(1).to(wide)
+        inside = (weights.detach() != 0).to(wide)
+        there = x.mask[sample].reshape(-1, count)  # (channels, taps)
+        data = torch.where(there, x.data[sample].reshape(-1, count), 0).to(wide)
+        value, valid_taps = data @ weights, there.to(wide) @ inside  # (channels, points)
+        some = valid_taps > 0
         if not bicubic:
-            of_valid = torch.where(some, torch.where(kept, weights, 0).sum(1), 1)
-            value = torch.where(some, value * torch.where(inside, weights, 0).sum(0) / of_valid, value)
-        known = (kept == inside).all(1) if bicubic else some | ~inside.any(0)
-        values.append(value)
+            of_valid = torch.where(some, there.to(wide) @ weights, 1)
+            value = torch.where(some, value * weights.sum(0) / of_valid, value)
+        taps = inside.sum(0)
+        known = valid_taps == taps if bicubic else some | (taps == 0)
+        values.append(value.to(plain.dtype))
         masks.append(known & points_valid[sample])
     if not values:
         return valid(plain)
