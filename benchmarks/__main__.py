@@ -23,6 +23,7 @@ NAMES = (
     "untouched",
     "adagrad",
     "choice",
+    "memory",
 )
 
 

@@ -84,7 +84,7 @@ from op_registry.records.dense import (
 )
 from op_registry.records.dims import Dims, Number, wrap_dim, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
-from op_registry.records.fill import fill_where_invalid, zeroed
+from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
 from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
 from op_registry.records.slices import (
@@ -252,6 +252,7 @@ __all__ = [
     "Dense",
     "all_valid",
     "detached_data",
+    "fill_in_place",
     "fill_where_invalid",
     "hand_on",
     "zeroed",

@@ -14,7 +14,7 @@ Operators that follow a law but need a run of their own are functions with the o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.autocast import autocast_off
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
-from op_registry.records.dims import wrap_dims
+from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.slices import has_whole_slices
 from op_registry.records.tracing import being_traced, gradients_may_flow
@@ -174,7 +174,7 @@ MOVEMENT = Category(
 # ------------------------------------------------------------------------------------------------------ reduction
 
 
-def argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
     if name in kwargs:
         return kwargs[name]
@@ -192,14 +192,31 @@ def _place(op: OpOverload, name: str) -> tuple[int, Any]:
 
 
 def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """The operator on data filled with its identity; on the data as it is, if each slice is valid as a whole or not."""
-    identity = (_traits or {})["identity"]
-    value = identity(x.dtype) if callable(identity) else identity
-    dim = argument(op, "dim", (x, *args), kwargs)
-    unmixed = x.validity is None or (has_whole_slices(x, wrap_dims(dim, x.ndim)) and not torch.is_anomaly_enabled())
-    result = op(x.data if unmixed else x.filled(value), *args, **kwargs)
-    keepdim = bool(argument(op, "keepdim", (x, *args), kwargs))
-    return results_like(result, x.any_valid(dim, keepdim))
+    """The operator on data filled with its identity; on the data as it is, if each slice is valid as a whole or not.
+
+    Traits: `identity`; and `mixed_derivative`, True if torch chooses the formula of the derivative for all slices by
+    what any of them holds.
+    """
+    value, validity = reduction_steps(op, x, args, _traits or {}, kwargs)
+    return results_like(op(x.data if value is None else x.filled(value), *args, **kwargs), validity)
+
+
+def reduction_steps(
+    op: OpOverload, x: Dense, args: Sequence[Any], traits: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> tuple[Number | None, Tensor | None]:
+    """What the input of a reduction has to be filled with, None for nothing; and the validity of its result.
+
+    Both depend on the mask, the shape, the dtype and the arguments, not on the data.
+    """
+    dim, keepdim = argument(op, "dim", (x, *args), kwargs), bool(argument(op, "keepdim", (x, *args), kwargs))
+    validity = x.any_valid(dim, keepdim)
+    unmixed = not traits.get("mixed_derivative") or not gradients_may_flow(x.data)
+    if x.validity is None or (
+        unmixed and has_whole_slices(x, wrap_dims(dim, x.ndim)) and not torch.is_anomaly_enabled()
+    ):
+        return None, validity
+    identity = traits["identity"]
+    return identity(x.dtype) if callable(identity) else identity, validity
 
 
 REDUCTION = Category(

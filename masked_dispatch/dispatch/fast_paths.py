@@ -28,14 +28,19 @@ from masked_dispatch.torch_internals import (
     plain_eager,
     schema_of,
 )
-from op_registry.categories import run_elementwise, run_reduction
+from op_registry.categories import reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
+from op_registry.records.dims import Number
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
 from op_registry.records.zeros import hand_on, known_tensors, known_zero, remember_zero
 from op_registry.rule import Rule
 
 _grad_enabled = torch.is_grad_enabled
+_inference_mode_enabled = torch.is_inference_mode_enabled
+
+# What reduction_steps returns.
+Steps = tuple[Number | None, Tensor | None]
 
 
 def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
@@ -84,7 +89,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A reduction to one tensor; if its input is valid everywhere, it costs little more than torch's own."""
-    general, call, returns, run = rule_kernel(op, rule), direct_call(op), schema_of(op).returns, rule.bind(op)
+    general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     if rule.run is not run_reduction or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
 
@@ -100,10 +105,27 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if validity is None:
             return wrap(call(x._data, *rest), None)
-        result = run(Dense(x._data, validity), *rest)
-        return wrap(result.data, checked_validity(result))
+        record = Dense(x._data, validity)
+        value, some = remembered_steps(op, rule, record, validity, rest)
+        return wrap(call(record.data if value is None else record.filled(value), *rest), some)
 
     return kernel
+
+
+def remembered_steps(op: OpOverload, rule: Rule, x: Dense, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
+    """reduction_steps, remembered with the mask while it does not change."""
+    data = x.data
+    if being_traced(data) or validity.is_inference() or _inference_mode_enabled():
+        return reduction_steps(op, x, rest, rule.traits, {})
+    key = (op, data.dtype, data.shape, *(tuple(a) if type(a) is list else a for a in rest))
+    remembered: tuple[int, dict[Any, Steps]] | None = getattr(validity, "_reductions", None)
+    if remembered is None or remembered[0] != validity._version:
+        remembered = (validity._version, {})
+        validity._reductions = remembered  # type: ignore[attr-defined]
+    steps = remembered[1].get(key)
+    if steps is None:
+        steps = remembered[1][key] = reduction_steps(op, x, rest, rule.traits, {})
+    return steps
 
 
 def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: object) -> SparseMaskedTensor | None:

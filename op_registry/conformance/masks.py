@@ -38,8 +38,9 @@ ATTEMPTS = 16
 
 # The garbage stored under a mask. The names are those of floating-point values; integers use the nearest they have.
 FILLS = ("nan", "inf", "-inf", "max", "lowest", "tiny")
-# No garbage: the subject is told so, for it may remember what is zero.
-ZERO = "zero"
+# Not garbage, but a number on which torch's own formulas decide: "zero"; and the same of which the subject is told, for
+# it may remember what is zero.
+ZERO, KNOWN_ZERO = "zero", "known zero"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
-    """A copy of `tensor` with garbage (one of FILLS) or ZERO wherever `mask`, of full shape, is False."""
+    """A copy of `tensor` with garbage (one of FILLS) or zeros wherever `mask`, of full shape, is False."""
     copy = tensor.detach().clone()
     if mask is None or bool(mask.all()):
         return copy
@@ -157,6 +158,7 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
             "lowest": real.min,
             "tiny": real.smallest_normal / 4,
             ZERO: 0.0,
+            KNOWN_ZERO: 0.0,
         }[fill]
         garbage = torch.full((), value, dtype=copy.real.dtype if copy.dtype.is_complex else copy.dtype)
         garbage = (
@@ -166,7 +168,7 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
     else:
         whole = torch.iinfo(copy.dtype)
         garbage_of = {"nan": whole.min, "inf": whole.max, "-inf": 0, "max": whole.max, "lowest": whole.min, "tiny": 1}
-        value = 0 if fill == ZERO else garbage_of[fill]
+        value = 0 if fill in (ZERO, KNOWN_ZERO) else garbage_of[fill]
         garbage = torch.full((), value, dtype=copy.dtype).expand(copy.shape)
     if not copy.ndim:
         return torch.where(mask, copy, garbage).as_strided(copy.shape, copy.stride())

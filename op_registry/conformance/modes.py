@@ -10,7 +10,7 @@ from torch import Tensor
 
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.laws import Outcome, gradients_of
-from op_registry.conformance.masks import PARTIAL, PLAIN, ZERO, Masking, masking
+from op_registry.conformance.masks import KNOWN_ZERO, PARTIAL, PLAIN, Masking, masking
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
@@ -200,7 +200,7 @@ def _check_another_mask(trial: Trial, in_mode: Trial, mode: str) -> None:
         return
     second = Trial(trial.subject, trial.sample, masks, trial.seed)
     want = _results_and_gradients(second, False)
-    args, kwargs, values = in_mode.wrapped(ZERO)
+    args, kwargs, values = in_mode.wrapped(KNOWN_ZERO)
     in_mode.remember_zero(values)
     second_call = Trial(in_mode.subject, second.sample, second.masking, second.seed).wrapped()[:2]
     try:

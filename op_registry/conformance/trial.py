@@ -17,7 +17,7 @@ from torch import Tensor
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import ROUNDING, bit_difference, mask_difference
-from op_registry.conformance.masks import ZERO, Masking, refilled
+from op_registry.conformance.masks import KNOWN_ZERO, Masking, refilled
 from op_registry.conformance.oracles import Refused, expected
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
@@ -82,7 +82,7 @@ class Trial:
     ) -> tuple[Any, Any, list[Any]]:
         """Arguments for the subject, and the value of each tensor of the sample among them.
 
-        fill              what overwrites the data under the mask (one of FILLS, or ZERO); None leaves it unchanged
+        fill              what overwrites the data under the mask (FILLS, ZERO, KNOWN_ZERO); None leaves it unchanged
         gradients         whether tensors require grad
         storage           how masked tensors are stored, where the storage fits: "csr" all, "csr_first" only the first
         explicit_invalid  whether invalid elements are stored along with the valid ones
@@ -142,7 +142,7 @@ class Trial:
         If they were wrapped with zeros under the mask (`fill`), the subject is told so.
         """
         before = [self._copied(value) for value in values]
-        if fill == ZERO:
+        if fill == KNOWN_ZERO:
             self.remember_zero(values)
         result = self.run(args, kwargs)
         for value in values:

@@ -86,7 +86,7 @@ def _fills_bits(data: Tensor, validity: Tensor, value: Number) -> bool:
     return (
         type(data) is Tensor
         and validity.dtype is torch.int8
-        and data.device.type == "cpu"
+        and data.is_cpu
         and can_fill_bits(data, value)
         and not under_transform()
     )
@@ -217,7 +217,10 @@ def fill_bits(data: Tensor, validity: Tensor, value: complex, *, in_place: bool 
         step = SLICE * torch.get_num_threads()
         flat = [t.view(-1).view(bits).split(step) for t in (data, filled)]
         for source, out, valid in zip(*flat, validity.view(-1).split(step), strict=True):
-            _fill(source, _widen(valid, bits), fill, out)
+            if in_place or fill:
+                _fill(source, _widen(valid, bits), fill, out)
+            else:
+                out.copy_(torch.neg(valid)).bitwise_and_(source)  # the mask is widened where the result goes
         return filled
     wide = wide_mask(validity, bits) if validity.dtype is torch.int8 else validity
     source = data.view(bits)

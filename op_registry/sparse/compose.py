@@ -96,10 +96,10 @@ def distance(x: AnyRecord, y: AnyRecord, p: float, dim: Dims, eps: float = 0) ->
     """The p-norm of ``x - y + eps`` over the elements that are valid in both."""
     require_float(x, y)
     difference = call_broadcast(aten.sub.Tensor, x, y)
-    if eps:
-        values = difference.values if isinstance(difference, Sparse) else difference
-        shifted = values.like(values.data + eps)
-        difference = difference.like(shifted) if isinstance(difference, Sparse) else shifted
+    values = difference.values if isinstance(difference, Sparse) else difference
+    # 1 where nothing is common: there a norm has a finite derivative, so that its 0 reaches both operands as 0.
+    shifted = values.like(values.filled(1) + eps if eps else values.filled(1))
+    difference = difference.like(shifted) if isinstance(difference, Sparse) else shifted
     return to_dense(call(aten.linalg_vector_norm.default, difference, p, dim))  # one number per row
 
 

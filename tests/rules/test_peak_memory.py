@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import masked_dispatch as md
+from op_registry.ops.scans import sorting
 from op_registry.records.dense import Dense
 from op_registry.records.slices import filled_behind
 
@@ -55,10 +58,13 @@ CALLS: dict[str, tuple[Callable[[Tensor], object], float]] = {
     "sort": (lambda x: x.sort(1), 1.2),
     "descending": (lambda x: x.sort(1, descending=True), 1.2),
     "matmul": (lambda x: x @ torch.ones(SIZE, SIZE), 1.2),
-    # torch selects without sorting, and tells nothing of which of equal elements it takes: here a sort decides, whose
-    # order (1) and indices (2, they are int64) are more than torch needs, beside the filled copy.
-    "topk": (lambda x: x.topk(5, 1), 4.2),
-    "median": (lambda x: x.median(1), 4.5),
+    # torch selects without sorting, and tells nothing of which of equal elements it takes: here a sort decides, some
+    # slices at a time.
+    "topk": (lambda x: x.topk(5, 1), 1.2),
+    "median": (lambda x: x.median(1), 1.2),
+    "mode": (lambda x: x.mode(1), 2.5),
+    "layer_norm": (lambda x: F.layer_norm(x, (SIZE,)), 1.2),
+    "cdist": (lambda x: torch.cdist(x[:, :64], x[:, :64]), 2),
 }
 
 
@@ -86,6 +92,30 @@ def test_a_fill_in_slices(dtype: torch.dtype, value: int) -> None:
         assert record.validity is not None
         assert torch.equal(record.filled(value), torch.where(record.validity.bool(), record.data, value))
     assert torch.equal(data, torch.arange(700 * 600).reshape(700, 600).remainder(100).to(dtype))
+
+
+PICKS: dict[str, Callable[..., Any]] = {
+    "topk": lambda x, dim, keepdim: x.topk(2, dim),
+    "kthvalue": lambda x, dim, keepdim: x.kthvalue(2, dim, keepdim),
+    "median": lambda x, dim, keepdim: x.median(dim, keepdim),
+    "nanmedian": lambda x, dim, keepdim: x.nanmedian(dim, keepdim),
+    "mode": lambda x, dim, keepdim: x.mode(dim, keepdim),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (1, 6, 4), (3, 1, 4), (2, 3, 5)])
+@pytest.mark.parametrize("name", PICKS)
+def test_some_slices_at_a_time(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    data, mask = torch.randint(-3, 4, shape).float(), torch.rand(shape) < 0.6
+    for dim in [d for d in range(-len(shape), len(shape)) if shape[d] > 1]:
+        for keepdim in (False, True):
+            for m in (mask, mask.narrow(dim, 0, 1), mask.select(0, 0)[None]):
+                x = md.masked_tensor(data, m)
+                monkeypatch.setattr(sorting, "_AT_ONCE", 1 << 18)
+                whole = PICKS[name](x, dim, keepdim)
+                monkeypatch.setattr(sorting, "_AT_ONCE", 6)
+                for got, want in zip(PICKS[name](x, dim, keepdim), whole, strict=True):
+                    md.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -11,6 +11,7 @@ them.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -26,6 +27,7 @@ from op_registry.authoring import (
     computed_at_once,
     fill_where_invalid,
     full_mask,
+    gradients_may_flow,
     intersect,
     masked_slices,
     safe_sqrt,
@@ -54,10 +56,16 @@ def cosine_similarity(op: OpOverload, x: Dense, y: Dense, dim: int = 1, eps: flo
 @masked_slices(aten.cdist, aten._cdist_forward, category=REDUCTION)
 def cdist(op: OpOverload, x: Dense, y: Dense, p: float = 2.0, compute_mode: int | None = None) -> Dense:
     """Between every row of `x` and every row of `y`."""
-    result = op(x.data.detach(), y.data.detach(), p, compute_mode)  # its dtype, and torch's errors
+    dtype = op(no_rows(x), y.data.detach(), p, compute_mode).dtype  # and torch's errors
     if p == 2 and (compute_mode == _ALWAYS_PRODUCTS or (compute_mode in _PRODUCTS_IF_LARGE and is_large(x, y))):
-        return euclidean_distances(x, y, result)
-    return all_pair_distances(x, y, p, result)
+        return euclidean_distances(x, y, dtype)
+    return all_pair_distances(x, y, p, dtype)
+
+
+def no_rows(x: Dense) -> Tensor:
+    """An operand from which torch computes nothing, but what it would refuse."""
+    data = x.data.detach()
+    return data.narrow(-2, 0, 0) if data.ndim > 1 else data
 
 
 # torch's compute modes: "use_mm_for_euclid_dist", and "use_mm_for_euclid_dist_if_necessary", the default.
@@ -74,10 +82,10 @@ def is_large(x: Dense, y: Dense) -> bool:
 @masked_slices(aten._euclidean_dist, category=REDUCTION)
 def _euclidean_dist(op: OpOverload, x: Dense, y: Dense) -> Dense:
     """torch's cdist by matrix products."""
-    return euclidean_distances(x, y, op(x.data.detach(), y.data.detach()))
+    return euclidean_distances(x, y, op(no_rows(x), y.data.detach()).dtype)
 
 
-def euclidean_distances(x: Dense, y: Dense, result: Tensor) -> Dense:
+def euclidean_distances(x: Dense, y: Dense, dtype_of_result: torch.dtype) -> Dense:
     """By Σ(x - y)² = Σx² + Σy² - 2Σxy, each a matrix product over common coordinates, as torch computes them.
 
     A number without a finite square would make 0 · inf of a coordinate that is not common, and is subtracted first.
@@ -86,13 +94,18 @@ def euclidean_distances(x: Dense, y: Dense, result: Tensor) -> Dense:
     left, right = (upcast_under_autocast(record.filled(0)) for record in (x, y))
     squares, others = left * left, right * right
     if not computed_at_once(left, right) or left.device.type == "meta" or not are_finite(squares, others):
-        return all_pair_distances(x, y, 2.0, result)
+        return all_pair_distances(x, y, 2.0, dtype_of_result)
     in_x, in_y = (full_mask(record).to(dtype) for record in (x, y))
     with autocast_off(left.device):
-        has_common = in_x @ in_y.mT > 0
-        spread = squares @ in_y.mT + in_x @ others.mT - 2 * (left @ right.mT)
-    distance = safe_sqrt(Dense(spread.clamp_min(0))).data.to(result.dtype)
-    return Dense(distance, as_int8(has_common))
+        has_common = as_int8(in_x @ in_y.mT > 0)
+        if gradients_may_flow(left, right):
+            spread = squares @ in_y.mT + in_x @ others.mT - 2 * (left @ right.mT)
+            return Dense(safe_sqrt(Dense(spread.clamp_min(0))).data.to(dtype_of_result), has_common)
+        # In place: each of these is as large as the result.
+        spread = squares @ in_y.mT
+        spread.add_(in_x @ others.mT)
+        spread.sub_(left @ right.mT, alpha=2)
+    return Dense(spread.clamp_min_(0).sqrt_().to(dtype_of_result), has_common)
 
 
 def are_finite(*tensors: Tensor) -> bool:
@@ -102,31 +115,31 @@ def are_finite(*tensors: Tensor) -> bool:
 @masked_slices(aten.pdist, aten._pdist_forward, category=REDUCTION)
 def pdist(op: OpOverload, x: Dense, p: float = 2.0) -> Dense:
     """Between any two rows, in the order of the upper triangle."""
-    result = op(x.data.detach(), p)  # its dtype, and torch's errors
+    dtype = op(x.data.detach(), p).dtype  # and torch's errors
     rows, others = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     at_once = max(1, _AT_ONCE // max(1, x.shape[1]))
     if not computed_at_once(x.data) or rows.shape[0] <= at_once:
-        return distances_of(x, rows, others, p, result)
+        return distances_of(x, rows, others, p, dtype)
     pairs = zip(rows.split(at_once), others.split(at_once), strict=True)
-    return concatenated([distances_of(x, one, other, p, result) for one, other in pairs], 0)
+    return concatenated([distances_of(x, one, other, p, dtype) for one, other in pairs], 0)
 
 
-def distances_of(x: Dense, rows: Tensor, others: Tensor, p: float, result: Tensor) -> Dense:
+def distances_of(x: Dense, rows: Tensor, others: Tensor, p: float, dtype: torch.dtype) -> Dense:
     """Between the rows of two lists of row numbers."""
     return pair_distances(
-        x.map(lambda t: t.index_select(0, rows)), x.map(lambda t: t.index_select(0, others)), p, result
+        x.map(lambda t: t.index_select(0, rows)), x.map(lambda t: t.index_select(0, others)), p, dtype
     )
 
 
-def all_pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
+def all_pair_distances(x: Dense, y: Dense, p: float, dtype: torch.dtype) -> Dense:
     """Between every row of `x` and every row of `y`, some rows of `x` at a time."""
     columns = y.map(lambda t: t.unsqueeze(-3))
-    per_row = max(1, result.numel() // max(1, x.shape[-2]) * x.shape[-1])
-    at_once = max(1, _AT_ONCE // per_row)
+    per_row = math.prod(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])) * y.shape[-2] * x.shape[-1]
+    at_once = max(1, _AT_ONCE // max(1, per_row))
     if not computed_at_once(x.data, y.data) or x.shape[-2] <= at_once:
-        return pair_distances(x.map(lambda t: t.unsqueeze(-2)), columns, p, result)
+        return pair_distances(x.map(lambda t: t.unsqueeze(-2)), columns, p, dtype)
     pieces = [
-        pair_distances(some_rows(x, start, at_once), columns, p, result) for start in range(0, x.shape[-2], at_once)
+        pair_distances(some_rows(x, start, at_once), columns, p, dtype) for start in range(0, x.shape[-2], at_once)
     ]
     return concatenated(pieces, -2)
 
@@ -140,8 +153,8 @@ def concatenated(pieces: Sequence[Dense], dim: int) -> Dense:
     return Dense(torch.cat([piece.data for piece in pieces], dim), torch.cat([full_mask(p) for p in pieces], dim))
 
 
-def pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
-    """The norm of the differences along the last dimension, in the dtype of `result`."""
+def pair_distances(x: Dense, y: Dense, p: float, dtype: torch.dtype) -> Dense:
+    """The norm of the differences along the last dimension."""
     difference = upcast_under_autocast(x.data) - upcast_under_autocast(y.data)
     joint = intersect(x.validity, y.validity)
     assert joint is not None
@@ -150,5 +163,5 @@ def pair_distances(x: Dense, y: Dense, p: float, result: Tensor) -> Dense:
     assert has_common is not None
     # The fill is 0 for pairs with a common coordinate, and 1 for the others.
     filled = differences.filled(torch.where(as_bool(has_common), 0, 1).to(difference.dtype))
-    distance = torch.linalg.vector_norm(filled, p, -1).to(result.dtype)
+    distance = torch.linalg.vector_norm(filled, p, -1).to(dtype)
     return Dense(distance, has_common.squeeze(-1))

@@ -28,8 +28,11 @@ from op_registry.authoring import (
     all_valid,
     any_masked,
     as_int8,
+    being_traced,
     by_rule,
     detached_data,
+    fill_in_place,
+    gradients_may_flow,
     has_whole_slices,
     masked_rule,
     masked_slices,
@@ -59,8 +62,12 @@ def standardised(x: Dense, over: DenseSlices | Segments, eps: float | Tensor) ->
     m = moments(x, over)
     variance = m.square / nonzero_count(m.count)
     scale = torch.where(m.count == 0, 1, variance + eps).rsqrt()
-    centered = m.deviation - over.broadcast_to_elements(m.shift)
-    return Dense(centered * over.broadcast_to_elements(scale), x.validity).filled(0), m, scale
+    shift, scale_of_each = over.broadcast_to_elements(m.shift), over.broadcast_to_elements(scale)
+    if gradients_may_flow(m.deviation, scale_of_each) or being_traced(x.data):
+        values = Dense((m.deviation - shift) * scale_of_each, x.validity).filled(0)
+    else:  # nobody else reads the deviations
+        values = fill_in_place(m.deviation.sub_(shift).mul_(scale_of_each), x.validity, 0)
+    return values, m, scale
 
 
 def shaped(parameter: Dense | None, shape: Sequence[int]) -> Dense | None:

@@ -56,7 +56,7 @@ aten = torch.ops.aten
 
 sum = reduction(aten.sum.default, aten.sum.dim_IntList, identity=0)
 nansum = reduction(aten.nansum, identity=0)
-prod = reduction(aten.prod.default, aten.prod.dim_int, identity=1)
+prod = reduction(aten.prod.default, aten.prod.dim_int, identity=1, mixed_derivative=True)  # one 0 anywhere decides
 any = reduction(aten.any.default, aten.any.dim, identity=False)
 all = reduction(aten.all.default, aten.all.dim, identity=True)
 

@@ -126,19 +126,16 @@ def first_result(op: OpOverload, x: AnyRecord, *args: Any, **kwargs: Any) -> Any
     return result[0] if isinstance(result, tuple) else result
 
 
-def inexact(x: Dense | Sparse, dtype: torch.dtype) -> Dense | Sparse:
+def inexact(x: AnyRecord, dtype: torch.dtype) -> AnyRecord:
     """`x` in `dtype`, or in float32 if `dtype` cannot hold a fraction; complex numbers stay complex."""
-    return x.like(_inexact(x.values, dtype)) if isinstance(x, Sparse) else _inexact(x, dtype)
-
-
-def _inexact(x: Dense, dtype: torch.dtype) -> Dense:
     if not (dtype.is_floating_point or dtype.is_complex):
         dtype = torch.float32
-    return x.like(x.data.to(dtype.to_complex() if x.dtype.is_complex else dtype))
+    dtype = dtype.to_complex() if x.dtype.is_complex else dtype
+    return x if x.dtype is dtype else call(aten._to_copy.default, x, dtype=dtype)
 
 
 def var_or_std(
-    op: OpOverload, x: Dense | Sparse, dtype: torch.dtype, unbiased: bool | None, correction: Number | None
+    op: OpOverload, x: AnyRecord, dtype: torch.dtype, unbiased: bool | None, correction: Number | None
 ) -> Any:
     """`correction` takes precedence over `unbiased`; the default is 1."""
     if correction is None:

@@ -10,6 +10,8 @@ the indices point.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -26,8 +28,11 @@ from op_registry.authoring import (
     Sparse,
     arange_along,
     as_int8,
+    computed_at_once,
     extremum,
     flattened,
+    full_mask,
+    gradients_may_flow,
     known_all_valid,
     lowest,
     masked_rule,
@@ -40,6 +45,8 @@ from op_registry.authoring import (
 )
 
 aten = torch.ops.aten
+# The elements that are put in order at a time where few of them are asked for.
+_AT_ONCE = 1 << 18
 
 
 @masked_slices(aten.sort, category=SORTING, slices=Slices("front", positions=(1,)))
@@ -63,9 +70,44 @@ def topk(
     if x.ndim == 0 or not 0 <= k <= x.shape[dim]:
         values, index = op(x.data, k, dim, largest, sorted)  # raises torch's error
         return Dense(values, x.validity if k else None), Dense(index, x.validity if k else None)
-    order = sort_valid(x, dim, descending=largest)
-    validity = as_int8(arange_along(k, dim, x.data) < order.count)
-    return Dense(order.values.narrow(dim, 0, k), validity), Dense(order.index.narrow(dim, 0, k), validity)
+
+    def first(x: Dense) -> tuple[Dense, Dense]:
+        order = sort_valid(x, dim, descending=largest)
+        validity = as_int8(arange_along(k, dim, x.data) < order.count)
+        # (Copied: a view would keep the whole order.)
+        values, index = (t.narrow(dim, 0, k).clone() for t in (order.values, order.index))
+        return Dense(values, validity), Dense(index, validity)
+
+    return some_slices_at_a_time(first, x, dim)
+
+
+Pick = Callable[[Dense], tuple[Dense, Dense]]
+
+
+def some_slices_at_a_time(pick: Pick, x: Dense, dim: int) -> tuple[Dense, Dense]:
+    """`pick`, of which each slice gives few elements: a whole order takes several times the memory of the data."""
+    slices_of_all = x.data.numel() // max(1, x.shape[dim])
+    if slices_of_all < 2 or not computed_at_once(x.data) or gradients_may_flow(x.data):
+        return pick(x)
+    across = next(d for d in range(x.ndim) if d != dim % x.ndim and x.shape[d] > 1)
+    count = max(1, _AT_ONCE * x.shape[across] // x.data.numel())
+    starts = range(0, x.shape[across], count)
+    if len(starts) == 1:
+        return pick(x)
+    ends = [*starts[1:], x.shape[across]]
+    parts = [pick(part_of(x, across, start, end)) for start, end in zip(starts, ends, strict=True)]
+    values, indices = zip(*parts, strict=True)
+    at = across if values[0].ndim == x.ndim or across < dim % x.ndim else across - 1
+    return joined(values, at), joined(indices, at)
+
+
+def part_of(x: Dense, dim: int, start: int, end: int) -> Dense:
+    return x.map(lambda t: t.narrow(dim, start, end - start))
+
+
+def joined(parts: tuple[Dense, ...], dim: int) -> Dense:
+    """One after the other along `dim`."""
+    return Dense(torch.cat([part.data for part in parts], dim), as_int8(torch.cat([full_mask(p) for p in parts], dim)))
 
 
 # --------------------------------------------------------------------------------------------- one element of the order
@@ -86,9 +128,13 @@ def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = Fa
     if x.ndim == 0 or not 1 <= k <= x.shape[dim]:
         values, index = op(x.data, k, dim, keepdim)  # raises torch's error
         return x.like(values), x.like(index)
-    order = sort_valid(x, dim)
-    rank = torch.full_like(order.count, k - 1)
-    return element_at(x, order, rank, dim, keepdim, as_int8(order.count >= k))
+
+    def kth(x: Dense) -> tuple[Dense, Dense]:
+        order = sort_valid(x, dim)
+        rank = torch.full_like(order.count, k - 1)
+        return element_at(x, order, rank, dim, keepdim, as_int8(order.count >= k))
+
+    return some_slices_at_a_time(kth, x, dim)
 
 
 @masked_slices(aten.median.dim, aten.nanmedian.dim, category=REDUCTION, slices=Slices(positions=(1,)))
@@ -97,9 +143,13 @@ def median(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[D
     if x.ndim == 0:
         values, index = op(x.data, dim, keepdim)
         return x.like(values), x.like(index)
-    order = sort_valid(x, dim)
-    rank = median_rank(order, dim, ignore_nan=op is aten.nanmedian.dim)
-    return element_at(x, order, rank, dim, keepdim, as_int8(order.count > 0))
+
+    def middle(x: Dense) -> tuple[Dense, Dense]:
+        order = sort_valid(x, dim)
+        rank = median_rank(order, dim, ignore_nan=op is aten.nanmedian.dim)
+        return element_at(x, order, rank, dim, keepdim, as_int8(order.count > 0))
+
+    return some_slices_at_a_time(middle, x, dim)
 
 
 def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
@@ -130,14 +180,18 @@ def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tupl
     if x.ndim == 0:
         values, index = op(x.data, dim, keepdim)
         return x.like(values), x.like(index)
-    order = sort_valid(x, dim)
-    size = x.shape[dim]
-    values, rank = order.values.detach(), arange_along(size, dim, x.data)
-    differs = values.narrow(dim, 1, size - 1) != values.narrow(dim, 0, size - 1)
-    starts = torch.cat([torch.ones_like(values.narrow(dim, 0, 1), dtype=torch.bool), differs], dim)
-    run_start = torch.where(starts, rank, 0).cummax(dim).values
-    run_length = torch.where(rank < order.count, rank - run_start + 1, 0)
-    return element_at(x, order, run_length.argmax(dim, keepdim=True), dim, keepdim, as_int8(order.count > 0))
+
+    def most_frequent(x: Dense) -> tuple[Dense, Dense]:
+        order = sort_valid(x, dim)
+        size = x.shape[dim]
+        values, rank = order.values.detach(), arange_along(size, dim, x.data)
+        differs = values.narrow(dim, 1, size - 1) != values.narrow(dim, 0, size - 1)
+        starts = torch.cat([torch.ones_like(values.narrow(dim, 0, 1), dtype=torch.bool), differs], dim)
+        run_start = torch.where(starts, rank, 0).cummax(dim).values
+        run_length = torch.where(rank < order.count, rank - run_start + 1, 0)
+        return element_at(x, order, run_length.argmax(dim, keepdim=True), dim, keepdim, as_int8(order.count > 0))
+
+    return some_slices_at_a_time(most_frequent, x, dim)
 
 
 # ---------------------------------------------------------------------------------------------- positions in a sequence
