@@ -19,7 +19,7 @@ testing.py              comparing masked tensors in tests
 conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
 """
 
-from masked_dispatch import functional, optim, storage, testing
+from masked_dispatch import functional, interop, optim, storage, testing
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
 from masked_dispatch.api.construct import (
@@ -75,6 +75,7 @@ from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import processes as _processes
+from masked_dispatch.interop import protocols as _protocols
 from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.interop import torch_script as _torch_script
 from masked_dispatch.tensor import buffers as _buffers
@@ -90,6 +91,7 @@ _torch_script.install()
 _gradients.install()
 _collation.install()
 _processes.install()
+_protocols.install()
 _methods.install()
 _buffers.install()
 testing.install()
@@ -116,6 +118,7 @@ __all__ = [
     "from_lengths",
     "from_nan",
     "functional",
+    "interop",
     "is_masked_tensor",
     "kthvalue",
     "logcumsumexp",

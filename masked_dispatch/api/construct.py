@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
-from masked_dispatch.compiler_internals import constant_in_graphs, guard_on, while_compiling
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
-from masked_dispatch.tensor.cache_key import CODE_VERSION
 from masked_dispatch.tensor.checks import check_mask, least_and_most, values_unknown
+from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry import MaskedSemanticsError, registry
+from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect
 from op_registry.sparse.layout import OF_TORCH
-
-if TYPE_CHECKING:
-    from masked_dispatch.torch_internals import ComptimeContext
 
 
 def is_masked_tensor(value: object) -> bool:
@@ -152,22 +148,6 @@ def pad_sequence(
     steps = [torch.ones(sequence.shape[0], dtype=torch.bool, device=sequence.device) for sequence in sequences]
     is_step = torch_pad_sequence(steps, batch_first, padding_side=padding_side)
     return as_masked_tensor(padded, is_step.view(*is_step.shape, *[1] * (padded.ndim - 2)))
-
-
-def code_version() -> str:
-    """The version of this library and of the current rules: part of every graph, and guarded on in each."""
-    if torch.compiler.is_dynamo_compiling():
-        while_compiling(_guard_on_code_version)
-    return _code_version()
-
-
-def _guard_on_code_version(context: ComptimeContext) -> None:
-    guard_on(_code_version, context)
-
-
-@constant_in_graphs
-def _code_version() -> str:
-    return CODE_VERSION + registry.version
 
 
 def as_data_and_mask(data: object, mask: object = None, sparse: bool = True) -> tuple[Tensor, Tensor | None]:

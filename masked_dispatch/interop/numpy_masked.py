@@ -1,4 +1,7 @@
-"""numpy.ma's masked arrays: what is masked there is invalid here."""
+"""numpy.ma's masked arrays: what is masked there is invalid here.
+
+NumPy is not imported here: without it there are no such arrays.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import leaving
+
 
 def parts_of_masked_array(data: object) -> tuple[object, Tensor | None]:
     """The array and the mask, True where valid, of a masked array of NumPy; anything else as it is, without a mask.
 
-    The array shares memory with the masked array. NumPy is not imported: without it there are no such arrays.
+    The array shares memory with the masked array.
     """
     numpy_ma: Any = sys.modules.get("numpy.ma")
     if numpy_ma is None or not isinstance(data, numpy_ma.MaskedArray):
         return data, None
     mask = numpy_ma.getmask(data)
     return numpy_ma.getdata(data), None if mask is numpy_ma.nomask else torch.as_tensor(~mask)
+
+
+def masked_array_of(tensor: Tensor, numpy_ma: Any, fill_value: object = None) -> Any:
+    """A masked array with copies of the values and of the mask, NaN (or 0) under it."""
+    values, valid = leaving(tensor, "NumPy")
+    if values.is_floating_point() or values.is_complex():
+        values = torch.where(valid, values, torch.nan)
+    return numpy_ma.MaskedArray(values.numpy(), mask=~valid.numpy(), fill_value=fill_value, copy=True)

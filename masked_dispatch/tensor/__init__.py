@@ -16,6 +16,7 @@ no_memory.py      methods that ask for one piece of memory: refused
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
 indexing.py       assignment by index to sparse storage
 cache_key.py      what identifies a masked tensor in torch's caches of compiled graphs
+code_version.py   the version of the code, in graphs that make masked tensors
 printing.py       __repr__
 messages.py       error texts
 """

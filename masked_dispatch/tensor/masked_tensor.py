@@ -394,9 +394,9 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
         return self._all_valid_data("numpy()").numpy(force=force)
 
     @never_compiled
-    def __array__(self, dtype: object = None) -> Any:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
         array = self.numpy(force=False)
-        return array if dtype is None else array.astype(dtype, copy=False)
+        return array.astype(dtype or array.dtype, copy=bool(copy))
 
     @never_compiled
     def tolist(self) -> Any:

@@ -195,19 +195,12 @@ def more_elements_than_int64(sizes: tuple[int, ...], elements: int) -> str:
     )
 
 
-def dlpack_requested(tensor: Tensor) -> str:
-    """Why a masked tensor cannot be exported by dlpack."""
-    return (
-        f"dlpack cannot carry the mask of a masked tensor of shape {tuple(tensor.shape)}. "
-        "Export x.to_tensor(fill), or x.get_data() and x.get_mask() separately."
-    )
-
-
 def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
-    """Why numpy() and tolist() need every element to be valid."""
+    """Why numpy(), tolist() and DLPack need every element to be valid."""
     return (
         f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
-        "values. Choose their value with x.to_tensor(fill)."
+        "values. Choose their value with x.to_tensor(fill), or keep the mask: masked_dispatch.interop.to_numpy_masked(x), "
+        "to_pandas(x) or to_arrow(x)."
     )
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
 
-from masked_dispatch.tensor.messages import (
-    called_on_memory,
-    data_pointer_requested,
-    dlpack_requested,
-    memory_requested,
-)
+from masked_dispatch.tensor.messages import called_on_memory, data_pointer_requested, memory_requested
 from op_registry import MaskedSemanticsError
 
 if TYPE_CHECKING:
@@ -37,6 +32,3 @@ class WithoutMemory(_Base):
 
     def map2_(self, x: Tensor, y: Tensor, callable: object) -> NoReturn:
         raise MaskedSemanticsError(called_on_memory(self, "map2_"))
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise MaskedSemanticsError(dlpack_requested(self))

@@ -1,0 +1,31 @@
+"""The functions of masked_dispatch.interop by name. The module of one is loaded, with its library, on first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+# From each module of this package to the library that it imports, and the functions that it offers.
+MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "numpy_arrays": ("numpy", ("from_numpy_masked", "to_numpy_masked")),
+    "pandas_frames": ("pandas", ("from_pandas", "to_pandas")),
+    "arrow_arrays": ("pyarrow", ("from_arrow", "to_arrow")),
+}
+DOORS = {name: (module, library) for module, (library, names) in MODULES.items() for name in names}
+
+
+def door(name: str) -> Callable[..., Any]:
+    """The function; ImportError, which names what to install, without its library."""
+    module, library = DOORS[name]
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"masked_dispatch.interop.{module}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        raise ImportError(
+            f"masked_dispatch.interop.{name} needs {library}, which is not installed: pip install {library}, or "
+            "pip install 'masked-dispatch[interop]' for all libraries that masked tensors convert to",
+            name=library,
+        ) from error
+    return found

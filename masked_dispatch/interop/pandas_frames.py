@@ -1,0 +1,106 @@
+"""Doors to pandas: Series and DataFrames of nullable dtypes. What is NA there is invalid here."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving
+from masked_dispatch.interop.numpy_arrays import tensor_of_array
+from masked_dispatch.interop.tables import stacked
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+# pandas has no nullable dtype for the others.
+NULLABLE = OF_NUMPY - {torch.float16, torch.complex64, torch.complex128}
+
+
+def from_pandas(data: pd.Series | pd.DataFrame, dtype: torch.dtype | None = None) -> MaskedTensor:
+    """A Series, an Index or an array of pandas as a masked tensor of shape (n,); a DataFrame as one of (n, columns).
+
+    data   of bool, integers or floating point numbers: nullable dtypes (Int64, Float32, boolean …), those of pyarrow
+           (int64[pyarrow] …), or NumPy's. What pandas calls missing (`isna()`) is invalid. So NaN is invalid in a
+           column of float64, where it is how pandas says NA, and a value in one of Float64
+    dtype  convert to it. Needed for a DataFrame whose columns have several dtypes
+
+    Values are copied. Index and names are not kept; hand them back with ``to_pandas(x, index=data.index, …)``.
+
+    Raises TypeError for columns of other dtypes, or of several without `dtype`.
+    """
+    if isinstance(data, pd.DataFrame):
+        columns = {repr(name): _parts(data.iloc[:, i], repr(name)) for i, name in enumerate(data.columns)}
+        if len(columns) < data.shape[1]:
+            columns = {f"number {i}": _parts(data.iloc[:, i], f"number {i}") for i in range(data.shape[1])}
+        each = "{name: from_pandas(frame[name]) for name in frame}"
+        return stacked(columns, len(data), dtype, f"from_pandas(frame, dtype=torch.float64), or convert {each}")
+    values, valid = _parts(data, repr(getattr(data, "name", None)))
+    return as_masked(values if dtype is None else values.to(dtype), valid)
+
+
+def to_pandas(
+    x: Tensor,
+    index: Iterable[Hashable] | None = None,
+    columns: Iterable[Hashable] | None = None,
+    name: Hashable | None = None,
+) -> Any:
+    """A copy as a Series (shape (n,)) or a DataFrame (shape (n, columns)) of nullable dtype, NA where invalid.
+
+    index    of the rows, columns of the DataFrame, name of the Series: as pandas takes them
+
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype without a nullable one
+    (complex, half precision); ValueError for other dimensions.
+    """
+    values, valid = leaving(x, "pandas, in its nullable dtypes,", NULLABLE)
+    if x.ndim == 1:
+        if columns is not None:
+            raise ValueError(f"a tensor of shape {tuple(x.shape)} is a Series, without columns: pass name=…")
+        return pd.Series(_nullable(values, valid), index=index, name=name)
+    if x.ndim != 2:
+        raise ValueError(
+            f"a tensor of shape {tuple(x.shape)} has {x.ndim} dimensions; a Series has 1 and a DataFrame 2. Choose "
+            "rows and columns: x.flatten(1), or x[:, i]"
+        )
+    if name is not None:
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} is a DataFrame, which has no name: pass columns=[…]")
+    labels = pd.RangeIndex(len(x)) if index is None else index
+    frame = pd.DataFrame({i: _nullable(values[:, i], valid[:, i]) for i in range(x.shape[1])}, index=labels)
+    if columns is not None:
+        frame.columns = columns
+    return frame
+
+
+def _nullable(values: Tensor, valid: Tensor) -> Any:
+    """A nullable array of pandas around copies of the parts."""
+    kind = pd.arrays.FloatingArray if values.is_floating_point() else pd.arrays.IntegerArray
+    if values.dtype is torch.bool:
+        kind = pd.arrays.BooleanArray
+    return kind(values.numpy().copy(), ~valid.numpy())
+
+
+def _parts(column: Any, name: str) -> Parts:
+    """Values and mask, copied, of one column."""
+    dtype = column.dtype
+    stored = getattr(dtype, "numpy_dtype", dtype)
+    if isinstance(dtype, pd.CategoricalDtype):
+        refuse(name, dtype, "number its categories: series.cat.codes, which is -1 where it is missing")
+    if isinstance(dtype, pd.SparseDtype):
+        refuse(name, dtype, "store it densely: series.sparse.to_dense()")
+    if getattr(dtype, "kind", "O") in "mM":
+        refuse(name, dtype, "make it a number: (series - series.min()).dt.total_seconds()")
+    if not isinstance(stored, np.dtype) or stored.kind not in "biufc":
+        refuse(name, dtype, "convert it: pd.to_numeric(series), or series.convert_dtypes() for Python's objects")
+    missing = np.array(column.isna(), dtype=bool)
+    if isinstance(dtype, np.dtype):
+        values = np.array(column)
+    else:
+        values = np.array(column.to_numpy(dtype=stored, na_value=stored.type(0)))
+    return Parts(tensor_of_array(values), torch.from_numpy(~missing))
+
+
+def refuse(name: str, dtype: object, instead: str) -> None:
+    """Raise for a column that holds no numbers."""
+    raise TypeError(f"column {name} of dtype {dtype} holds no numbers that torch has; {instead}")

@@ -1,0 +1,83 @@
+"""What other libraries call on an array that they are given: NumPy's functions, DLPack, Arrow, matplotlib.
+
+`np.mean(x)`, `pyarrow.array(x)` and `plt.plot(x)` do what they do for a masked array of NumPy. A function that would
+lose the mask is refused while anything is invalid, with the way out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.interop.doors import door
+from masked_dispatch.interop.numpy_masked import masked_array_of
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+# Functions of NumPy that numpy.ma has under the same name and that heed the mask in every argument.
+OF_NUMPY_MA = frozenset(
+    (
+        *("all", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod", "cumsum", "max", "mean", "median"),
+        *("amax", "amin", "min", "prod", "ptp", "std", "sum", "var"),
+    )
+)
+# Functions of NumPy that ask for the shape only.
+OF_SHAPES = frozenset(("ndim", "shape", "size"))
+
+
+def converted(value: Any, convert: Callable[[MaskedTensor], Any]) -> Any:
+    """The arguments of a function, lists and tuples among them, with masked tensors converted."""
+    if isinstance(value, MaskedTensor):
+        return convert(value)
+    if type(value) in (list, tuple):
+        return type(value)(converted(item, convert) for item in value)
+    return value
+
+
+@never_compiled
+def call_numpy(
+    self: MaskedTensor, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """NumPy's `function` on arguments of which one is masked: numpy.ma's, or the plain one if all is valid."""
+    numpy: Any = sys.modules["numpy"]
+    name = function.__name__
+    if name in OF_SHAPES:
+        return function(*converted(args, lambda x: numpy.broadcast_to(0, x.shape)), **kwargs)
+    if name in OF_NUMPY_MA and hasattr(numpy.ma, name):
+        function = getattr(numpy.ma, name)
+        args = converted(args, lambda x: masked_array_of(x, numpy.ma))
+        return function(*args, **kwargs)
+    arrays = {key: converted(value, numpy.asarray) for key, value in kwargs.items()}
+    return function(*converted(args, numpy.asarray), **arrays)
+
+
+@never_compiled
+def to_numpy(self: MaskedTensor) -> Any:
+    """The values as a masked array of NumPy, masked where invalid: what matplotlib draws, with gaps."""
+    return door("to_numpy_masked")(self)
+
+
+@never_compiled
+def arrow_array(self: MaskedTensor, type: Any = None) -> Any:
+    """``pyarrow.array(x)``: null where invalid."""
+    array = door("to_arrow")(self)
+    return array if type is None else array.cast(type)
+
+
+@never_compiled
+def dlpack(self: MaskedTensor, **options: Any) -> Any:
+    """The values in their memory, if every element is valid; raises :class:`InvalidValueError` otherwise."""
+    return self._all_valid_data("DLPack").__dlpack__(**options)
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    added: dict[str, Any] = {
+        "__array_function__": call_numpy,
+        "__arrow_array__": arrow_array,
+        "__dlpack__": dlpack,
+        "to_numpy": to_numpy,
+    }
+    for name, method in added.items():
+        setattr(MaskedTensor, name, method)
