@@ -9,6 +9,12 @@ numpy_arrays.py       numpy.ma
 pandas_frames.py      Series and DataFrames of pandas
 arrow_arrays.py       arrays and tables of Apache Arrow
 tables.py             columns of a table as one tensor
+padding.py            attention_mask, key_padding_mask, lengths
+batch_encodings.py    the batches of tokenizers
+packed_sequences.py   PackedSequence
+nested_tensors.py     torch.nested
+block_masks.py        FlexAttention's BlockMask
+torch_maskedtensor.py torch.masked.MaskedTensor
 
 And masked tensors in the parts of torch and Python that dispatch does not reach:
 
@@ -31,16 +37,44 @@ from masked_dispatch.interop.doors import DOORS, door
 
 if TYPE_CHECKING:
     from masked_dispatch.interop.arrow_arrays import from_arrow, to_arrow
+    from masked_dispatch.interop.batch_encodings import from_batch_encoding, to_batch_encoding
+    from masked_dispatch.interop.block_masks import from_block_mask, to_block_mask, to_key_block_mask
+    from masked_dispatch.interop.nested_tensors import from_nested_tensor, to_nested_tensor
     from masked_dispatch.interop.numpy_arrays import from_numpy_masked, to_numpy_masked
+    from masked_dispatch.interop.packed_sequences import from_packed_sequence, to_packed_sequence
+    from masked_dispatch.interop.padding import (
+        from_attention_mask,
+        from_key_padding_mask,
+        to_attention_mask,
+        to_key_padding_mask,
+        to_lengths,
+    )
     from masked_dispatch.interop.pandas_frames import from_pandas, to_pandas
+    from masked_dispatch.interop.torch_maskedtensor import from_torch_masked, to_torch_masked
 
 __all__ = [
     "from_arrow",
+    "from_attention_mask",
+    "from_batch_encoding",
+    "from_block_mask",
+    "from_key_padding_mask",
+    "from_nested_tensor",
     "from_numpy_masked",
+    "from_packed_sequence",
     "from_pandas",
+    "from_torch_masked",
     "to_arrow",
+    "to_attention_mask",
+    "to_batch_encoding",
+    "to_block_mask",
+    "to_key_block_mask",
+    "to_key_padding_mask",
+    "to_lengths",
+    "to_nested_tensor",
     "to_numpy_masked",
+    "to_packed_sequence",
     "to_pandas",
+    "to_torch_masked",
 ]
 
 

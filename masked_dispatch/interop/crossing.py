@@ -28,8 +28,15 @@ class Parts(NamedTuple):
 
 
 def as_masked(data: Tensor, mask: Tensor | None = None) -> MaskedTensor:
-    """A masked tensor that shares memory with `data` and copies the mask, both of which fit; differentiable."""
-    masked: MaskedTensor = torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
+    """A masked tensor that shares memory with `data` and copies the mask, both of which fit; differentiable.
+
+    Masked data gives a copy under both masks.
+    """
+    masked: MaskedTensor
+    if isinstance(data, MaskedTensor):
+        masked = data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
+        return masked
+    masked = torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
     return masked
 
 

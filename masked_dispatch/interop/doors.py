@@ -11,6 +11,15 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "numpy_arrays": ("numpy", ("from_numpy_masked", "to_numpy_masked")),
     "pandas_frames": ("pandas", ("from_pandas", "to_pandas")),
     "arrow_arrays": ("pyarrow", ("from_arrow", "to_arrow")),
+    "padding": (
+        "torch",
+        ("from_attention_mask", "to_attention_mask", "from_key_padding_mask", "to_key_padding_mask", "to_lengths"),
+    ),
+    "batch_encodings": ("torch", ("from_batch_encoding", "to_batch_encoding")),
+    "packed_sequences": ("torch", ("from_packed_sequence", "to_packed_sequence")),
+    "nested_tensors": ("torch", ("from_nested_tensor", "to_nested_tensor")),
+    "block_masks": ("torch", ("from_block_mask", "to_block_mask", "to_key_block_mask")),
+    "torch_maskedtensor": ("torch", ("from_torch_masked", "to_torch_masked")),
 }
 DOORS = {name: (module, library) for module, (library, names) in MODULES.items() for name in names}
 

@@ -199,8 +199,8 @@ def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
     """Why numpy(), tolist() and DLPack need every element to be valid."""
     return (
         f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
-        "values. Choose their value with x.to_tensor(fill), or keep the mask: masked_dispatch.interop.to_numpy_masked(x), "
-        "to_pandas(x) or to_arrow(x)."
+        "values. Choose their value with x.to_tensor(fill), or keep the mask: "
+        "masked_dispatch.interop.to_numpy_masked(x), to_pandas(x) or to_arrow(x)."
     )
 
 

@@ -60,3 +60,18 @@ def valid_bits(tensor: Tensor) -> list[str]:
     """What is valid, as text that tells 0 from -0 and any NaN from a number."""
     mask, numbers = tensor.get_mask().flatten().tolist(), tensor.get_data().flatten().tolist()
     return [repr(number) for number, is_valid in zip(numbers, mask, strict=True) if is_valid]
+
+
+@st.composite
+def lengths(draw: st.DrawFn, least: int = 0, most: int = 5) -> Tensor:
+    """Lengths of one to four sequences."""
+    return torch.tensor(draw(st.lists(st.integers(least, most), min_size=1, max_size=4)))
+
+
+def batch_of(lengths: Tensor, *sizes: int, steps: int | None = None) -> md.MaskedTensor:
+    """A padded batch (B, T, *sizes) of float64 with NaN in the padding; T = steps or the longest length."""
+    steps = int(lengths.max()) if steps is None else steps
+    numbers = torch.arange(1.0, len(lengths) * steps * torch.Size(sizes).numel() + 1, dtype=torch.float64)
+    data = numbers.reshape(len(lengths), steps, *sizes)
+    mask = (torch.arange(steps) < lengths[:, None]).view(len(lengths), steps, *[1] * len(sizes))
+    return md.masked_tensor(data.masked_fill(~mask, torch.nan), mask)

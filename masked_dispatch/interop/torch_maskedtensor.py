@@ -1,0 +1,47 @@
+"""Doors to torch.masked.MaskedTensor, PyTorch's prototype."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.masked import MaskedTensor as PrototypeTensor
+from torch.masked import as_masked_tensor as as_prototype
+
+from masked_dispatch.interop.crossing import as_masked, filled, mask_of
+from masked_dispatch.interop.torch_sparse import from_torch_sparse
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+
+class WithPlainGradient(torch.autograd.Function):
+    """The values as they are. Their gradient, a tensor of torch.masked, becomes a plain one."""
+
+    @staticmethod
+    def forward(ctx: object, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad.to_tensor(0) if isinstance(grad, PrototypeTensor) else grad
+
+
+def from_torch_masked(tensor: PrototypeTensor) -> MaskedTensor:
+    """A tensor of torch.masked, stored strided or as COO or CSR, with its mask and in its layout; differentiable."""
+    if not isinstance(tensor, PrototypeTensor):
+        raise TypeError(f"from_torch_masked takes a torch.masked.MaskedTensor, not a {type(tensor).__name__}")
+    data, mask = tensor.get_data(), tensor.get_mask()
+    if data.layout is torch.strided:
+        return as_masked(data, mask)
+    return as_masked(from_torch_sparse(data), mask.to_dense())
+
+
+def to_torch_masked(x: Tensor) -> Tensor:
+    """The values, 0 where invalid, and the mask as a strided torch.masked.MaskedTensor; differentiable.
+
+    Raises TypeError for a dtype that it does not have (torch.bfloat16, complex).
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of MaskedTensors is in prototype stage")
+        values: Tensor = WithPlainGradient.apply(filled(x))
+        return as_prototype(values, mask_of(x))
