@@ -9,17 +9,20 @@ scopes.py               which scopes are in force, and in force again in backwar
 densify_policy.py       when that is allowed
 tensor/                 the tensor subclasses as values
 autograd/               the differentiable boundary between tensors and records
-interop/                conversions to and from torch.sparse, torch.masked, numpy.ma; DataLoader, other processes
+interop/                doors to other libraries; parts of torch that dispatch does not reach
 dispatch/               how a call reaches its rule
 api/                    the exported functions
 functional.py           torch.func's transforms
+missing.py              pandas' words for missing values
+metrics.py              accuracy, mean squared error, perplexity
 optim/                  optimizers for masked gradients
 storage.py              choosing a storage layout
 testing.py              comparing masked tensors in tests
 conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
 """
 
-from masked_dispatch import functional, interop, optim, storage, testing
+from masked_dispatch import functional, interop, metrics, missing, optim, storage, testing
+from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
 from masked_dispatch.api.construct import (
@@ -66,6 +69,7 @@ from masked_dispatch.api.reductions import (
     vector_norm,
 )
 from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_topk, sparse_where
+from masked_dispatch.api.stacking import pad_stack
 from masked_dispatch.api.windows import windows
 from masked_dispatch.autograd import engine as _gradients
 from masked_dispatch.densify_policy import densify
@@ -93,6 +97,7 @@ _collation.install()
 _processes.install()
 _protocols.install()
 _methods.install()
+_known_words.install()
 _buffers.install()
 testing.install()
 
@@ -128,7 +133,9 @@ __all__ = [
     "max",
     "mean",
     "median",
+    "metrics",
     "min",
+    "missing",
     "mode",
     "nanmean",
     "nanmedian",
@@ -136,6 +143,7 @@ __all__ = [
     "nansum",
     "optim",
     "pad_sequence",
+    "pad_stack",
     "prod",
     "quantile",
     "registry",

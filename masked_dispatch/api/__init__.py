@@ -1,6 +1,8 @@
 """The functions that masked_dispatch exports.
 
 construct.py      making masked tensors
+stacking.py       pad_stack
+known_words.py    AttributeErrors for names of other libraries
 accumulate.py     sums of the valid contributions
 reductions.py     torch's reductions and scans with skipna and min_count
 methods.py        methods that name the functions with skipna and min_count

@@ -34,6 +34,8 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
         if hasattr(mask, "get_fill_value"):
             raise TypeError("the mask is itself a masked array of NumPy; pass mask.filled(False)")
         mask = torch.as_tensor(mask, device=data.device)
+        if not mask.numel():  # an empty list has no dtype
+            mask = mask.to(torch.bool)
     swapped = ""
     if data.dtype is torch.bool and mask.dtype is not torch.bool:
         swapped = " Are the two arguments exchanged? The data comes first: masked_tensor(data, mask)."

@@ -40,7 +40,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("functional", "optim", "storage", "testing"),
+        ("functional", "metrics", "missing", "optim", "storage", "testing"),
         ("conformance_subject",),
     ),
 }

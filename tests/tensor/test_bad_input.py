@@ -317,3 +317,9 @@ def test_masked_rule_serves_the_operator_it_names() -> None:
             return x.like(x.data * 3)
 
         assert torch.ops.badinput.twice(X)[0, 1].item() == 3.0
+
+
+@pytest.mark.parametrize("mask", [[], [[]]])
+def test_an_empty_list_is_an_empty_mask(mask: list[object]) -> None:
+    x = md.masked_tensor(torch.zeros(1, 0) if mask else torch.zeros(0), mask)
+    assert x.get_mask().numel() == 0

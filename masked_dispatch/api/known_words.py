@@ -1,0 +1,57 @@
+"""AttributeErrors for names that pandas, numpy.ma or torch.masked have: they say the word used here."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+# From the name to what to write instead.
+WORDS = {
+    "anom": "x - x.mean()",
+    "astype": "x.to(dtype)",
+    "average": "x.mean(), or (x * weights).sum() / (x * 0 + weights).sum()",
+    "bfill": "masked_dispatch.missing.bfill(x, dim)",
+    "combine_first": "masked_dispatch.missing.fillna(x, other)",
+    "dropna": "masked_dispatch.missing.dropna(x, dim)",
+    "ffill": "masked_dispatch.missing.ffill(x, dim)",
+    "fill_value": "x.to_tensor(fill): there is no default, each use chooses",
+    "filled": "x.to_tensor(fill)",
+    "fillna": "x.to_tensor(fill), or masked_dispatch.missing.fillna(x, other) for a masked `other`",
+    "groupby": "masked_dispatch.missing.group_mean(x, groups)",
+    "harden_mask": "x.copy_(torch.where(x.get_mask(), y, x)) for a write that makes nothing valid",
+    "iloc": "x[rows, columns]",
+    "interpolate": "masked_dispatch.missing.interpolate(x, dim)",
+    "isna": "~x.get_mask()",
+    "isnull": "~x.get_mask()",
+    "loc": "x[rows, columns]: labels stay with the frame, see masked_dispatch.interop.to_pandas",
+    "mask": "x.get_mask(), which is True where valid (numpy.ma's mask is True where it is not)",
+    "nomask": "x.get_mask().all()",
+    "notna": "x.get_mask()",
+    "notnull": "x.get_mask()",
+    "nunique": "x.unique().numel()",
+    "pad_stack": "masked_dispatch.pad_stack(tensors)",
+    "ptp": "x.amax() - x.amin()",
+    "recordmask": "x.get_mask()",
+    "rolling": "masked_dispatch.missing.rolling(x, window, dim)",
+    "soften_mask": "nothing: a write to an invalid element always makes it valid",
+    "to_arrow": "masked_dispatch.interop.to_arrow(x)",
+    "to_frame": "masked_dispatch.interop.to_pandas(x)",
+    "to_list": "x.to_tensor(fill).tolist()",
+    "to_pandas": "masked_dispatch.interop.to_pandas(x)",
+    "unshare_mask": "x.clone()",
+    "value_counts": "x.unique(return_counts=True)",
+}
+
+
+def no_attribute(self: MaskedTensor, name: str) -> NoReturn:
+    """Called for a name that was not found."""
+    text = f"{type(self).__name__!r} object has no attribute {name!r}"
+    if name in WORDS:
+        text += f"; here it is written {WORDS[name]}"
+    raise AttributeError(text, name=name, obj=self)
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    MaskedTensor.__getattr__ = no_attribute  # type: ignore[attr-defined]

@@ -1,0 +1,189 @@
+"""Words of pandas for missing values, on tensors of any shape: an invalid element is a missing one.
+
+Each takes masked tensors in any storage (and plain ones, of which nothing is missing), works along the dimension that
+is named, and is differentiable; results are stored densely. They need no pandas.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.api.construct import as_masked_tensor, from_nan
+from masked_dispatch.tensor.checks import least_and_most, values_unknown
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.records.dims import Number
+from op_registry.records.dtypes import accumulation_dtype
+
+__all__ = [
+    "bfill",
+    "dropna",
+    "ffill",
+    "fillna",
+    "group_mean",
+    "interpolate",
+    "nan_to_invalid",
+    "rolling",
+]
+
+
+def nan_to_invalid(x: Tensor) -> MaskedTensor:
+    """`x`, of floating point or complex dtype, invalid where it is NaN too. (`from_nan` does it for plain tensors.)"""
+    if not isinstance(x, MaskedTensor):
+        return from_nan(x)
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"nan_to_invalid needs floating point or complex values, which can be NaN; got {x.dtype}")
+    return x.mask_with(~_values(x).detach().isnan())
+
+
+def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
+    """`x` with `value` where it is invalid.
+
+    value  a number, or a plain tensor that broadcasts to the shape: the result is plain, as that of
+           ``x.to_tensor(value)``. A masked tensor: the result is masked, and invalid where both are; of the shape and
+           dtype that torch.where gives
+    """
+    if not isinstance(x, MaskedTensor):
+        return x
+    if not isinstance(value, MaskedTensor):
+        return x.to_tensor(value)
+    mask = _mask(x)
+    return as_masked_tensor(torch.where(mask, _values(x), _values(value)), mask | _mask(value))
+
+
+def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
+    """Each invalid element as the last valid one before it along `dim`; before the first it stays invalid.
+
+    limit  how many invalid elements in a row are filled, at most
+    """
+    last = _last_valid(_mask(x), dim)
+    return _taken_from(x, last, last >= 0, dim, limit)
+
+
+def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
+    """Each invalid element as the next valid one after it along `dim`; after the last it stays invalid.
+
+    limit  how many invalid elements in a row are filled, at most
+    """
+    following = _next_valid(_mask(x), dim)
+    return _taken_from(x, following, following < x.shape[dim], dim, limit)
+
+
+def interpolate(x: Tensor, dim: int) -> MaskedTensor:
+    """Each invalid element on the straight line between its valid neighbours along `dim`, which is evenly spaced.
+
+    Before the first and after the last valid element it stays invalid: pandas' ``interpolate(limit_area="inside")``;
+    follow it with `ffill` for pandas' default.
+
+    Raises TypeError for integers and bool.
+    """
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"interpolate needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
+    mask, values = _mask(x), _values(x)
+    last, following = _last_valid(mask, dim), _next_valid(mask, dim)
+    steps = x.shape[dim]
+    share = (_positions(x, dim) - last) / (following - last).clamp(min=1)
+    share = share.to(x.dtype)
+    before = values.gather(dim, last.clamp(min=0))
+    after = values.gather(dim, following.clamp(max=max(steps - 1, 0)))
+    between = before * (1 - share) + after * share
+    return as_masked_tensor(torch.where(mask, values, between), (last >= 0) & (following < steps))
+
+
+def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> MaskedTensor:
+    """`x` without the slices along `dim` of which any, or all, elements are invalid; rows of a table for ``dim=0``."""
+    if how not in ("any", "all"):
+        raise ValueError(f"how={how!r} is neither 'any' nor 'all'")
+    mask = _mask(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else _mask(x)[:, None]
+    keep = mask.all(1) if how == "any" else mask.any(1)
+    return as_masked_tensor(x).index_select(dim, keep.nonzero()[:, 0])  # type: ignore[return-value]
+
+
+def rolling(x: Tensor, window: int, dim: int, step: int = 1) -> Tensor:
+    """Windows of `window` elements along `dim`, in a new last dimension: a view, `x.unfold(dim, window, step)`.
+
+    ``masked_dispatch.mean(rolling(x, 3, 0), -1, min_count=2)`` is pandas' ``s.rolling(3, min_periods=2).mean()``, from
+    the first whole window on.
+    """
+    return x.unfold(dim, window, step)
+
+
+def group_mean(x: Tensor, groups: Tensor, num_groups: int | None = None, dim: int = 0) -> MaskedTensor:
+    """The mean of the valid elements of each group along `dim`; invalid for a group that has none.
+
+    x           floating point or complex
+    groups      integers, shape (x.shape[dim],), between 0 and num_groups - 1; what has an invalid group is in none
+    num_groups  size of `dim` in the result; one more than the greatest group if not given
+
+    Raises TypeError for other dtypes, ValueError for groups that do not fit.
+    """
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"group_mean needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
+    of_group, numbers = _mask(groups), _values(groups)
+    if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(f"groups are numbered by integers; got {numbers.dtype}. Number labels with labels.unique(…)")
+    if numbers.shape != (x.shape[dim],):
+        raise ValueError(
+            f"groups of shape {tuple(numbers.shape)} do not fit dim={dim} of a tensor of shape {tuple(x.shape)}: one "
+            "for each of its indices"
+        )
+    numbers = numbers.to(torch.int64)
+    if num_groups is None:
+        num_groups = int(numbers.max()) + 1 if numbers.numel() else 0
+    if not values_unknown(numbers) and numbers.numel():
+        least, most = least_and_most(numbers)
+        if least < 0 or most >= num_groups:
+            raise ValueError(f"groups run from {least} to {most}, and there are num_groups={num_groups}, from 0 on")
+    numbers = torch.where(of_group, numbers, num_groups)
+    sizes = list(x.shape)
+    sizes[dim] = num_groups + 1
+    values = _values(x).to(accumulation_dtype(x.dtype))
+    sums = values.new_zeros(sizes).index_add(dim, numbers, values)
+    counts = torch.zeros(sizes, dtype=torch.int64, device=x.device).index_add(dim, numbers, _mask(x).to(torch.int64))
+    sums, counts = sums.narrow(dim, 0, num_groups), counts.narrow(dim, 0, num_groups)
+    return as_masked_tensor((sums / counts.clamp(min=1)).to(x.dtype), counts > 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _mask(x: Tensor) -> Tensor:
+    if isinstance(x, MaskedTensor):
+        return x.get_mask()
+    return torch.ones(x.shape, dtype=torch.bool, device=x.device)
+
+
+def _values(x: Tensor) -> Tensor:
+    """The values, 0 or False where invalid: nothing under the mask gets further."""
+    if isinstance(x, MaskedTensor):
+        return x.to_tensor(False if x.dtype is torch.bool else 0)
+    return x
+
+
+def _positions(x: Tensor, dim: int) -> Tensor:
+    """The indices along `dim`, in a shape that broadcasts to that of `x`."""
+    dim = dim % x.ndim
+    return torch.arange(x.shape[dim], device=x.device).view(-1, *[1] * (x.ndim - dim - 1))
+
+
+def _last_valid(mask: Tensor, dim: int) -> Tensor:
+    """For each element the index along `dim` of the last valid one up to it; -1 where there is none."""
+    return torch.where(mask, _positions(mask, dim), -1).cummax(dim).values
+
+
+def _next_valid(mask: Tensor, dim: int) -> Tensor:
+    """For each element the index along `dim` of the first valid one from it on; the size of `dim` if there is none."""
+    indices = torch.where(mask, _positions(mask, dim), mask.shape[dim])
+    return indices.flip(dim).cummin(dim).values.flip(dim)
+
+
+def _taken_from(x: Tensor, index: Tensor, exists: Tensor, dim: int, limit: int | None) -> MaskedTensor:
+    """The elements at `index` along `dim`, invalid where none exists or it is more than `limit` away."""
+    if limit is not None:
+        if limit < 1:
+            raise ValueError(f"limit={limit} fills nothing: it is at least 1, or None for no limit")
+        exists = exists & ((_positions(x, dim) - index).abs() <= limit)
+    inside = index.clamp(min=0, max=max(x.shape[dim] - 1, 0))
+    return as_masked_tensor(_values(x).gather(dim, inside), exists)
