@@ -8,7 +8,11 @@ doors.py              the functions by name, and which library each needs
 numpy_arrays.py       numpy.ma
 pandas_frames.py      Series and DataFrames of pandas
 arrow_arrays.py       arrays and tables of Apache Arrow
+polars_frames.py      Series and DataFrames of polars
 tables.py             columns of a table as one tensor
+xarray_arrays.py      DataArrays of xarray
+scipy_sparse.py       sparse arrays of SciPy
+tensordicts.py        tensordict
 padding.py            attention_mask, key_padding_mask, lengths
 batch_encodings.py    the batches of tokenizers
 packed_sequences.py   PackedSequence
@@ -50,7 +54,11 @@ if TYPE_CHECKING:
         to_lengths,
     )
     from masked_dispatch.interop.pandas_frames import from_pandas, to_pandas
+    from masked_dispatch.interop.polars_frames import from_polars, to_polars
+    from masked_dispatch.interop.scipy_sparse import from_scipy_sparse, to_scipy_sparse
+    from masked_dispatch.interop.tensordicts import from_tensordict, to_tensordict
     from masked_dispatch.interop.torch_maskedtensor import from_torch_masked, to_torch_masked
+    from masked_dispatch.interop.xarray_arrays import from_xarray, to_xarray
 
 __all__ = [
     "from_arrow",
@@ -62,7 +70,11 @@ __all__ = [
     "from_numpy_masked",
     "from_packed_sequence",
     "from_pandas",
+    "from_polars",
+    "from_scipy_sparse",
+    "from_tensordict",
     "from_torch_masked",
+    "from_xarray",
     "to_arrow",
     "to_attention_mask",
     "to_batch_encoding",
@@ -74,7 +86,11 @@ __all__ = [
     "to_numpy_masked",
     "to_packed_sequence",
     "to_pandas",
+    "to_polars",
+    "to_scipy_sparse",
+    "to_tensordict",
     "to_torch_masked",
+    "to_xarray",
 ]
 
 

@@ -57,8 +57,8 @@ def mask_of(tensor: Tensor) -> Tensor:
     return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
 
 
-def leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> Parts:
-    """The parts of a tensor for a library that has no gradients, computes on the CPU, and has these dtypes."""
+def check_leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> None:
+    """Refuse a tensor that a library without gradients, on the CPU, of these dtypes, cannot hold."""
     described = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.requires_grad:
         raise RuntimeError(f"{described} requires grad, and {library} has no gradients: pass x.detach()")
@@ -67,4 +67,9 @@ def leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NU
     if tensor.dtype not in dtypes:
         other = "x.real and x.imag" if tensor.is_complex() else "x.float()"
         raise TypeError(f"{library} has no dtype for {described} and {tensor.dtype}: pass {other}")
+
+
+def leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> Parts:
+    """The parts of a tensor for a library, which has to be able to hold them."""
+    check_leaving(tensor, library, dtypes)
     return Parts(filled(tensor).detach().resolve_conj().resolve_neg(), mask_of(tensor))

@@ -11,6 +11,10 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "numpy_arrays": ("numpy", ("from_numpy_masked", "to_numpy_masked")),
     "pandas_frames": ("pandas", ("from_pandas", "to_pandas")),
     "arrow_arrays": ("pyarrow", ("from_arrow", "to_arrow")),
+    "polars_frames": ("polars", ("from_polars", "to_polars")),
+    "xarray_arrays": ("xarray", ("from_xarray", "to_xarray")),
+    "scipy_sparse": ("scipy", ("from_scipy_sparse", "to_scipy_sparse")),
+    "tensordicts": ("tensordict", ("from_tensordict", "to_tensordict")),
     "padding": (
         "torch",
         ("from_attention_mask", "to_attention_mask", "from_key_padding_mask", "to_key_padding_mask", "to_lengths"),

@@ -1,0 +1,53 @@
+"""Doors to tensordict: a masked tensor is an entry with its values and its mask, which move and are saved together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from masked_dispatch.interop.crossing import as_masked, filled, mask_of
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+PARTS = {"data", "mask"}
+
+
+def to_tensordict(batch: Mapping[str, Any], batch_size: Sequence[int] = ()) -> TensorDict:
+    """A TensorDict in which each masked tensor is an entry ``{"data": values, "mask": True where valid}``.
+
+    batch       a mapping of masked and plain tensors, and of mappings of these. Plain ones stay as they are
+    batch_size  the leading sizes that all have
+
+    The values are 0 where invalid. Differentiable.
+    """
+    return TensorDict({name: _split(value, batch_size) for name, value in batch.items()}, batch_size=list(batch_size))
+
+
+def _split(value: Any, batch_size: Sequence[int]) -> Any:
+    if isinstance(value, MaskedTensor):
+        return TensorDict({"data": filled(value), "mask": mask_of(value)}, batch_size=list(batch_size))
+    return to_tensordict(value, batch_size) if isinstance(value, Mapping) else value
+
+
+def from_tensordict(batch: TensorDictBase) -> dict[str, Any]:
+    """The inverse: entries that hold exactly "data" and "mask" (bool, True where valid) as masked tensors.
+
+    Raises TypeError for a mask of another dtype.
+    """
+    return {name: _joined(name, value) for name, value in batch.items()}
+
+
+def _joined(name: str, value: Any) -> Any:
+    if not isinstance(value, TensorDictBase):
+        return value
+    if set(value.keys()) != PARTS:
+        return from_tensordict(value)
+    data, mask = value["data"], value["mask"]
+    if not isinstance(data, Tensor) or str(mask.dtype) != "torch.bool" or mask.shape != data.shape:
+        raise TypeError(
+            f"the mask of {name!r} is {mask.dtype} of shape {tuple(mask.shape)}; it is bool, True where valid, and of "
+            f"the shape of its data, {tuple(data.shape)}"
+        )
+    return as_masked(data, mask)
