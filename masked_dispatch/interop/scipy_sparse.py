@@ -40,18 +40,17 @@ def from_scipy_sparse(matrix: Any) -> MaskedTensor:
         matrix = matrix.copy()
         matrix.sum_duplicates()
         values = tensor_of_array(matrix.data)
-    pieces = [torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices)]
+    starts, plain = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
     layout, _ = COMPRESSED[kind]
-    return from_torch_sparse(
-        torch.sparse_compressed_tensor(*pieces, values, size, layout=layout, check_invariants=True)
-    )
+    stored = torch.sparse_compressed_tensor(starts, plain, values, size, layout=layout, check_invariants=True)
+    return from_torch_sparse(stored)
 
 
 def to_scipy_sparse(x: Tensor) -> Any:
     """The valid elements as a sparse array of SciPy: csr, csc or bsr of a matrix that is stored so, else coo.
 
-    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype that SciPy's sparse arrays
-    do not have; ValueError for no dimensions, or for invalid elements inside of stored blocks.
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype that SciPy's sparse
+    arrays do not have; ValueError for no dimensions, or for invalid elements inside of stored blocks.
     """
     check_leaving(x, "scipy.sparse", OF_NUMPY - {torch.float16})
     if not x.ndim:

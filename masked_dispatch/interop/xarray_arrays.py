@@ -25,8 +25,8 @@ def from_xarray(data: xr.DataArray) -> MaskedTensor:
     """
     if not isinstance(data, xr.DataArray):
         raise TypeError(
-            f"from_xarray takes a DataArray, not a {type(data).__name__}. Of a Dataset, make a tensor of each variable: "
-            "{name: from_xarray(array) for name, array in dataset.items()}"
+            f"from_xarray takes a DataArray, not a {type(data).__name__}. Of a Dataset, make a tensor of each "
+            "variable: {name: from_xarray(array) for name, array in dataset.items()}"
         )
     values = tensor_of_array(data.to_numpy())
     return as_masked(values, torch.from_numpy(~np.array(data.isnull().to_numpy())))

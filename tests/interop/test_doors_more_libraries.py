@@ -20,6 +20,9 @@ from door_samples import FLOATS, INTEGERS, UNSIGNED, masked, same, shapes
 from masked_dispatch import interop
 from masked_dispatch.interop.doors import MODULES
 
+# torch says so once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+
 COLUMNS = (torch.bool, *INTEGERS, *UNSIGNED, *FLOATS)
 X = md.masked_tensor([[1.0, float("nan")], [3.0, 4.0]], [[True, False], [True, True]])
 
@@ -70,7 +73,7 @@ def test_what_polars_cannot_hold_is_refused() -> None:
             interop.to_polars(x, names)
     with pytest.raises(TypeError, match=r"polars has no dtype .*float16: pass x.float\(\)"):
         interop.to_polars(X[0].half())
-    with pytest.raises(md.InvalidValueError, match="masked_dispatch.interop"):
+    with pytest.raises(md.InvalidValueError, match=r"masked_dispatch\.interop"):
         pl.Series(X[0])
 
 
