@@ -18,7 +18,7 @@ batch_encodings.py    the batches of tokenizers
 packed_sequences.py   PackedSequence
 nested_tensors.py     torch.nested
 block_masks.py        FlexAttention's BlockMask
-torch_maskedtensor.py torch.masked.MaskedTensor
+torch_maskedtensor.py  torch.masked.MaskedTensor
 
 And masked tensors in the parts of torch and Python that dispatch does not reach:
 

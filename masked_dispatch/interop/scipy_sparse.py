@@ -36,7 +36,7 @@ def from_scipy_sparse(matrix: Any) -> MaskedTensor:
     if kind == "coo":
         indices = torch.from_numpy(np.stack(matrix.coords).astype(np.int64))
         return from_torch_sparse(torch.sparse_coo_tensor(indices, values, size, check_invariants=True))
-    if kind != "bsr" and not matrix.has_canonical_format:
+    if not matrix.has_canonical_format:
         matrix = matrix.copy()
         matrix.sum_duplicates()
         values = tensor_of_array(matrix.data)

@@ -19,6 +19,7 @@ import masked_dispatch as md
 from door_samples import FLOATS, INTEGERS, UNSIGNED, masked, same, shapes
 from masked_dispatch import interop
 from masked_dispatch.interop.doors import MODULES
+from repository import ROOT
 
 # torch says so once a process.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
@@ -234,6 +235,11 @@ def test_every_door_is_offered_and_documented() -> None:
     for module, (name, names) in MODULES.items():
         if importlib.util.find_spec(name):
             assert all(getattr(interop, door).__doc__ for door in names), module
+
+
+def test_the_document_has_every_door() -> None:
+    text = (ROOT / "docs" / "other_libraries.md").read_text(encoding="utf-8")
+    assert [door for door in interop.__all__ if f"`{door}(" not in text] == []
 
 
 def test_nothing_is_loaded_before_it_is_used() -> None:
