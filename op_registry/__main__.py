@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from op_registry.conformance import mutant_table, runner
+from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.masks import DESCRIPTIONS, KINDS
 from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
@@ -17,7 +18,7 @@ from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, 
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
 from op_registry.report import conformance as reporting
-from op_registry.report import coverage, database_calls, python_level
+from op_registry.report import coverage, database_calls, devices, python_level
 from op_registry.report import sparse_coverage as stored_coverage
 from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, nearest
@@ -98,6 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--variants", action="store_true", help="also run the in-place and out= forms of the entries")
     check.add_argument("--slice", metavar="K/N", help="only the K-th of N equal parts of the operators")
+    check.add_argument(
+        "--device",
+        choices=DEVICES,
+        help="instead of the laws, compare one sample of each entry on this device with the CPU, forward and gradient "
+        "(reference: a device written in Python, which refuses operands on the CPU); with --op, --sample, --slice and "
+        "--subject alone. A device that this machine lacks is skipped",
+    )
 
     mutants = commands.add_parser("mutants", help="make rules wrong on purpose, and print which law notices each")
     mutants.add_argument(
@@ -138,6 +146,8 @@ def _check(options: argparse.Namespace) -> int:
     for name in options.op or ():
         _check_operator(name)
     _check_subject(options.subject, options.storage or ())
+    if options.device:
+        return _check_on_device(options)
     settings = _settings(options)
     if options.op and (options.workers == 0 or len(options.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in options.op for o in operators_of(name)))
@@ -147,9 +157,7 @@ def _check(options: argparse.Namespace) -> int:
     names = [operator_named(name).name for name in options.op] if options.op else everything
     if settings.dtypes == "all":
         names = [piece for name in names for piece in in_each_dtype(name)]
-    if options.slice:
-        part, _, parts = options.slice.partition("/")
-        names = names[int(part) % int(parts) :: int(parts)]
+    names = _part(names, options.slice)
     reports = reporting.by_operator(
         runner.run(
             names, settings, workers=options.workers, timeout=options.timeout, results=options.results, progress=True
@@ -163,6 +171,26 @@ def _check(options: argparse.Namespace) -> int:
     if options.table_of_storages is not None:
         options.table_of_storages.write_text(stored_coverage.written(reporting.storage_shares(reports)) + "\n")
     return 1 if any(r.failures for r in reports) else 0
+
+
+# Options of `check` that choose among laws and trials, which a comparison on a device does not make.
+NOT_ON_DEVICES = ("law", "mask", "dtype", "mode", "storage", "most", "variants")
+
+
+def _check_on_device(options: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in NOT_ON_DEVICES if getattr(options, name)]
+    if given:
+        raise UnknownName(f"--device compares with the CPU and asks no laws: leave out {', '.join(given)}")
+    names = [operator_named(name).name for name in options.op or ()] or list(database())
+    return devices.run(_part(names, options.slice), options.device, options.subject, options.sample)
+
+
+def _part(names: list[str], of: str | None) -> list[str]:
+    """The K-th of N equal parts of the names, for ``K/N``."""
+    if of is None:
+        return names
+    part, _, parts = of.partition("/")
+    return names[int(part) % int(parts) :: int(parts)]
 
 
 def _mutants(options: argparse.Namespace) -> int:

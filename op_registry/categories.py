@@ -27,7 +27,7 @@ from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_a
 from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.slices import has_whole_slices
-from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.registry import registry
@@ -299,10 +299,13 @@ def run_opaque(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None
 
 
 def known_all_valid(record: Dense) -> bool:
-    """Whether every element is known to be valid; while tracing, only if no mask is stored or the tensor is empty."""
+    """Whether every element is known to be valid.
+
+    While tracing, and on meta, only if no mask is stored or the tensor is empty.
+    """
     if record.validity is None or record.data.numel() == 0:
         return True
-    if being_traced(record.validity):
+    if not has_values(record.validity):
         return False
     return bool(record.validity.all())
 

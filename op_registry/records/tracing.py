@@ -30,6 +30,11 @@ def being_traced(tensor: Tensor) -> bool:
     return type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter)
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether `tensor` has values that can be read, be it by waiting for a device: not in a graph, not on meta."""
+    return not (tensor.is_meta or being_traced(tensor))
+
+
 def computed_at_once(*tensors: Tensor) -> bool:
     """Whether plain eager execution computes with them, so that a custom autograd.Function may run."""
     return not _transform_probes[1]() and not any(being_traced(t) for t in tensors)

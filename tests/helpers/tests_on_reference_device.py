@@ -18,10 +18,9 @@ from torch import Tensor, nn
 import masked_dispatch as md
 from op_registry import registry
 from op_registry.authoring import Dense
-from reference_device import set_up
-from reference_device_sweep import NOT_COMPARABLE, sweep
+from op_registry.conformance.devices.available import device_called
 
-LIBRARY = set_up()
+device_called("reference")
 aten = torch.ops.aten
 
 FIRST = torch.tensor([[True, False, True], [False, False, True]])
@@ -43,7 +42,7 @@ def test_backward_runs_in_a_thread_without_frames() -> None:
     def hook(gradient: Tensor) -> None:
         seen.append((threading.current_thread() is threading.main_thread(), sys._getframe().f_back is None))
 
-    for device in ("cpu", "ref"):
+    for device in ("cpu", "reference"):
         x = torch.ones(2).to(device).requires_grad_()
         x.register_hook(hook)
         x.exp().sum().backward()
@@ -51,14 +50,16 @@ def test_backward_runs_in_a_thread_without_frames() -> None:
 
 
 def test_operands_on_the_cpu_are_refused() -> None:
-    x = torch.ones(2, device="ref")
-    with pytest.raises(RuntimeError, match=r"aten.add.Tensor: all tensors have to be on ref:0, but one is on cpu"):
+    x = torch.ones(2, device="reference")
+    with pytest.raises(
+        RuntimeError, match=r"aten.add.Tensor: all tensors have to be on reference:0, but one is on cpu"
+    ):
         x + torch.ones(2)
     assert (x + torch.tensor(2.0)).cpu().tolist() == [3, 3]
 
 
 def test_a_tensor_has_the_shape_of_its_elements() -> None:
-    x = torch.ones(2, 3, device="ref")
+    x = torch.ones(2, 3, device="reference")
     x.unsqueeze_(0).transpose_(1, 2)
     assert x.shape == (1, 3, 2)
     assert x.cpu().shape == x.shape
@@ -142,9 +143,9 @@ GRADIENTS = [
 
 @pytest.mark.parametrize("function", GRADIENTS, ids=lambda f: f.__name__)
 def test_gradients_are_those_of_the_cpu(function: Callable[..., list[Any]]) -> None:
-    there, here = (function(masked(device), masked(device, SECOND)) for device in ("ref", "cpu"))
+    there, here = (function(masked(device), masked(device, SECOND)) for device in ("reference", "cpu"))
     for mine, theirs in zip(there, here, strict=True):
-        assert mine.device.type == "ref"
+        assert mine.device.type == "reference"
         assert md.is_masked_tensor(mine) == md.is_masked_tensor(theirs)
         if md.is_masked_tensor(mine):
             assert torch.equal(mine.get_mask().cpu(), theirs.get_mask())
@@ -154,7 +155,7 @@ def test_gradients_are_those_of_the_cpu(function: Callable[..., list[Any]]) -> N
 
 def test_a_layer_learns() -> None:
     losses = {}
-    for device in ("cpu", "ref"):
+    for device in ("cpu", "reference"):
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True).to(device)
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -166,14 +167,14 @@ def test_a_layer_learns() -> None:
             loss.backward()
             optimizer.step()
             losses[device].append(loss.item())
-    assert losses["ref"] == pytest.approx(losses["cpu"], rel=1e-5)
-    assert losses["ref"][2] < losses["ref"][0]
+    assert losses["reference"] == pytest.approx(losses["cpu"], rel=1e-5)
+    assert losses["reference"][2] < losses["reference"][0]
 
 
 def test_formulas_of_torch_run_without_autocast() -> None:
     """Which their rules switch off, where there is one to be switched off."""
     results = []
-    for device in ("cpu", "ref"):
+    for device in ("cpu", "reference"):
         x, gradient = masked(device, requires_grad=False), masked(device, SECOND, requires_grad=False)
         result, _ = aten._prelu_kernel_backward(gradient, x, torch.full((3,), 0.5, device=device))
         results.append((result.to_tensor(0).cpu(), result.get_mask().cpu()))
@@ -191,7 +192,7 @@ def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
         table[0] = row
         return table
 
-    for device in ("cpu", "ref"):
+    for device in ("cpu", "reference"):
         x = masked(device)
         row = x[1].detach().requires_grad_()
         with registry.overlay() as mine:
@@ -201,42 +202,3 @@ def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
         gradients = [torch.autograd.grad(table.sum(), row)[0].to_tensor(0).cpu() for table in (inside, outside)]
         valid = row.get_mask().cpu()
         assert [g.tolist() for g in gradients] == [(2.0 * valid).tolist(), (1.0 * valid).tolist()], device
-
-
-# --------------------------------------------------------------------------------------------- every operator of torch
-
-# What does not work on the device and why, one by one; what works again has to go from here.
-KNOWN: dict[str, str] = {}
-# Where plain torch itself does not run on the device.
-NOT_THERE = {"to_sparse results": "ref has strided tensors only", "to_sparse gradients": "ref has strided tensors only"}
-
-
-@pytest.fixture(scope="module", params=["as CUDA", "as a subclass"])
-def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
-    found = sweep(as_cuda=request.param == "as CUDA")
-    return {f"{name} {what}": said for name, each in found.items() for what, said in each.items()}
-
-
-def test_every_operator_gives_what_it_gives_on_the_cpu(verdicts: dict[str, str]) -> None:
-    wrong = {name: said for name, said in verdicts.items() if said != "same" and not said.startswith(NOT_COMPARABLE)}
-    assert {name: said for name, said in wrong.items() if name not in KNOWN} == {}
-    assert sorted(set(KNOWN) - set(wrong)) == [], "these work now: take them out of KNOWN"
-
-
-def test_every_operator_that_runs_in_eager_is_compared(verdicts: dict[str, str]) -> None:
-    """None is passed over, but those that refuse masked tensors, and what cannot run on any CPU."""
-    reasons = {
-        name: said.removeprefix(f"{NOT_COMPARABLE}: ")
-        for name, said in verdicts.items()
-        if said.startswith(NOT_COMPARABLE)
-    }
-    passed = [
-        name
-        for name, reason in reasons.items()
-        if not reason.startswith(("no sample", "no gradient", "masked on the CPU: MaskedSemanticsError"))
-        and not name.startswith("jiterator")  # CUDA's
-    ]
-    assert sorted(passed) == sorted(NOT_THERE)
-    compared = [name for name, said in verdicts.items() if said == "same"]
-    assert sum(name.endswith("results") for name in compared) > 560
-    assert sum(name.endswith("gradients") for name in compared) > 450

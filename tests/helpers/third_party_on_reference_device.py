@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from third_party import RULES
 
+from op_registry.conformance.devices.available import device_called
 from op_registry.testing import instantiate
-from reference_device import set_up
 
-LIBRARY = set_up()
+device_called("reference")
 
 test_laws = instantiate(
     RULES,

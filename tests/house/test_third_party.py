@@ -106,10 +106,10 @@ def test_the_plugin_does_not_load_torch() -> None:
 
 def test_laws_are_asked_on_another_device() -> None:
     file = str(HELPERS / "third_party_on_reference_device.py")
-    done = pytest_run(file, "-rp", "--op-registry-devices=ref", "--rootdir", str(THIRD_PARTY))
+    done = pytest_run(file, "-rp", "--op-registry-devices=reference", "--rootdir", str(THIRD_PARTY))
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(
-        r"^PASSED .*\[third_party\.(\w+)\.default-(\w+)(?:-\w+)?-float\d\d-ref\]", done.stdout, re.MULTILINE
+        r"^PASSED .*\[third_party\.(\w+)\.default-(\w+)(?:-\w+)?-float\d\d-reference\]", done.stdout, re.MULTILINE
     )
     assert len(passed) == 4 * (3 + 3 + 2 + 3)
     assert {law for _, law in passed} == {"P1", "P2", "P3", "P4", "P5", "P8"}

@@ -1,10 +1,10 @@
-"""A device for tests: "ref", written in Python, on which backward runs in a thread of the engine's own, as on a GPU.
+"""A device for tests, written in Python, on which backward runs in a thread of the engine's own, as on a GPU.
 
 torch keeps one kind of device free for others (``privateuseone``) and can let Python stand in for its runtime. A tensor
-on "ref" holds a CPU tensor and computes with that; to everyone else it is on another device. What would go unnoticed on
-a CPU is refused: an operand on the CPU, unless it is a number (0-d, as on a GPU) or being copied over.
+on "reference" holds a CPU tensor and computes with that; to everyone else it is on another device. What would go
+unnoticed on a CPU is refused: an operand on the CPU, unless it is a number (0-d, as on a GPU) or being copied over.
 
-The kind can be named once in a process, so what uses this runs in a process of its own (test_reference_device.py).
+The kind can be named once in a process, so each use of it takes a process of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
 
 
 class RefTensor(Tensor):
-    """A tensor on "ref"; `raw` is the CPU tensor that holds its elements."""
+    """A tensor on "reference"; `raw` is the CPU tensor that holds its elements."""
 
     raw: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -37,7 +37,7 @@ class RefTensor(Tensor):
             strides=raw.stride(),
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
-            device=torch.device("ref", 0),
+            device=torch.device("reference", 0),
         )
         made.raw = raw
         return made
@@ -53,14 +53,14 @@ class RefTensor(Tensor):
         if any(t not in (RefTensor, Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented  # somebody else's subclass goes first
         kwargs = dict(kwargs or {})
-        device = torch.device(kwargs.pop("device", None) or "ref")
+        device = torch.device(kwargs.pop("device", None) or "reference")
         kwargs.pop("pin_memory", None)
 
         def held(tensor: Tensor) -> Tensor:
             if isinstance(tensor, RefTensor):
                 return tensor.raw
             if tensor.ndim and op not in COPIES:
-                raise RuntimeError(f"{op}: all tensors have to be on ref:0, but one is on {tensor.device}")
+                raise RuntimeError(f"{op}: all tensors have to be on reference:0, but one is on {tensor.device}")
             return tensor
 
         result = op(*tree_map_only(Tensor, held, args), **tree_map_only(Tensor, held, kwargs))
@@ -98,7 +98,7 @@ def follow_shape(given: Any) -> None:
 
 
 class Module:
-    """What torch.ref is: a device with the CPU's random numbers, and without autocast."""
+    """What torch.reference is: a device with the CPU's random numbers, and without autocast."""
 
     def is_initialized(self) -> bool:
         return True
@@ -126,8 +126,8 @@ class Module:
 
 
 def set_up() -> torch.library.Library:
-    """Make "ref" a device of this process, as long as the result is kept."""
-    _setup_privateuseone_for_python_backend("ref", Module())
+    """Make "reference" a device of this process, as long as the result is kept."""
+    _setup_privateuseone_for_python_backend("reference", Module())
     # The only kernels that are reached without Python: where no tensor is there yet, and inside of torch.tensor.
     library = torch.library.Library("aten", "IMPL")
     for op in factories():
@@ -163,6 +163,6 @@ def made_by(op: OpOverload) -> Any:
 
 
 def copied_from(source: Tensor, target: RefTensor, non_blocking: bool = False) -> Tensor:
-    """torch.tensor(…, device="ref") copies to the device where no subclass is asked."""
+    """torch.tensor(…, device="reference") copies to the device where no subclass is asked."""
     target.raw.copy_(source)
     return target

@@ -1,0 +1,81 @@
+"""``check --device``: every entry on another device, as text."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from op_registry.conformance.devices.available import DeviceMissing, device_called
+from op_registry.conformance.devices.comparison import Finding, findings
+from op_registry.conformance.samples import operator_named
+from op_registry.conformance.subjects import find_subject
+
+WHATS = ("results", "gradients")
+
+
+def run(names: Sequence[str], device: str, subject: str | None = None, sample: int | None = None) -> int:
+    """Compare entries on a device, and print what came of it; the exit status is 1 if one differs.
+
+    A device that this machine lacks is skipped: its name and torch's reason are printed.
+    """
+    try:
+        there = device_called(device)
+    except DeviceMissing as reason:
+        print(f"skipped: no device {device} on this machine ({reason})")
+        return 0
+    found = list(compared(names, there, subject, sample))
+    print(summary(found, device, reasons=len(names) == 1))
+    return 1 if any(finding.status == "different" for finding in found) else 0
+
+
+def compared(
+    names: Iterable[str], device: torch.device, subject: str | None = None, sample: int | None = None
+) -> Iterable[Finding]:
+    """The findings of each entry; a crash is preceded by the name of the entry."""
+    tested = find_subject(subject)
+    show = sys.stderr.isatty()
+    for name in names:
+        if show:
+            print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
+        yield from findings(operator_named(name), device, tested, sample)
+    if show:
+        print("\r\033[K", end="", file=sys.stderr)
+
+
+def summary(found: Sequence[Finding], device: str, reasons: bool = False) -> str:
+    """Counts, the entries that could not be compared, and a command for each that differs.
+
+    With `reasons`, also a line for every other finding.
+    """
+    lines = []
+    for what in WHATS:
+        statuses = Counter(finding.status for finding in found if finding.what == what)
+        lines.append(
+            f"{what} on {device}: {statuses['equal']} equal to the CPU's, {statuses['refused']} refused on both, "
+            f"{statuses['different']} different, {statuses['not comparable']} not comparable"
+        )
+        lines += [f"    {line}" for line in not_comparable([f for f in found if f.what == what])]
+    for finding in found:
+        if finding.status == "different":
+            lines.append(f"{finding.entry}, {finding.what}: {finding.reason}\n    {repro(finding, device)}")
+        elif reasons:
+            lines.append(f"{finding.entry}, {finding.what}: {finding.status} {finding.reason}".rstrip())
+    return "\n".join(lines)
+
+
+def not_comparable(found: Iterable[Finding]) -> list[str]:
+    """A line for each kind of reason, with its entries."""
+    entries: dict[str, list[str]] = {}
+    for finding in found:
+        if finding.status == "not comparable":
+            entries.setdefault(finding.reason.partition(":")[0], []).append(finding.entry)
+    return [f"{reason}: {', '.join(sorted(names))}" for reason, names in sorted(entries.items())]
+
+
+def repro(finding: Finding, device: str) -> str:
+    """The command that repeats a finding."""
+    sample = "" if finding.sample is None else f" --sample {finding.sample}"
+    return f"python -m op_registry check --device {device} --op {finding.entry}{sample}"
