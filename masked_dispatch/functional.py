@@ -28,6 +28,7 @@ from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten
+from op_registry.records.dims import with_leading_dims
 from op_registry.records.validity import intersect
 
 _ops = torch.ops.masked_dispatch
@@ -282,7 +283,7 @@ def _jacobian_mask(output: _Mask | None, argument: _Mask | None, jacobian: Tenso
     if output is not None and output.tensors:
         validity = output.tensors[0][(..., *[None] * ndim)]
     if argument is not None and argument.tensors:
-        validity = intersect(validity, argument.tensors[0][(None,) * (jacobian.ndim - ndim)])
+        validity = intersect(validity, with_leading_dims(argument.tensors[0], jacobian.ndim - ndim))
     return _Mask(() if validity is None else (validity,))
 
 

@@ -70,6 +70,7 @@ import torch
 from torch._C import DispatchKey
 from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
@@ -339,6 +340,36 @@ metadata_only = torch._C._DisableTorchDispatch
 def recording() -> bool:
     """Whether make_fx is recording on real tensors: values exist, but must not be inspected."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def stands_for_value_of_graph(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a subclass has values that nobody may ask for, in eager code neither.
+
+    A subclass may also be a device that is written in Python, whose values are as real as those of a GPU. A wrapper has
+    the values of the tensors inside it.
+    """
+    known = _values_by_type(type(tensor))
+    if known is not None:
+        return not known
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    inner = [getattr(tensor, name) for name in names]
+    return any(type(t) is not torch.Tensor and stands_for_value_of_graph(t) for t in inner)
+
+
+# Whose values are never asked for: a distributed tensor has some in other processes, torchax may hold tracers of jax,
+# and what a masked tensor holds is asked of its record.
+_NEVER_ASKED = ("torch.distributed.tensor", "torchax", "masked_dispatch")
+
+
+@functools.cache
+def _values_by_type(kind: type) -> bool | None:
+    """Whether tensors of a subclass have values; None where that depends on the tensors inside."""
+    libraries = tuple(f"{name}." for name in _NEVER_ASKED)
+    if issubclass(kind, (FakeTensor, FunctionalTensor)) or any(
+        f"{base.__module__}.".startswith(libraries) for base in kind.__mro__
+    ):
+        return False
+    return None if hasattr(kind, "__tensor_flatten__") else True
 
 
 def recorded_as_constant(data: torch.Tensor, wrapper: torch.Tensor) -> bool:

@@ -82,7 +82,7 @@ from op_registry.records.dense import (
     records_in,
     valid_in_all,
 )
-from op_registry.records.dims import Dims, Number, wrap_dim, wrap_dims
+from op_registry.records.dims import Dims, Number, with_leading_dims, wrap_dim, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
@@ -273,6 +273,7 @@ __all__ = [
     "Number",
     "wrap_dim",
     "wrap_dims",
+    "with_leading_dims",
     "accumulation_dtype",
     "highest",
     "lowest",

@@ -31,6 +31,7 @@ from masked_dispatch.torch_internals import (
 )
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
+from op_registry.records.dims import with_leading_dims
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
 from op_registry.records.tracing import savable
 from op_registry.records.validity import as_int8, intersect
@@ -211,7 +212,7 @@ def checked_validity(record: Dense) -> Tensor | None:
         return validity
     missing_dims = len(shape) - validity.ndim
     if missing_dims > 0:
-        validity = validity[(None,) * missing_dims]
+        validity = with_leading_dims(validity, missing_dims)
     if missing_dims < 0 or not all(_goes_with(v, n) for v, n in zip(validity.shape, shape, strict=True)):
         raise MaskedSemanticsError(
             f"a rule returned values of shape {tuple(shape)} with a validity of shape {tuple(validity.shape)}, which "

@@ -71,6 +71,7 @@ from masked_dispatch.torch_internals import (
     register_kernel,
     schema_of,
     serve_higher_order_operators,
+    stands_for_value_of_graph,
     tracking_views_and_versions,
     under_transform,
 )
@@ -467,7 +468,9 @@ def dual_kernel(op: OpOverload) -> Kernel:
 
 def install() -> None:
     """Install all kernels: called once, when the package is imported."""
-    set_transform_probes(lambda: under_transform() or in_forward_mode(), under_transform, recording)
+    set_transform_probes(
+        lambda: under_transform() or in_forward_mode(), under_transform, recording, stands_for_value_of_graph
+    )
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
     serve_higher_order_operators()

@@ -37,6 +37,7 @@ from masked_dispatch.torch_internals import (
 )
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
+from op_registry.records.dtypes import can_cast
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
@@ -55,7 +56,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
             return redispatch(op, keyset, args, kwargs)
         target = args[0]
         if assigns and not isinstance(args[1], Tensor):  # x.copy_(1.0)
-            args = (target, torch.tensor(args[1], device=target.device), *args[2:])
+            args = (target, torch.full((), args[1], device=target.device), *args[2:])
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
             if target.device.type != "meta":
@@ -143,7 +144,7 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
         raise RuntimeError(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)} (in {op})"
         )
-    if not torch.can_cast(result.dtype, target.dtype) and op is not aten.copy_.default:
+    if not can_cast(result.dtype, target.dtype) and op is not aten.copy_.default:
         raise RuntimeError(
             f"result type {result.dtype} can't be cast to the desired output type {target.dtype} (in {op})"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dims import Number
+from op_registry.records.dtypes import can_cast
 
 
 def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
@@ -84,7 +85,7 @@ def _check_tensor(tensor: Tensor, fill: Tensor) -> None:
             f"the fill has shape {tuple(fill.shape)}, which does not broadcast to the tensor's shape "
             f"{tuple(tensor.shape)}"
         )
-    if not torch.can_cast(fill.dtype, tensor.dtype):
+    if not can_cast(fill.dtype, tensor.dtype):
         raise ValueError(
             f"the fill has dtype {fill.dtype}, whose values {tensor.dtype} cannot hold. Convert it: "
             f"fill.to({tensor.dtype})"

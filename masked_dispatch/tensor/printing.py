@@ -40,6 +40,7 @@ def _body(data: Tensor, mask: Tensor) -> str:
     summarise = data.numel() > options.threshold
     shown = summarized_data(safe) if summarise else safe
     visible = summarized_data(mask) if summarise else mask
+    shown, visible = shown.cpu(), visible.cpu()  # at once, not one element after another
     cell = _formatter_of(shown[visible] if bool(visible.any()) else shown.new_zeros(1))
     indent = len("masked_tensor(")
 

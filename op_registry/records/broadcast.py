@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
+from op_registry.records.dims import with_leading_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
@@ -21,7 +22,7 @@ from op_registry.records.validity import as_int8
 def aligned_validity(x: Dense) -> Tensor | None:
     """The validity with the data's number of dimensions, each of the data's size or 1; None when all is valid."""
     v = x.validity
-    return v if v is None or v.ndim == x.ndim else v[(None,) * (x.ndim - v.ndim)]
+    return v if v is None or v.ndim == x.ndim else with_leading_dims(v, x.ndim - v.ndim)
 
 
 def expand_validity(validity: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 Number = bool | int | float | complex
 Dims = int | Sequence[int] | None
@@ -23,3 +24,11 @@ def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     dims = (dim,) if isinstance(dim, int) else dim
     return tuple(d % ndim if ndim else 0 for d in dims) if ndim else ()
+
+
+def with_leading_dims(t: Tensor, count: int) -> Tensor:
+    """A view of `t` with `count` more dimensions, of size 1, in front.
+
+    t[None] gives the same, but asks the device itself, which a fake tensor's may not be there to answer.
+    """
+    return t.view((1,) * count + tuple(t.shape))

@@ -1,4 +1,4 @@
-"""Functions of a dtype: identities of max and min, and the dtype in which sums are accumulated."""
+"""Functions of a dtype: identities of max and min, the dtype in which sums are accumulated, what it can be cast to."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ def highest(dtype: torch.dtype) -> Number:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which torch's CPU and GPU kernels accumulate sums of `dtype`."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def can_cast(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """torch.can_cast, which is an operator: devices and dispatch modes would see it, and may not have it."""
+    return _kind(given) <= _kind(wanted)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    """Kinds of dtypes in the order in which torch promotes them: bool, integers, reals, complex numbers."""
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else int(dtype is not torch.bool)

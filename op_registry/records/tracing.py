@@ -11,13 +11,22 @@ from torch import Tensor
 # must not be cached, and functorch runs no autograd function whose forward takes a context.
 # And is make_fx recording on real tensors, whose values are then not to be looked at?
 _transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False, lambda: False]
+# Set by the same: does a tensor of a subclass stand for a value of a graph? Unless somebody knows better, it does.
+_graph_probe: list[Callable[[Tensor], bool]] = [lambda tensor: True]
 
 
 def set_transform_probes(
-    transform: Callable[[], bool], functorch: Callable[[], bool], recording: Callable[[], bool]
+    transform: Callable[[], bool],
+    functorch: Callable[[], bool],
+    recording: Callable[[], bool],
+    in_graph: Callable[[Tensor], bool],
 ) -> None:
-    """Set the functions that tell whether either of the two, or functorch alone, is running, or make_fx."""
+    """Set the functions that tell whether either of the two, functorch alone, or make_fx is running.
+
+    in_graph  whether a tensor of a subclass stands for a value of a graph under construction
+    """
     _transform_probes[:] = [transform, functorch, recording]
+    _graph_probe[0] = in_graph
 
 
 def under_transform() -> bool:
@@ -26,8 +35,9 @@ def under_transform() -> bool:
 
 
 def being_traced(tensor: Tensor) -> bool:
-    """Whether `tensor` stands for a value of a graph under construction (fake, functional, proxy …)."""
-    return type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter)
+    """Whether `tensor` stands for a value of a graph under construction (fake, functional …)."""
+    kind = type(tensor)
+    return kind is not Tensor and kind is not torch.nn.Parameter and _graph_probe[0](tensor)
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from op_registry.errors import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
 
 
@@ -47,4 +48,12 @@ def unite(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
     """The validity on the device of the data."""
-    return validity if validity is None or validity.device == data.device else validity.to(data.device)
+    if validity is None or validity.device == data.device:
+        return validity
+    if validity.is_meta:
+        raise MaskedSemanticsError(
+            f"a mask of shape {tuple(validity.shape)} on meta has no values, so that it is unknown what would be valid "
+            f"on {data.device}. Say so with masked_tensor(data, mask), where data is made from x.get_data(); "
+            f"torch.empty_like(x, device=device) has nothing valid until it is written."
+        )
+    return validity.to(data.device)

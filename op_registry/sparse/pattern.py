@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.errors import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.layout import Layout, grid_of
@@ -70,6 +71,12 @@ class Pattern:
         """The same pattern on a device; itself, if it is there already."""
         if self.device == device:
             return self
+        if self.device.type == "meta":
+            raise MaskedSemanticsError(
+                f"a tensor of sizes {tuple(self.sizes)}, stored sparsely ({self.layout.public}), is on meta, where it "
+                f"is unknown which elements are stored, so that it cannot be made on {device}. Make it dense first: "
+                "x.to_dense()."
+            )
         return self.with_pieces(tuple(piece.to(device) for piece in self.pieces))
 
     def with_pieces(self, pieces: tuple[Tensor, ...]) -> Pattern:

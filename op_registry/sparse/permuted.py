@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.dims import with_leading_dims
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
@@ -137,7 +138,7 @@ def in_base_dims(t: Tensor, order: tuple[int, ...], base_shape: Sequence[int]) -
     groups = groups_of(order)
     missing = len(groups) - t.ndim
     if missing:
-        t = t[(None,) * missing]
+        t = with_leading_dims(t, missing)
     for dim in reversed(range(len(groups))):
         group = groups[dim]
         if len(group) > 1:

@@ -9,6 +9,8 @@ The kind can be named once in a process, so each use of it takes a process of it
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,8 +65,35 @@ class RefTensor(Tensor):
                 raise RuntimeError(f"{op}: all tensors have to be on reference:0, but one is on {tensor.device}")
             return tensor
 
+        note_read(op, device)
         result = op(*tree_map_only(Tensor, held, args), **tree_map_only(Tensor, held, kwargs))
         return as_returned(op, result, args, kwargs, on_cpu=device.type == "cpu")
+
+
+# What has to wait for a device: a value, or the size of a result, is asked for in Python.
+READS = (
+    *(aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default),
+    *(aten._unique2.default, aten.unique_consecutive.default, aten.unique_dim.default, aten.bincount.default),
+)
+_reads: list[list[str]] = []
+
+
+def note_read(op: OpOverload, device: torch.device) -> None:
+    """Write an operator down for `host_reads` if it waits for the device."""
+    if op in READS or (op is aten._to_copy.default and device.type == "cpu"):
+        for noted in _reads:
+            noted.append(str(op))
+
+
+@contextlib.contextmanager
+def host_reads() -> Iterator[list[str]]:
+    """The operators that wait for the device, as they are called inside the block; on a GPU, each would synchronise."""
+    noted: list[str] = []
+    _reads.append(noted)
+    try:
+        yield noted
+    finally:
+        _reads.remove(noted)
 
 
 def as_returned(op: OpOverload, result: Any, args: Any, kwargs: Any, on_cpu: bool) -> Any:

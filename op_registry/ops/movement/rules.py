@@ -28,6 +28,7 @@ from op_registry.authoring import (
     known_all_valid,
     masked_rule,
     movement,
+    with_leading_dims,
 )
 
 aten = torch.ops.aten
@@ -64,7 +65,7 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
     data, v = aten.repeat(x.data, repeats), aligned_validity(x)
     if v is None:
         return Dense(data)
-    v = v[(None,) * (data.ndim - v.ndim)]
+    v = with_leading_dims(v, data.ndim - v.ndim)
     return Dense(data, aten.repeat(v, [1 if n == 1 else times for n, times in zip(v.shape, repeats, strict=True)]))
 
 

@@ -30,6 +30,7 @@ from op_registry.authoring import (
     offset_within_data,
     reshape_validity,
     validity_in_strides_of_data,
+    with_leading_dims,
 )
 
 aten = torch.ops.aten
@@ -106,7 +107,7 @@ def _reshape_alias(op: OpOverload, x: Dense, size: Sequence[int], stride: Sequen
 def expand(op: OpOverload, x: Dense, size: Sequence[int], *, implicit: bool = False) -> Dense:
     # The validity broadcasts by itself: only missing dimensions are added.
     data, v = op(x.data, size, implicit=implicit), aligned_validity(x)
-    return Dense(data, None if v is None else v[(None,) * (data.ndim - v.ndim)])
+    return Dense(data, None if v is None else with_leading_dims(v, data.ndim - v.ndim))
 
 
 @masked_rule(aten.as_strided.default, aten.as_strided_copy.default, category=MOVEMENT, takes_op=True)

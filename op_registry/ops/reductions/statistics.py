@@ -56,7 +56,7 @@ def quantile(
     interpolation: str = "linear",
 ) -> Dense:
     """The value at rank q · (n - 1) of the sorted valid elements; NaN if one of them is NaN (nanquantile skips NaN)."""
-    levels = q if isinstance(q, Dense) else Dense(torch.tensor(q, dtype=x.dtype, device=x.device))
+    levels = q if isinstance(q, Dense) else Dense(torch.full((), q, dtype=x.dtype, device=x.device))
     if x.validity is None:
         result = op(x.data, levels.filled(0), dim, keepdim, interpolation=interpolation)
         level_validity = levels.validity

@@ -1,0 +1,79 @@
+"""Factories that take another device than that of the tensor they are like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from op_registry import MaskedSemanticsError
+
+STORED: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((1, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((1, 2)),
+    "packed": lambda x: x.to_packed(),
+    "permuted": lambda x: x.to_sparse_csr().transpose(0, 1),
+}
+OF_A_MASK: dict[str, Callable[..., Tensor]] = {
+    "zeros_like": torch.zeros_like,
+    "ones_like": torch.ones_like,
+    "full_like": lambda x, **options: torch.full_like(x, 2.0, **options),
+    "rand_like": torch.rand_like,
+    "randint_like": lambda x, **options: torch.randint_like(x, 3, **options),
+}
+
+
+# Of the mask, or of the pattern of what is stored.
+UNKNOWN = (
+    r"a mask of shape \(.*\) on meta has no values, so that it is unknown what would be valid on cpu"
+    r"|a tensor of sizes \(\d, \d\), stored sparsely \(.*\), is on meta, where it is unknown which elements are stored"
+)
+
+
+def of_kind(storage: str) -> Any:
+    mask = torch.tensor([[True, True, False, False], [False, False, True, False]])
+    return STORED[storage](md.masked_tensor(torch.arange(8.0).reshape(2, 4), mask))
+
+
+@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("function", OF_A_MASK)
+def test_on_meta_as_on_the_cpu(function: str, storage: str) -> None:
+    x = of_kind(storage)
+    there = OF_A_MASK[function](x, device="meta")
+    assert md.is_masked_tensor(there)
+    assert (there.shape, there.dtype, there.device.type) == (x.shape, x.dtype, "meta")
+
+
+@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("function", OF_A_MASK)
+def test_a_mask_on_meta_is_unknown_elsewhere(function: str, storage: str) -> None:
+    """It failed in the copy of the mask: "Cannot copy out of meta tensor; no data!"."""
+    x = of_kind(storage).to("meta")
+    with pytest.raises(MaskedSemanticsError, match=UNKNOWN):
+        OF_A_MASK[function](x, device="cpu")
+
+
+def test_what_is_uninitialised_needs_no_mask() -> None:
+    x = of_kind("dense").to("meta")
+    for made in (torch.empty_like(x, device="cpu"), x.new_empty(3, device="cpu")):
+        assert made.device.type == "cpu"
+        assert not made.get_mask().any()
+
+
+def test_a_module_with_a_masked_parameter_goes_from_meta_to_a_state() -> None:
+    """Module.to_empty allocates with empty_like; what is loaded then makes it valid."""
+    layer = nn.Linear(4, 2, bias=False)
+    state = {"weight": torch.arange(8.0).reshape(2, 4)}
+    layer.weight = nn.Parameter(of_kind("dense"))
+    layer = layer.to("meta").to_empty(device="cpu")
+    assert not layer.weight.get_mask().any()
+    layer.load_state_dict(state)
+    torch.testing.assert_close(layer.weight.detach(), md.masked_tensor(state["weight"]))
