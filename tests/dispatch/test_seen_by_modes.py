@@ -20,7 +20,7 @@ from op_registry.records.dtypes import can_cast
 DTYPES = [
     dtype
     for name, dtype in sorted(vars(torch).items())
-    if isinstance(dtype, torch.dtype) and not re.match(r"q|bits|u?int[1-7]$", name)  # those hold no numbers to compute
+    if isinstance(dtype, torch.dtype) and not re.match(r"q|bit|u?int[1-7]$", name)  # those hold no numbers to compute
 ]
 
 

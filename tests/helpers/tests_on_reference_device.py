@@ -19,6 +19,8 @@ import masked_dispatch as md
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.conformance.devices.available import device_called
+from op_registry.conformance.devices.reference import host_reads
+from op_registry.records import zeros
 
 device_called("reference")
 aten = torch.ops.aten
@@ -202,3 +204,142 @@ def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
         gradients = [torch.autograd.grad(table.sum(), row)[0].to_tensor(0).cpu() for table in (inside, outside)]
         valid = row.get_mask().cpu()
         assert [g.tolist() for g in gradients] == [(2.0 * valid).tolist(), (1.0 * valid).tolist()], device
+
+
+# ------------------------------------------------------------------------------------------- values of a Python device
+
+
+def all_valid(data: Tensor, device: str) -> Any:
+    """Under a stored mask, whose values say that all is valid."""
+    return md.masked_tensor(data.to(device), torch.ones(data.shape, dtype=torch.bool, device=device))
+
+
+# What depends on the values of a mask, which only a graph under construction does not know.
+VALUES_READ: dict[str, Callable[[str], Any]] = {
+    "raw factors of what is all valid": lambda device: torch.geqrf(all_valid(torch.eye(3) + 1, device))[0],
+    "packed": lambda device: (
+        md.from_lengths(torch.ones(2, 4, 3, device=device), torch.tensor([4, 2], device=device)).to_packed().to_dense()
+    ),
+    "csr": lambda device: masked(device, requires_grad=False).to_sparse_csr().to_dense(),
+    "repeat_interleave by masked counts": lambda device: torch.arange(3, device=device).repeat_interleave(
+        all_valid(torch.tensor([1, 0, 2]), device)
+    ),
+    "unique": lambda device: masked(device, requires_grad=False).unique(),
+}
+
+
+@pytest.mark.parametrize("name", VALUES_READ)
+def test_values_of_a_python_device_are_values(name: str) -> None:
+    here, there = (VALUES_READ[name](device) for device in ("cpu", "reference"))
+    assert there.device.type == "reference"
+    if md.is_masked_tensor(here):
+        assert torch.equal(there.get_mask().cpu(), here.get_mask())
+        here, there = here.to_tensor(0), there.to_tensor(0)
+    torch.testing.assert_close(there.cpu(), here)
+
+
+STORAGES = {"dense": lambda x: x, "coo": lambda x: x.to_sparse(), "csr": lambda x: x.to_sparse_csr()}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_tensor_is_printed_with_its_values(storage: str) -> None:
+    here, there = (repr(STORAGES[storage](masked(device, requires_grad=False))) for device in ("cpu", "reference"))
+    assert there == here.replace("True=valid", "True=valid, device='reference:0'")
+
+
+# ------------------------------------------------------------------------------------------------------------ scopes
+
+
+@pytest.mark.parametrize("policy", ["never", "always"])
+def test_the_policy_for_dense_storage_holds_in_a_thread_of_the_engine(policy: str) -> None:
+    """Of what ran in it, in the backward of an autograd function; it was the default there."""
+    seen = []
+
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            stored = md.masked_tensor(torch.eye(2, device="reference") + 1).to_sparse_csr()
+            try:
+                torch.linalg.inv(stored)
+            except md.MaskedSemanticsError:
+                seen.append("never")
+            else:
+                seen.append("always")
+            return gradient * 2
+
+    with md.densify(policy):
+        loss = Noting.apply(masked("reference")).sum()
+    loss.backward()
+    assert seen == [policy]
+
+
+# ---------------------------------------------------------------------------------------------- waiting for the device
+
+# Each on a matrix of 4×4 under a mask, and on a second one.
+ASYNCHRONOUS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, y: x + y,
+    "where": lambda x, y: torch.where(x.get_mask(), x, y),
+    "exp": lambda x, y: x.exp(),
+    "sum": lambda x, y: x.sum(0),
+    "mean": lambda x, y: x.mean(1),
+    "var": lambda x, y: x.var(0),
+    "amax": lambda x, y: x.amax(0),
+    "logsumexp": lambda x, y: x.logsumexp(0),
+    "norm": lambda x, y: torch.linalg.vector_norm(x),
+    "median": lambda x, y: x.median(0).values,
+    "quantile": lambda x, y: x.quantile(0.5, 0),
+    "cumsum": lambda x, y: x.cumsum(0),
+    "cummax": lambda x, y: x.cummax(0).values,
+    "sort": lambda x, y: x.sort().values,
+    "topk": lambda x, y: x.topk(2).values,
+    "softmax": lambda x, y: x.softmax(-1),
+    "layer_norm": lambda x, y: nn.functional.layer_norm(x, (4,)),
+    "matmul": lambda x, y: x @ y,
+    "conv1d": lambda x, y: nn.functional.conv1d(x[None], y[:, :, None]),
+    "max_pool1d": lambda x, y: nn.functional.max_pool1d(x[None], 2),
+    "attention": lambda x, y: nn.functional.scaled_dot_product_attention(x[None], y[None], y[None]),
+    "mse_loss": lambda x, y: nn.functional.mse_loss(x, y),
+    "cross_entropy": lambda x, y: nn.functional.cross_entropy(x, torch.zeros(4, dtype=torch.int64, device=x.device)),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "gather": lambda x, y: x.gather(0, torch.zeros(1, 4, dtype=torch.int64, device=x.device)),
+    "index_add": lambda x, y: x.index_add(0, torch.arange(4, device=x.device), y),
+    "pad": lambda x, y: nn.functional.pad(x, (1, 1)),
+    "dropout": lambda x, y: nn.functional.dropout(x, 0.5),
+    "cdist": lambda x, y: torch.cdist(x, y),
+    "inv": lambda x, y: torch.linalg.inv(x),
+    "written": lambda x, y: x.clone().mul_(y),
+    "assigned": lambda x, y: x.clone().index_copy_(0, torch.arange(4, device=x.device), y),
+    "slice assigned": lambda x, y: x.clone()[1:].copy_(y[1:]),
+    "to_tensor": lambda x, y: x.to_tensor(0),
+    "mask_with": lambda x, y: x.mask_with(y.get_mask()),
+    "masked_tensor": lambda x, y: md.masked_tensor(x.get_data(), y.get_mask()),
+    "as_masked_tensor": lambda x, y: md.as_masked_tensor(x.get_data(), y.get_mask()),
+    "count": lambda x, y: x.count(0),
+}
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_calls_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No value of data or mask is asked for, in forward or backward, which on a GPU would synchronise."""
+    monkeypatch.setattr(zeros, "_verified", False)  # the verification in tests reads what it verifies
+    torch.manual_seed(0)
+    masks = [torch.rand(4, 4) > 0.3 for _ in range(2)]
+    x, y = (md.masked_tensor(torch.randn(4, 4).to("reference"), m.to("reference"), requires_grad=True) for m in masks)
+    with host_reads() as reads:
+        result = ASYNCHRONOUS[name](x, y)
+        if result.requires_grad:
+            torch.autograd.grad(result, (x, y), torch.ones_like(result), allow_unused=True)
+    assert reads == []
+
+
+def test_reads_are_noted() -> None:
+    x = torch.ones(3, device="reference")
+    with host_reads() as reads:
+        x.sum().item()
+        x.cpu()
+        x.nonzero()
+    assert reads == ["aten._local_scalar_dense.default", "aten._to_copy.default", "aten.nonzero.default"]

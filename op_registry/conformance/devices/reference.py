@@ -51,7 +51,7 @@ class RefTensor(Tensor):
         return f"RefTensor({self.raw})"
 
     @classmethod
-    def __torch_dispatch__(cls, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(t not in (RefTensor, Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented  # somebody else's subclass goes first
         kwargs = dict(kwargs or {})
