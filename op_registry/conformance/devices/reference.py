@@ -29,7 +29,7 @@ class RefTensor(Tensor):
     """A tensor on "reference"; `raw` is the CPU tensor that holds its elements."""
 
     raw: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, raw: Tensor) -> RefTensor:
@@ -47,11 +47,13 @@ class RefTensor(Tensor):
     def __init__(self, raw: Tensor) -> None:
         pass
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RefTensor({self.raw})"
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if any(t not in (RefTensor, Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented  # somebody else's subclass goes first
         kwargs = dict(kwargs or {})
