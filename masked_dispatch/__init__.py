@@ -15,13 +15,14 @@ api/                    the exported functions
 functional.py           torch.func's transforms
 missing.py              pandas' words for missing values
 metrics.py              accuracy, mean squared error, perplexity
+distributed/            collectives of masked tensors, statistics and losses over all ranks
 optim/                  optimizers for masked gradients
 storage.py              choosing a storage layout
 testing.py              comparing masked tensors in tests
 conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
 """
 
-from masked_dispatch import functional, interop, metrics, missing, optim, storage, testing
+from masked_dispatch import distributed, functional, interop, metrics, missing, optim, storage, testing
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
@@ -99,6 +100,7 @@ _protocols.install()
 _methods.install()
 _known_words.install()
 _buffers.install()
+distributed.install()
 testing.install()
 
 __all__ = [
@@ -119,6 +121,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "densify",
+    "distributed",
     "explain",
     "from_lengths",
     "from_nan",

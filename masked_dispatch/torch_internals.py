@@ -50,6 +50,9 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     what it was compiled from, for the compiler to inline
 31. Dynamo has a table of how it traces each function, and begins anew, or leaves a function uncompiled, on exceptions
     of its own raised while it traces
+32. the operators of torch.distributed get a ProcessGroup, a ReduceOp and a Work as script objects, which their classes
+    unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout; a custom
+    operator wraps what a functional collective returns
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -63,10 +66,12 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import distributed
 from torch._C import DispatchKey
 from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
 from torch._ops import HigherOrderOperator, OpOverload
@@ -81,6 +86,9 @@ from torch.utils.data._utils.collate import default_collate_fn_map as default_co
 from masked_dispatch.compiler_internals import never_compiled, not_compiled
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
+
+if distributed.is_available():
+    from torch._C._distributed_c10d import PythonCallbackWork
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext as ComptimeContext
@@ -310,6 +318,21 @@ def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         name = op.name().partition("::")[2]
         library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=True, allow_override=True)
+
+
+def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
+    """A Work whose `wait(timeout)` is the function."""
+    return PythonCallbackWork(wait)
+
+
+def boxed_work(work: distributed.Work) -> Any:
+    """A Work as operators return it."""
+    return work.boxed()
+
+
+def process_group_of(boxed: Any) -> distributed.ProcessGroup:
+    """The process group in an operator's argument."""
+    return boxed if isinstance(boxed, distributed.ProcessGroup) else distributed.ProcessGroup.unbox(boxed)
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:

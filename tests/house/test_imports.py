@@ -40,7 +40,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("functional", "metrics", "missing", "optim", "storage", "testing"),
+        ("distributed", "functional", "metrics", "missing", "optim", "storage", "testing"),
         ("conformance_subject",),
     ),
 }

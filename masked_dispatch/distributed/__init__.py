@@ -1,0 +1,25 @@
+"""Masked tensors in several processes, on torch.distributed.
+
+torch.distributed's own functions take masked tensors; nothing has to be called here for that.
+
+collectives.py     what each collective means, and who sends what
+point_to_point.py  send and recv
+agreement.py       what the ranks tell each other first
+records.py         reductions and movements of dense records
+operands.py        tensors as records, and results written to tensors
+fields.py          validity on the wire
+transport.py       plain tensors between ranks
+works.py           what an asynchronous collective returns
+kernels.py         where torch.distributed's calls arrive
+"""
+
+from torch import distributed as _distributed
+
+if _distributed.is_available():
+    from masked_dispatch.distributed import kernels as _kernels
+
+
+def install() -> None:
+    """Called once, when the package is imported; torch may have been built without torch.distributed."""
+    if _distributed.is_available():
+        _kernels.install()

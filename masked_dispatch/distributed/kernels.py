@@ -1,0 +1,123 @@
+"""Kernels of torch's `c10d` operators, and of the methods whose lists of lists the dispatcher does not look into.
+
+torch.distributed's functions call methods of a ProcessGroup, which call `c10d` operators with lists of tensors. The
+dispatcher finds a masked tensor in a list, so a kernel at PreDispatch gets the call, like every other operator's, also
+where DDP makes it in C++. It does not look into lists of lists, the outputs of all_gather and gather and the inputs of
+reduce_scatter and scatter: where only those are masked, the method of the group is where the call is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._ops import OpOverload
+
+from masked_dispatch.dispatch.ladder import kernels
+from masked_dispatch.dispatch.run_rule import Kernel, has_masked
+from masked_dispatch.distributed import collectives, point_to_point
+from masked_dispatch.distributed.works import work_for
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import DispatchKeySet, boxed_work, process_group_of, redispatch, schema_of
+
+Collective = Callable[..., collectives.Finish]
+
+# For each operator: its meaning, and the argument that it returns beside a Work, if it does.
+SERVED: dict[str, tuple[Collective, int | None]] = {
+    "allreduce_": (collectives.all_reduce, 0),
+    "allreduce_coalesced_": (collectives.all_reduce_coalesced, None),
+    "reduce_": (collectives.reduce, None),
+    "reduce_scatter_": (collectives.reduce_scatter, 0),
+    "_reduce_scatter_base_": (collectives.reduce_scatter_tensor, 0),
+    "reduce_scatter_tensor_coalesced_": (collectives.reduce_scatter_tensor_coalesced, None),
+    "broadcast_": (collectives.broadcast, 0),
+    "allgather_": (collectives.all_gather, 0),
+    "_allgather_base_": (collectives.all_gather_into_tensor, 0),
+    "allgather_into_tensor_coalesced_": (collectives.all_gather_into_tensor_coalesced, None),
+    "gather_": (collectives.gather, None),
+    "scatter_": (collectives.scatter, 0),
+    "alltoall_": (collectives.all_to_all, 0),
+    "alltoall_base_": (collectives.all_to_all_single, None),
+    "send": (point_to_point.send, None),
+    "recv_": (point_to_point.recv, None),
+    "recv_any_source_": (point_to_point.recv_any_source, None),
+}
+
+# Arguments that say nothing about what is computed: messages are asynchronous here, under the group's time limit, and
+# there is one tensor for each process.
+_NOT_PASSED_ON = ("async_op", "timeout", "sparse_indices", "root_tensor")
+
+
+def collective_kernel(op: OpOverload, collective: Collective, returned: int | None) -> Kernel:
+    """A kernel that starts the collective, and returns torch's Work for what is left to do."""
+    names = [argument.name for argument in schema_of(op).arguments]
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if not has_masked(given.values()):
+            return redispatch(op, keyset, args, kwargs)
+        given["process_group"] = process_group_of(given["process_group"])
+        if "reduce_op" in given:
+            given["reduce_op"] = collectives.name_of(given["reduce_op"].op())
+        work = boxed_work(started(collective, *(given[n] for n in names if n in given and n not in _NOT_PASSED_ON)))
+        return work if returned is None else (args[returned], work)
+
+    return kernel
+
+
+def started(collective: Collective, *args: object) -> distributed.Work:
+    """Start the collective: no derivative passes torch's own either."""
+    with torch.no_grad():
+        return work_for(collective(*args))
+
+
+def seeing_lists(method: Callable[..., Any], start: Callable[..., distributed.Work]) -> Callable[..., Any]:
+    """A method of a process group, which serves lists of lists of masked tensors beside plain tensors."""
+
+    @functools.wraps(method)
+    def called(self: distributed.ProcessGroup, outputs: Any, inputs: Any, *options: Any, **named: Any) -> Any:
+        seen = any(isinstance(tensor, MaskedTensor) for tensor in (*outputs, *inputs))
+        if seen or not has_masked((outputs, inputs)):
+            return method(self, outputs, inputs, *options, **named)
+        (chosen,) = (*options, *named.values())
+        return start(self, outputs, inputs, chosen)
+
+    return called
+
+
+def _all_gather(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
+    return started(collectives.all_gather, outputs, inputs, group)
+
+
+def _gather(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
+    return started(collectives.gather, outputs, inputs, group, options.rootRank)
+
+
+def _scatter(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
+    return started(collectives.scatter, outputs, inputs, group, options.rootRank)
+
+
+def _reduce_scatter(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
+    op = collectives.name_of(options.reduceOp.op)
+    return started(collectives.reduce_scatter, outputs, inputs, group, op)
+
+
+_LISTS_OF_LISTS = {
+    "allgather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+}
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    for name, (collective, returned) in SERVED.items():
+        op = getattr(torch.ops.c10d, name).default
+        kernels.put(op, collective_kernel(op, collective, returned))
+    methods: Any = distributed.ProcessGroup
+    for name, start in _LISTS_OF_LISTS.items():
+        setattr(methods, name, seeing_lists(getattr(methods, name), start))

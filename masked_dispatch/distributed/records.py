@@ -1,0 +1,136 @@
+"""What collectives mean for dense records: `reduced` combines the valid contributions, `moved` keeps them as they are.
+
+Both start their messages and return a function that waits for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.distributed.fields import pack, packed_size, unpack, width_for
+from masked_dispatch.distributed.transport import Awaited
+from op_registry.records.dense import Dense
+from op_registry.records.dims import Number
+from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+
+# A reduction on the wire, (data, "sum") → function that waits.
+Send = Callable[[Tensor, str], Awaited]
+Reduced = Callable[[], Dense]
+
+REDUCTIONS = ("sum", "avg", "min", "max", "product")
+
+
+def problem_of_reduction(op: str, dtype: torch.dtype) -> str | None:
+    """Why a reduction has no meaning for partly valid contributions; None if it has one."""
+    if op not in REDUCTIONS:
+        return (
+            f"the reduction {op.upper()} has no masked meaning. SUM, AVG, MIN, MAX and PRODUCT combine the valid "
+            "contributions; for another one choose the values of invalid elements first, x.to_tensor(value)."
+        )
+    if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        return f"the mean of {dtype} is no integer: convert first, x.to(torch.float32), or use SUM and x.count()."
+    return None
+
+
+def identity_of(op: str, dtype: torch.dtype) -> Number:
+    """What an invalid element contributes: nothing."""
+    if op in ("sum", "avg"):
+        return 0
+    return 1 if op == "product" else highest(dtype) if op == "min" else lowest(dtype)
+
+
+def reduced(records: Sequence[Dense], op: str, ranks: int, partial: bool, send: Send) -> Reduced:
+    """The reduction of records of one shape, one after the other; the result has that shape.
+
+    partial  whether any rank has invalid elements: if none has, no mask travels and none results
+    """
+    record = records[0]
+    contributions = [contribution(r, op) for r in records]
+    data = contributions[0] if len(records) == 1 else torch.cat(contributions)
+    total = send(data, "sum" if op == "avg" else _on_wire(op, record.dtype))
+    if not partial:
+        return lambda: Dense(result_of(total(), op, ranks, record), None)
+    width = width_for(ranks)
+    with torch.no_grad():
+        masks = [pack(validity_of(r), width) for r in records]
+        counted = send(masks[0] if len(masks) == 1 else torch.cat(masks), "sum")
+
+    def finish() -> Dense:
+        counts = unpack(counted(), width, record.data.numel()).view(record.shape)
+        return Dense(result_of(total(), op, counts.clamp(min=1) if op == "avg" else 1, record), counts > 0)
+
+    return finish
+
+
+def contribution(record: Dense, op: str) -> Tensor:
+    """What a record adds to a reduction, one-dimensional, in memory that nothing else uses."""
+    dtype = record.dtype
+    filled = record.filled(identity_of(op, dtype)).reshape(-1).to(wire_dtype(op, dtype))
+    shares = filled.untyped_storage().data_ptr() == record.data.untyped_storage().data_ptr()
+    return filled.clone(memory_format=torch.contiguous_format) if shares else filled
+
+
+def wire_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
+    """Sums of half precision travel as float32 and are rounded once; bool as bytes."""
+    if dtype is torch.bool:
+        return torch.uint8
+    return accumulation_dtype(dtype) if op in ("sum", "avg", "product") else dtype
+
+
+def _on_wire(op: str, dtype: torch.dtype) -> str:
+    if dtype is torch.bool:
+        return {"sum": "max", "product": "min"}.get(op, op)
+    return op
+
+
+def result_of(total: Tensor, op: str, divisor: Number | Tensor, like: Dense) -> Tensor:
+    total = total.view(like.shape)
+    return (total / divisor if op == "avg" else total).to(like.dtype)
+
+
+def validity_of(record: Dense) -> Tensor:
+    """One-dimensional int8 validity, whether or not the record stores one."""
+    validity = record.full_validity
+    if validity is None:
+        return torch.ones(record.data.numel(), dtype=torch.int8, device=record.device)
+    return validity.to(torch.int8).reshape(-1)
+
+
+class Moved:
+    """Records that arrive as one message of data, and one of masks if something is invalid."""
+
+    def __init__(self, data: Awaited, masks: Awaited | None) -> None:
+        self.data, self.masks = data, masks
+
+    def split(self, shapes: Sequence[torch.Size]) -> list[Dense]:
+        """Wait, and take the messages apart into records of these shapes."""
+        sizes = [shape.numel() for shape in shapes]
+        parts = self.data()[: sum(sizes)].split(sizes)
+        if self.masks is None:
+            return [Dense(part.view(shape), None) for part, shape in zip(parts, shapes, strict=True)]
+        masks = self.masks()
+        fields = masks[: sum(packed_size(n, 1) for n in sizes)].split([packed_size(n, 1) for n in sizes])
+        validities = [unpack(f, 1, n).view(torch.int8) for f, n in zip(fields, sizes, strict=True)]
+        return [
+            Dense(part.view(shape), validity.view(shape))
+            for part, validity, shape in zip(parts, validities, shapes, strict=True)
+        ]
+
+
+def moved(records: Sequence[Dense], partial: bool, send: Callable[[Tensor], Awaited]) -> Moved:
+    """Send records one after the other, their masks after them."""
+    data = send(joined([record.data.reshape(-1) for record in records]))
+    return Moved(data, send(joined_masks(records)) if partial else None)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other, contiguous."""
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))
+
+
+def joined_masks(records: Sequence[Dense]) -> Tensor:
+    with torch.no_grad():
+        return joined([pack(validity_of(record), 1) for record in records])

@@ -1,0 +1,138 @@
+"""Plain tensors between ranks, in two ways: torch.distributed's functions, and its functional operators.
+
+Everything is one-dimensional. Each method starts a collective and returns a function that waits and gives the result.
+The functional operators are differentiable and can be traced, and lack `reduce`, `gather` and `scatter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup, ReduceOp
+
+Awaited = Callable[[], Tensor]
+
+
+# torch 2.13 renamed them.
+all_gather_single = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+reduce_scatter_single = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+
+
+class Transport(Protocol):
+    """What reductions and movements need."""
+
+    ranks: int
+
+    def all_reduce(self, data: Tensor, op: str) -> Awaited: ...
+
+    def reduce_scatter(self, data: Tensor, op: str) -> Awaited: ...
+
+    def all_gather(self, data: Tensor) -> Awaited: ...
+
+    def broadcast(self, data: Tensor, root: int) -> Awaited: ...
+
+    def all_to_all(self, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Awaited: ...
+
+
+def awaited(work: Any, result: Tensor) -> Awaited:
+    def wait() -> Tensor:
+        if work is not None:
+            work.wait()
+        return result
+
+    return wait
+
+
+class Eager:
+    """torch.distributed's public functions, asynchronously. What is reduced is overwritten."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.ranks = group.size()
+
+    def all_reduce(self, data: Tensor, op: str) -> Awaited:
+        return awaited(distributed.all_reduce(data, _op(op), group=self.group, async_op=True), data)
+
+    def reduce(self, data: Tensor, op: str, root: int) -> Awaited:
+        work = distributed.reduce(data, op=_op(op), group=self.group, group_dst=root, async_op=True)
+        return awaited(work, data)
+
+    def reduce_scatter(self, data: Tensor, op: str) -> Awaited:
+        out = data.new_empty(len(data) // self.ranks)
+        return awaited(reduce_scatter_single(out, data, op=_op(op), group=self.group, async_op=True), out)
+
+    def all_gather(self, data: Tensor) -> Awaited:
+        out = data.new_empty(self.ranks * len(data))
+        work = all_gather_single(in_bytes(out), in_bytes(data), group=self.group, async_op=True)
+        return awaited(work, out)
+
+    def broadcast(self, data: Tensor, root: int) -> Awaited:
+        work = distributed.broadcast(in_bytes(data), group=self.group, group_src=root, async_op=True)
+        return awaited(work, data)
+
+    def gather(self, data: Tensor, root: int) -> Awaited:
+        out = data.new_empty(self.ranks, len(data) if self.group.rank() == root else 0)
+        parts = list(in_bytes(out)) if self.group.rank() == root else None
+        work = distributed.gather(in_bytes(data), parts, group=self.group, group_dst=root, async_op=True)
+        return awaited(work, out.flatten())
+
+    def scatter(self, data: Tensor, like: Tensor, root: int) -> Awaited:
+        """`data` is that of all ranks on the root, and not read elsewhere; the result is as large as `like`."""
+        out = torch.empty_like(like)
+        parts = list(in_bytes(data).view(self.ranks, -1)) if self.group.rank() == root else None
+        work = distributed.scatter(in_bytes(out), parts, group=self.group, group_src=root, async_op=True)
+        return awaited(work, out)
+
+    def all_to_all(self, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Awaited:
+        size = data.element_size()
+        out = data.new_empty(sum(received))
+        work = distributed.all_to_all_single(
+            in_bytes(out),
+            in_bytes(data),
+            [n * size for n in received],
+            [n * size for n in sent],
+            group=self.group,
+            async_op=True,
+        )
+        return awaited(work, out)
+
+
+class Functional:
+    """torch's functional collectives, whose derivative is torch's own."""
+
+    def __init__(self, group_name: Any, ranks: int) -> None:
+        self.group_name = group_name
+        self.ranks = ranks
+
+    def all_reduce(self, data: Tensor, op: str) -> Awaited:
+        return self._awaited(torch.ops._c10d_functional.all_reduce(data, op, self.group_name))
+
+    def reduce_scatter(self, data: Tensor, op: str) -> Awaited:
+        ops = torch.ops._c10d_functional
+        return self._awaited(ops.reduce_scatter_tensor(data, op, self.ranks, self.group_name))
+
+    def all_gather(self, data: Tensor) -> Awaited:
+        return self._awaited(torch.ops._c10d_functional.all_gather_into_tensor(data, self.ranks, self.group_name))
+
+    def broadcast(self, data: Tensor, root: int) -> Awaited:
+        return self._awaited(torch.ops._c10d_functional.broadcast(data, root, self.group_name))
+
+    def all_to_all(self, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Awaited:
+        ops = torch.ops._c10d_functional
+        return self._awaited(ops.all_to_all_single(data, list(received), list(sent), self.group_name))
+
+    @staticmethod
+    def _awaited(started: Tensor) -> Awaited:
+        return lambda: torch.ops._c10d_functional.wait_tensor(started)
+
+
+def in_bytes(data: Tensor) -> Tensor:
+    """The same memory as bytes: what is only moved may be of any dtype."""
+    return data.view(torch.uint8)
+
+
+def _op(name: str) -> Any:
+    return getattr(ReduceOp, name.upper())

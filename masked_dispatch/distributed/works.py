@@ -1,0 +1,35 @@
+"""What an asynchronous collective returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from masked_dispatch.torch_internals import work_that_calls
+
+
+def work_for(finish: Callable[[], None]) -> Any:
+    """torch's Work whose `wait()` calls `finish`, once however often it is called; an error is raised each time."""
+    lock = threading.Lock()
+    outcome: list[Exception | None] = []
+
+    def wait(timeout: timedelta) -> bool:
+        with lock:
+            if not outcome:
+                outcome.append(_outcome(finish))
+        error = outcome[0]
+        if error is not None:
+            raise error
+        return True
+
+    return work_that_calls(wait)
+
+
+def _outcome(finish: Callable[[], None]) -> Exception | None:
+    try:
+        finish()
+    except Exception as error:
+        return error
+    return None
