@@ -89,6 +89,7 @@ from op_registry.rule import takes_tensor
 
 if distributed.is_available():
     from torch._C._distributed_c10d import PythonCallbackWork
+    from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext as ComptimeContext
@@ -333,6 +334,11 @@ def boxed_work(work: distributed.Work) -> Any:
 def process_group_of(boxed: Any) -> distributed.ProcessGroup:
     """The process group in an operator's argument."""
     return boxed if isinstance(boxed, distributed.ProcessGroup) else distributed.ProcessGroup.unbox(boxed)
+
+
+def process_group_named(group: Any) -> distributed.ProcessGroup:
+    """The process group that a functional collective gets, by name or as it is."""
+    return distributed_c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:

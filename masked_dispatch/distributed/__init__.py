@@ -11,11 +11,13 @@ fields.py          validity on the wire
 transport.py       plain tensors between ranks
 works.py           what an asynchronous collective returns
 kernels.py         where torch.distributed's calls arrive
+functional_operators.py  torch's functional collectives
 """
 
 from torch import distributed as _distributed
 
 if _distributed.is_available():
+    from masked_dispatch.distributed import functional_operators as _functional_operators
     from masked_dispatch.distributed import kernels as _kernels
 
 
@@ -23,3 +25,4 @@ def install() -> None:
     """Called once, when the package is imported; torch may have been built without torch.distributed."""
     if _distributed.is_available():
         _kernels.install()
+        _functional_operators.install()

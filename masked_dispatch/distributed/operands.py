@@ -30,8 +30,8 @@ def problem_of_storage(tensors: Iterable[Tensor]) -> str | None:
     for tensor in tensors:
         if isinstance(tensor, SparseMaskedTensor):
             return (
-                f"a tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only densely stored "
-                "ones travel. Store it densely, x.to_dense(), or send it as an object: "
+                f"a tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only densely "
+                "stored ones travel. Store it densely, x.to_dense(), or send it as an object: "
                 "torch.distributed.all_gather_object, and masked_dispatch.accumulate for the sum."
             )
     return None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from masked_dispatch.distributed.fields import pack, packed_size, unpack, width_for
 from masked_dispatch.distributed.transport import Awaited
+from masked_dispatch.torch_internals import share_memory
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
@@ -42,10 +43,13 @@ def identity_of(op: str, dtype: torch.dtype) -> Number:
     return 1 if op == "product" else highest(dtype) if op == "min" else lowest(dtype)
 
 
-def reduced(records: Sequence[Dense], op: str, ranks: int, partial: bool, send: Send) -> Reduced:
+def reduced(
+    records: Sequence[Dense], op: str, ranks: int, partial: bool, send: Send, width: int | None = None
+) -> Reduced:
     """The reduction of records of one shape, one after the other; the result has that shape.
 
     partial  whether any rank has invalid elements: if none has, no mask travels and none results
+    width    bits of a field of the masks: by default as few as count the ranks
     """
     record = records[0]
     contributions = [contribution(r, op) for r in records]
@@ -53,7 +57,7 @@ def reduced(records: Sequence[Dense], op: str, ranks: int, partial: bool, send: 
     total = send(data, "sum" if op == "avg" else _on_wire(op, record.dtype))
     if not partial:
         return lambda: Dense(result_of(total(), op, ranks, record), None)
-    width = width_for(ranks)
+    width = width or width_for(ranks)
     with torch.no_grad():
         masks = [pack(validity_of(r), width) for r in records]
         counted = send(masks[0] if len(masks) == 1 else torch.cat(masks), "sum")
@@ -69,8 +73,8 @@ def contribution(record: Dense, op: str) -> Tensor:
     """What a record adds to a reduction, one-dimensional, in memory that nothing else uses."""
     dtype = record.dtype
     filled = record.filled(identity_of(op, dtype)).reshape(-1).to(wire_dtype(op, dtype))
-    shares = filled.untyped_storage().data_ptr() == record.data.untyped_storage().data_ptr()
-    return filled.clone(memory_format=torch.contiguous_format) if shares else filled
+    shares = share_memory(filled, record.data)
+    return filled.clone(memory_format=torch.contiguous_format) if shares else filled.contiguous()
 
 
 def wire_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
@@ -102,8 +106,8 @@ def validity_of(record: Dense) -> Tensor:
 class Moved:
     """Records that arrive as one message of data, and one of masks if something is invalid."""
 
-    def __init__(self, data: Awaited, masks: Awaited | None) -> None:
-        self.data, self.masks = data, masks
+    def __init__(self, data: Awaited, masks: Awaited | None, width: int = 1) -> None:
+        self.data, self.masks, self.width = data, masks, width
 
     def split(self, shapes: Sequence[torch.Size]) -> list[Dense]:
         """Wait, and take the messages apart into records of these shapes."""
@@ -112,18 +116,19 @@ class Moved:
         if self.masks is None:
             return [Dense(part.view(shape), None) for part, shape in zip(parts, shapes, strict=True)]
         masks = self.masks()
-        fields = masks[: sum(packed_size(n, 1) for n in sizes)].split([packed_size(n, 1) for n in sizes])
-        validities = [unpack(f, 1, n).view(torch.int8) for f, n in zip(fields, sizes, strict=True)]
+        lengths = [packed_size(n, self.width) for n in sizes]
+        fields = masks[: sum(lengths)].split(lengths)
+        validities = [unpack(f, self.width, n).view(torch.int8) for f, n in zip(fields, sizes, strict=True)]
         return [
             Dense(part.view(shape), validity.view(shape))
             for part, validity, shape in zip(parts, validities, shapes, strict=True)
         ]
 
 
-def moved(records: Sequence[Dense], partial: bool, send: Callable[[Tensor], Awaited]) -> Moved:
+def moved(records: Sequence[Dense], partial: bool, send: Callable[[Tensor], Awaited], width: int = 1) -> Moved:
     """Send records one after the other, their masks after them."""
     data = send(joined([record.data.reshape(-1) for record in records]))
-    return Moved(data, send(joined_masks(records)) if partial else None)
+    return Moved(data, send(joined_masks(records, width)) if partial else None, width)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -131,6 +136,6 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))
 
 
-def joined_masks(records: Sequence[Dense]) -> Tensor:
+def joined_masks(records: Sequence[Dense], width: int = 1) -> Tensor:
     with torch.no_grad():
-        return joined([pack(validity_of(record), 1) for record in records])
+        return joined([pack(validity_of(record), width) for record in records])

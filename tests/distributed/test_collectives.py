@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from masked_collectives import CHECKS
+from all_collectives import CHECKS
 from process_groups import run_checks
 
 Failures = dict[str, dict[int, "str | None"]]
@@ -12,7 +12,7 @@ Failures = dict[str, dict[int, "str | None"]]
 
 @pytest.fixture(scope="module")
 def in_two_processes() -> Failures:
-    return run_checks("masked_collectives", 2)
+    return run_checks("all_collectives", 2)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -22,7 +22,7 @@ def test_two_processes(name: str, in_two_processes: Failures) -> None:
 
 @pytest.fixture(scope="module")
 def in_four_processes() -> Failures:
-    return run_checks("masked_collectives", 4)
+    return run_checks("all_collectives", 4)
 
 
 @pytest.mark.slow

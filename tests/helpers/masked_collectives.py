@@ -7,6 +7,7 @@ differs between ranks.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -184,7 +185,9 @@ def subgroup(rank: int, ranks: int) -> None:
 @check("all_reduce_coalesced")
 def coalesced(rank: int, ranks: int) -> None:
     tensors = [of_rank(rank, seed=seed) for seed in range(2)]
-    distributed.all_reduce_coalesced(tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        distributed.all_reduce_coalesced(tensors)
     all_same(tensors, [md.accumulate(*[of_rank(r, seed=seed) for r in range(ranks)]) for seed in range(2)])
 
 

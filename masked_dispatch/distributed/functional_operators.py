@@ -1,0 +1,196 @@
+"""torch's functional collectives (`_c10d_functional` operators) of masked tensors.
+
+They mean what the functions of collectives.py mean, return new tensors, and are differentiable as torch's are: what is
+filled, reduced and moved are plain tensors, on which torch's own operators record their derivative. In a graph nothing
+is agreed on, as a graph cannot wait for an answer: masks always travel, and ranks that differ get torch's errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.library import Library
+
+from masked_dispatch.autograd.dense import wrap_record
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.dispatch.ladder import kernels
+from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argument
+from masked_dispatch.distributed.agreement import described
+from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
+from masked_dispatch.distributed.fields import packed_size
+from masked_dispatch.distributed.records import Moved, joined, joined_masks, moved, reduced
+from masked_dispatch.distributed.transport import Functional
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import DispatchKeySet, process_group_named, redispatch
+from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
+
+
+class Call:
+    """One functional collective: what the ranks have agreed on, and the way to send."""
+
+    def __init__(
+        self,
+        name: str,
+        tensor: Tensor,
+        group: Any,
+        *,
+        problem: str | None = None,
+        shown: Sequence[str] | None = None,
+    ) -> None:
+        process_group = process_group_named(group)
+        self.ranks = process_group.size()
+        self.record: Any = unwrap_argument(tensor) if has_dense_storage(tensor) else None
+        self.send = Functional(group, self.ranks)
+        traced = self.record is not None and being_traced(self.record.data)
+        self.partial = True
+        # A table of numbers, which narrower fields are read with, is no constant of a graph.
+        self.width: int | None = 8 if traced else None
+        if not traced:
+            with torch.no_grad():
+                self.partial = any_partial(start(process_group, name, [tensor], [], shown=shown, problem=problem))
+
+
+def has_dense_storage(tensor: Tensor) -> bool:
+    return type(tensor) is MaskedTensor or not isinstance(tensor, MaskedTensor)
+
+
+def all_reduce(tensor: Tensor, reduce_op: str, group: Any) -> MaskedTensor:
+    op = reduce_op.lower()
+    call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
+    return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.width)())
+
+
+def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group: Any) -> MaskedTensor:
+    op = reduce_op.lower()
+    rows = tensor.shape[0] if tensor.ndim else 0
+    problem = reducing_problem(op, tensor)
+    if rows % group_size:
+        problem = f"the input of shape {tuple(tensor.shape)} has {rows} rows, which {group_size} ranks do not divide"
+    call = Call(f"reduce_scatter_tensor {op.upper()}", tensor, group, problem=problem)
+    parts = _rows(call.record, [rows // group_size] * group_size)
+    return wrap_record(reduced(parts, op, call.ranks, call.partial, call.send.reduce_scatter, call.width)())
+
+
+def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Any) -> MaskedTensor:
+    call = Call("all_gather_into_tensor", tensor, group)
+    arriving = moved([call.record], call.partial, call.send.all_gather, call.width or 1)
+    parts = stacked(arriving.split([tensor.shape] * call.ranks))
+    shape = (call.ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.ndim else (call.ranks,)
+    return wrap_record(parts.map(lambda t: t.reshape(shape)))
+
+
+def broadcast(tensor: Tensor, src: int, group: Any) -> MaskedTensor:
+    call = Call(f"broadcast from rank {src} of the group", tensor, group)
+    arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width or 1)
+    return wrap_record(arriving.split([tensor.shape])[0])
+
+
+def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
+    """A record's rows, in parts of so many."""
+    full = record.full_validity
+    data = record.data.split(list(sizes))
+    masks = [None] * len(data) if full is None else full.split(list(sizes))
+    return [Dense(part, mask) for part, mask in zip(data, masks, strict=True)]
+
+
+def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Any) -> MaskedTensor:
+    """`received` and `sent` are rows for each rank."""
+    ranks = process_group_named(group).size()
+    problem = problem_of_splits("input", tensor, sent, ranks)
+    row = described(tensor[:0]) if tensor.ndim else described(tensor)
+    call = Call("all_to_all_single", tensor, group, problem=problem, shown=[row])
+    parts = _rows(call.record, sent)
+    of_row = tensor.shape[1:].numel()
+    shapes = [torch.Size((rows, *tensor.shape[1:])) for rows in received]
+    width = call.width or 1
+
+    elements = [[rows * of_row for rows in splits] for splits in (received, sent)]
+    data = call.send.all_to_all(joined([part.data.reshape(-1) for part in parts]), *elements)
+    masks = None
+    if call.partial:
+        fields = [[packed_size(n, width) for n in numbers] for numbers in elements]
+        masks = call.send.all_to_all(joined_masks(parts, width), *fields)
+    arrived = Moved(data, masks, width).split(shapes)
+    validities = [record.validity for record in arrived if record.validity is not None]
+    return wrap_record(Dense(torch.cat([r.data for r in arrived]), torch.cat(validities) if validities else None))
+
+
+def all_reduce_(tensor: Tensor, reduce_op: str, group: Any) -> Tensor:
+    return tensor.copy_(all_reduce(tensor, reduce_op, group))
+
+
+def broadcast_(tensor: Tensor, src: int, group: Any) -> Tensor:
+    return tensor.copy_(broadcast(tensor, src, group))
+
+
+def all_gather_into_tensor_out(tensor: Tensor, group_size: int, group: Any, *, out: Tensor) -> Tensor:
+    return out.copy_(all_gather_into_tensor(tensor, group_size, group))
+
+
+def reduce_scatter_tensor_out(tensor: Tensor, reduce_op: str, group_size: int, group: Any, *, out: Tensor) -> Tensor:
+    return out.copy_(reduce_scatter_tensor(tensor, reduce_op, group_size, group))
+
+
+def each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """For the operators with a list in place of a tensor."""
+    return lambda tensors, *args: [function(tensor, *args) for tensor in tensors]
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    """Has arrived already."""
+    return tensor
+
+
+SERVED: dict[str, Callable[..., Any]] = {
+    "_c10d_functional::all_reduce": all_reduce,
+    "_c10d_functional::all_reduce_": all_reduce_,
+    "_c10d_functional::all_reduce_coalesced": each(all_reduce),
+    "_c10d_functional::all_reduce_coalesced_": each(all_reduce_),
+    "_c10d_functional::all_gather_into_tensor": all_gather_into_tensor,
+    "_c10d_functional::all_gather_into_tensor_out": all_gather_into_tensor_out,
+    "_c10d_functional::all_gather_into_tensor_coalesced": each(all_gather_into_tensor),
+    "_c10d_functional::reduce_scatter_tensor": reduce_scatter_tensor,
+    "_c10d_functional::reduce_scatter_tensor_out": reduce_scatter_tensor_out,
+    "_c10d_functional::reduce_scatter_tensor_coalesced": each(reduce_scatter_tensor),
+    "_c10d_functional::all_to_all_single": all_to_all_single,
+    "_c10d_functional::broadcast": broadcast,
+    "_c10d_functional::broadcast_": broadcast_,
+    "_c10d_functional::wait_tensor": as_it_is,
+    "_c10d_functional_autograd::all_gather_into_tensor": all_gather_into_tensor,
+    "_c10d_functional_autograd::reduce_scatter_tensor": reduce_scatter_tensor,
+    "_c10d_functional_autograd::all_to_all_single": all_to_all_single,
+}
+
+
+def functional_kernel(op: OpOverload, function: Callable[..., Any]) -> Kernel:
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        return function(*args, **kwargs)
+
+    return kernel
+
+
+# torch's module of functional collectives defines the operator in question, and is loaded when somebody needs it.
+_library = Library("_c10d_functional", "IMPL")
+
+
+def not_wrapped(keyset: DispatchKeySet, tensor: Tensor) -> Tensor:
+    """Instead of torch's wrapper around a result that may not have arrived: a masked tensor has, and wraps itself."""
+    if isinstance(tensor, MaskedTensor):
+        return tensor
+    return redispatch(torch.ops._c10d_functional._wrap_tensor_autograd.default, keyset, (tensor,), {})
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    for name, function in SERVED.items():
+        namespace, _, operator = name.partition("::")
+        op = getattr(getattr(torch.ops, namespace), operator).default
+        kernels.put(op, functional_kernel(op, function))
+    _library.impl("_wrap_tensor_autograd", never_compiled(not_wrapped), "PreDispatch", with_keyset=True)

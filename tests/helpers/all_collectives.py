@@ -1,0 +1,9 @@
+"""All checks that run in processes of a group."""
+
+from __future__ import annotations
+
+import masked_collectives
+import masked_functional_collectives
+from process_groups import Check
+
+CHECKS: dict[str, Check] = {**masked_collectives.CHECKS, **masked_functional_collectives.CHECKS}
