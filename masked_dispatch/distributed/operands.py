@@ -22,7 +22,7 @@ def record_of(tensor: Tensor) -> Dense:
 
 def is_partial(tensors: Iterable[Tensor]) -> bool:
     """Whether a mask is stored for one of the tensors."""
-    return any(isinstance(t, MaskedTensor) and t._validity is not None for t in tensors)
+    return any(type(t) is MaskedTensor and t._validity is not None for t in tensors)
 
 
 def problem_of_storage(tensors: Iterable[Tensor]) -> str | None:

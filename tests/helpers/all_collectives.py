@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import masked_collectives
 import masked_functional_collectives
+import refused_collectives
 from process_groups import Check
 
-CHECKS: dict[str, Check] = {**masked_collectives.CHECKS, **masked_functional_collectives.CHECKS}
+CHECKS: dict[str, Check] = {
+    **masked_collectives.CHECKS,
+    **masked_functional_collectives.CHECKS,
+    **refused_collectives.CHECKS,
+}
