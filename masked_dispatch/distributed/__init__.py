@@ -1,6 +1,7 @@
 """Masked tensors in several processes, on torch.distributed.
 
-torch.distributed's own functions take masked tensors; nothing has to be called here for that.
+torch.distributed's own functions take masked tensors; nothing has to be called here for that. `sum`, `mean`, `var` and
+`count` are over the valid elements of all ranks, and `mean_loss` is the loss of data-parallel training.
 
 collectives.py     what each collective means, and who sends what
 point_to_point.py  send and recv
@@ -10,6 +11,7 @@ operands.py        tensors as records, and results written to tensors
 fields.py          validity on the wire
 transport.py       plain tensors between ranks
 works.py           what an asynchronous collective returns
+statistics.py      sums, means, variances and counts over all ranks; the loss of data-parallel training
 kernels.py         where torch.distributed's calls arrive
 functional_operators.py  torch's functional collectives
 """
@@ -19,6 +21,9 @@ from torch import distributed as _distributed
 if _distributed.is_available():
     from masked_dispatch.distributed import functional_operators as _functional_operators
     from masked_dispatch.distributed import kernels as _kernels
+    from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
+
+    __all__ = ["count", "mean", "mean_loss", "sum", "var"]
 
 
 def install() -> None:

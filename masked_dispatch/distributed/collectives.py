@@ -182,6 +182,12 @@ def all_gather_into_tensor_coalesced(
     return after_all([all_gather_into_tensor(output, tensor, group) for output, tensor in pairs])
 
 
+def all_gather_coalesced(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
+    """`outputs` has a list for each rank, with an output for each input."""
+    parts = [[[of_rank[i] for of_rank in outputs]] for i in range(len(inputs))]
+    return after_all([all_gather(part, [tensor], group) for part, tensor in zip(parts, inputs, strict=True)])
+
+
 def _all_gather(tensor: Tensor, targets: Sequence[Tensor], group: ProcessGroup, partial: bool) -> Finish:
     arriving = moved([record_of(tensor)], partial, Eager(group).all_gather)
     return lambda: write_each(targets, _split_by_rank(arriving, tensor.shape, group.size()))

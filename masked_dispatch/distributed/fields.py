@@ -35,6 +35,8 @@ def pack(validity: Tensor, width: int) -> Tensor:
     each = 8 // width
     missing = -len(validity) % each
     whole = torch.nn.functional.pad(validity, (0, missing)) if missing else validity.contiguous()
+    if whole.storage_offset() % each:
+        whole = whole.clone()  # integers have to be aligned
     word, shift = whole.view(_SPANNING[width]), 8 - width
     while each > 1:
         word = word | (word >> shift)

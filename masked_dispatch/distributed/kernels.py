@@ -35,6 +35,7 @@ SERVED: dict[str, tuple[Collective, int | None]] = {
     "reduce_scatter_tensor_coalesced_": (collectives.reduce_scatter_tensor_coalesced, None),
     "broadcast_": (collectives.broadcast, 0),
     "allgather_": (collectives.all_gather, 0),
+    "allgather_coalesced_": (collectives.all_gather_coalesced, None),
     "_allgather_base_": (collectives.all_gather_into_tensor, 0),
     "allgather_into_tensor_coalesced_": (collectives.all_gather_into_tensor_coalesced, None),
     "gather_": (collectives.gather, None),

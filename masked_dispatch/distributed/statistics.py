@@ -1,9 +1,8 @@
 """Sums, means, variances and counts over the valid elements of all ranks, and losses that weigh ranks by them.
 
 Each is what one process would compute of all elements, however they are divided among the ranks; a rank may have none.
-All ranks of the group have to call it. The derivative is that of the sum of what all ranks compute from the result, as in
-torch.distributed.nn: under DistributedDataParallel, which averages gradients, and where every rank's loss is the result,
-that gives the gradient of one process.
+All ranks of the group have to call it, with masked or plain tensors. The derivative is that of the sum of what all
+ranks compute from the result, as in torch.distributed.nn.
 """
 
 from __future__ import annotations
@@ -14,77 +13,157 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from masked_dispatch.distributed.agreement import Description, agree
-from masked_dispatch.tensor.cache_key import CODE_VERSION
+from masked_dispatch.api.construct import as_masked_tensor, mask_like
+from masked_dispatch.distributed.agreement import Description, agree, described
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry import registry
 from op_registry.records.dtypes import accumulation_dtype
 
 Dims = int | tuple[int, ...] | None
 
 
 def count(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> Tensor:
-    """The number of valid elements on all ranks, over `dim` of each: a plain int64 tensor.
+    """The number of valid elements on all ranks: a plain int64 tensor.
 
-    dim  the dimensions to count over; the ranks' tensors may differ in these. All by default
+    dim  the dimensions to count over, all by default; the ranks' tensors may differ in these
     """
-    local = counted(x, dim, keepdim)
-    total = local.clone()
-    group = joined_by(group, "count", x, local)
-    distributed.all_reduce(total, group=group)
-    return total
+    return over_ranks("count", group, counted(x, dim, keepdim))[0]
 
 
 def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The sum of the valid elements of all ranks, over `dim` of each; invalid where no rank has one.
+    """The sum of the valid elements of all ranks, invalid where no rank has one; differentiable.
 
-    dim  the dimensions to sum over; the ranks' tensors may differ in these. All by default
+    dim  the dimensions to sum over, all by default; the ranks' tensors may differ in these
 
-    Half precision is summed in float32 and rounded once. Integers are summed in int64.
+    Half precision is summed in float32 and rounded once, integers and bool are summed in int64.
     """
-    total, n = totals(x, "sum", dim, keepdim, group)
-    return masked(total.to(result_dtype(x)), n)
+    total, n = over_ranks("sum", group, summed(x, dim, keepdim), counted(x, dim, keepdim))
+    return where_any(total.to(x.dtype) if x.dtype.is_floating_point or x.is_complex() else total, n)
 
 
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The mean of the valid elements of all ranks, over `dim` of each; invalid where no rank has one.
+    """The mean of the valid elements of all ranks, invalid where no rank has one; differentiable.
 
-    dim  the dimensions to average over; the ranks' tensors may differ in these. All by default
+    dim  the dimensions to average over, all by default; the ranks' tensors may differ in these
     """
     check_floating("mean", x)
-    total, n = totals(x, "mean", dim, keepdim, group)
-    return masked((total / n.clamp(min=1)).to(x.dtype), n)
+    total, n = over_ranks("mean", group, summed(x, dim, keepdim), counted(x, dim, keepdim))
+    return where_any((total / n.clamp(min=1)).to(x.dtype), n)
 
 
 def var(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, correction: int = 1, group: ProcessGroup | None = None
 ) -> MaskedTensor:
-    """The variance of the valid elements of all ranks, over `dim` of each; invalid where no rank has one.
+    """The variance of the valid elements of all ranks, invalid where no rank has one; differentiable.
 
-    dim         the dimensions to compute it over; the ranks' tensors may differ in these. All by default
-    correction  what is subtracted from the number of elements; the variance of one is NaN, as in torch
+    dim         the dimensions to compute it over, all by default; the ranks' tensors may differ in these
+    correction  what is subtracted from the number of elements; the variance of one element is NaN, as in torch
     """
     check_floating("var", x)
     wide = x.to(accumulation_dtype(x.dtype))
-    total, n = totals(wide, "var", dim, True, group)
-    squares, _ = totals((wide - total / n.clamp(min=1)) ** 2, "var", dim, keepdim, group)
+    total, n = over_ranks("var", group, summed(wide, dim, True), counted(x, dim, True))
+    differences = wide - total / n.clamp(min=1)
+    (squares,) = over_ranks("var", group, summed(differences * differences, dim, keepdim))
     n = n.view(squares.shape)
-    return masked((squares / (n - correction).clamp(min=0)).to(x.dtype), n)
+    return where_any((squares / (n - correction).clamp(min=0)).to(x.dtype), n)
 
 
-def mean_loss(losses: Tensor, weights: Tensor | None = None, *, group: ProcessGroup | None = None) -> Tensor:
-    """The mean of the valid losses of all ranks, for DistributedDataParallel and fully_shard.
+def mean_loss(losses: Tensor, weights: Tensor | None = None, *, group: ProcessGroup | None = None) -> MaskedTensor:
+    """The mean of the valid losses of all ranks: the loss to call `backward()` on in data-parallel training.
 
-    losses   one number for each element or sample, as a loss with `reduction="none"` gives them; masked or plain
-    weights  for a weighted mean, the sum of weights · losses / the sum of weights; of the shape of `losses`
+    losses   a number for each element or sample, from a loss function with `reduction="none"`; masked or plain
+    weights  for a weighted mean: the sum of weights · losses, divided by the sum of the weights; of the losses' shape
 
-    The value is the same on all ranks. The derivative on each rank is such that gradients averaged over the ranks are those
-    of one process with all samples, while a mean on each rank would give the samples of a rank with few valid ones more
-    weight. Plain, and 0 if nothing is valid anywhere, which trains nothing.
+    Its value is that of one process with all samples, on all ranks; it is invalid if nothing is valid on any. The mean
+    of the ranks' gradients, which DistributedDataParallel and fully_shard compute, is that process's gradient too.
+    (With a mean on each rank, the samples of a rank that has few would count more.) All ranks call backward; a rank
+    without a valid loss contributes zeros.
     """
     check_floating("mean_loss", losses)
     weighted = losses if weights is None else losses * weights
     local = summed(weighted, None, False)
-    of = counted(weighted, None, False) if weights is None else summed(weights.mask_like(weighted), None, False)
-    del local, of
-    raise NotImplementedError
+    if weights is None:
+        of_weights = counted(losses, None, False)
+    else:
+        of_weights = summed(
+            mask_like(weights, weighted) if isinstance(weighted, MaskedTensor) else weights, None, False
+        )
+    with torch.no_grad():
+        total, n = over_ranks("mean_loss", group, local, counted(weighted, None, False))
+    (divisor,) = over_ranks("mean_loss", group, of_weights) if weights is not None else (n.clamp(min=1),)
+    replicated = Replicated.apply(local, total, distributed.get_world_size(group))
+    return where_any((replicated / divisor).to(losses.dtype), n)
+
+
+# ------------------------------------------------------------------------------------------------------ on one rank
+
+
+def dims_of(x: Tensor, dim: Dims) -> list[int]:
+    return list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+
+
+def summed(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
+    """The sum of this rank's valid elements, 0 where there is none, as it is accumulated: plain."""
+    dtype = accumulation_dtype(x.dtype) if x.dtype.is_floating_point or x.is_complex() else torch.int64
+    total = x.sum(dims_of(x, dim), keepdim, dtype=dtype)
+    return total.to_tensor(0) if isinstance(total, MaskedTensor) else total
+
+
+def counted(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
+    """The number of this rank's valid elements."""
+    if isinstance(x, MaskedTensor):
+        return x.count(tuple(dims_of(x, dim)), keepdim)
+    return torch.ones_like(x, dtype=torch.int64).sum(dims_of(x, dim), keepdim)
+
+
+def check_floating(name: str, x: Tensor) -> None:
+    if not x.dtype.is_floating_point and not x.is_complex():
+        raise TypeError(f"masked_dispatch.distributed.{name} of {x.dtype}: convert first, x.to(torch.float32)")
+
+
+def where_any(value: Tensor, n: Tensor) -> MaskedTensor:
+    return as_masked_tensor(value, n > 0)
+
+
+# ---------------------------------------------------------------------------------------------------- between ranks
+
+
+def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[Tensor, ...]:
+    """The sums over the ranks, which first agree on dtypes and shapes."""
+    group = distributed.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError(
+            f"masked_dispatch.distributed.{name} needs a process group: call torch.distributed.init_process_group, or "
+            "pass group="
+        )
+    call = f"masked_dispatch.distributed.{name}"
+    agree(group, Description(call, tuple(described(t) for t in local)), local[0].device)
+    sums: Any = tuple(SumOverRanks.apply(t, group) for t in local)
+    return sums
+
+
+class SumOverRanks(torch.autograd.Function):
+    """The sum of the ranks' plain tensors, on all ranks. The derivative is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = local.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return SumOverRanks.apply(grad, ctx.group), None
+
+
+class Replicated(torch.autograd.Function):
+    """A total that all ranks have, with the same use on each: its derivative needs no message."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, total: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.ranks, None, None

@@ -352,8 +352,30 @@ def batches(rank: int, ranks: int) -> None:
     same(other, of_rank(right, seed=1))
 
 
+@check("all_gather_coalesced")
+def coalesced_gathers(rank: int, ranks: int) -> None:
+    outputs = [[buffer() for _ in range(2)] for _ in range(ranks)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        distributed.all_gather_coalesced(outputs, [of_rank(rank, seed=seed) for seed in range(2)])
+    for r in range(ranks):
+        all_same(outputs[r], [of_rank(r, seed=seed) for seed in range(2)])
+
+
 @check("objects")
 def objects(rank: int, ranks: int) -> None:
+    gathered: Any = [None] * ranks if rank == 0 else None
+    distributed.gather_object(of_rank(rank), gathered)
+    if rank == 0:
+        all_same(gathered, of_all(ranks))
+    scattered: list[Any] = [None]
+    distributed.scatter_object_list(scattered, of_all(ranks))
+    same(scattered[0], of_rank(rank))
+    if rank == 0:
+        distributed.send_object_list([of_rank(0)], 1)
+    elif rank == 1:
+        distributed.recv_object_list(scattered, 0)
+        same(scattered[0], of_rank(0))
     found: list[Any] = [None] * ranks
     distributed.all_gather_object(found, of_rank(rank))
     all_same(found, of_all(ranks))

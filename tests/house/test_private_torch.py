@@ -47,6 +47,10 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
         ("op_registry/ops/queries/empty.py",),
         "the loop that draws until every sample is accepted",
     ),
+    "torch.ops._c10d_functional": (
+        ("masked_dispatch/distributed/",),
+        "the operators of torch's functional collectives, which have no public name",
+    ),
     "torch._C": (("op_registry/report/python_source.py",), "a module name, compared with those of Python functions"),
     "torch._dynamo": (("op_registry/report/python_source.py",), "the same"),
     "torch._jit_internal": (("op_registry/report/python_source.py",), "the same"),

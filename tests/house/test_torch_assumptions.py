@@ -6,6 +6,7 @@ Most use torch alone and a bare subclass: where one fails after torch has been u
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -15,22 +16,27 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._C import DispatchKey, DispatchKeySet
 from torch.library import Library
 from torch.testing import _comparison
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
 from assumptions import assumed
 from masked_dispatch.torch_internals import (
     NumberFormatter,
+    boxed_work,
     default_collate_fn_map,
     in_forward_mode,
     print_options,
+    process_group_named,
+    process_group_of,
     python_function_of,
     summarized_data,
+    work_that_calls,
 )
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
@@ -415,6 +421,40 @@ def test_30_torchscript_is_called_by_two_types() -> None:
         assert isinstance(method, torch._C.ScriptMethod)
         assert method.name == "forward"
         assert python_function_of(method) is None
+
+
+def test_32_collectives_get_script_objects() -> None:
+    made = distributed.PrefixStore("assumptions", distributed.HashStore())
+    received: list[Any] = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.c10d.allreduce_.default:
+                received.extend(args)
+                return args[0], boxed_work(work_that_calls(lambda timeout: bool(waited.append(timeout)) or True))
+            return func(*args, **(kwargs or {}))
+
+    waited: list[Any] = []
+    distributed.init_process_group("gloo", store=made, rank=0, world_size=1)
+    try:
+        group = distributed.group.WORLD
+        assert group is not None
+        with assumed("operators of torch.distributed get script objects, which unbox, and return a Work, which boxes"):
+            with Noting():
+                work = distributed.all_reduce(torch.ones(2), distributed.ReduceOp.AVG, async_op=True)
+            assert process_group_of(received[1]) is group
+            assert process_group_named(group.group_name) is group
+            assert distributed.ReduceOp.RedOpType(received[2].op()) == distributed.ReduceOp.AVG
+            assert waited == []
+            assert work is not None
+            assert work.wait()
+            assert len(waited) == 1
+        with assumed("a custom operator wraps what a functional collective returns"):
+            functional = importlib.import_module("torch.distributed._functional_collectives")
+            result = torch.ops._c10d_functional._wrap_tensor_autograd(torch.ones(2))
+            assert type(result) is functional.AsyncCollectiveTensor
+    finally:
+        distributed.destroy_process_group()
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""Validity on the wire: packed, summed as ranks would, and read again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from masked_dispatch.distributed.agreement import Description, decoded, encoded, length_of
+from masked_dispatch.distributed.fields import pack, packed_size, unpack, width_for
+
+
+@pytest.mark.parametrize("elements", [0, 1, 3, 4, 7, 8, 9, 64, 129])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 15, 16, 255, 256])
+def test_sums_count_without_carry(elements: int, ranks: int) -> None:
+    generator = torch.Generator().manual_seed(elements)
+    masks = torch.randint(0, 2, (ranks, elements), generator=generator, dtype=torch.int8)
+    if elements:
+        masks[:, 0] = 1
+    width = width_for(ranks)
+    total = pack(masks[0], width)
+    assert len(total) == packed_size(elements, width)
+    for mask in masks[1:]:
+        total = total + pack(mask, width)
+    assert unpack(total, width, elements).tolist() == masks.long().sum(0).tolist()
+
+
+@pytest.mark.parametrize("elements", [0, 1, 7, 8, 9, 64, 129])
+def test_one_bit_moves_a_mask(elements: int) -> None:
+    mask = torch.randint(0, 2, (elements,), generator=torch.Generator().manual_seed(1), dtype=torch.int8)
+    fields = pack(mask, 1)
+    assert len(fields) == packed_size(elements, 1) == -(-elements // 8)
+    assert unpack(fields, 1, elements).tolist() == mask.tolist()
+
+
+def test_widths_are_as_narrow_as_counts_allow() -> None:
+    assert [width_for(ranks) for ranks in (1, 3, 4, 15, 16, 255, 256)] == [2, 2, 4, 4, 8, 8, 32]
+
+
+def test_descriptions_are_read_as_they_were_written() -> None:
+    for names in (("float32 of shape (2,)",), tuple(f"float32 of shape ({n},)" for n in range(100))):
+        description = Description("all_to_all", names, True, None, names)
+        message = encoded(description)
+        assert decoded(encoded(description, length_of(message))) == description
