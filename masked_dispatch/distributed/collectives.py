@@ -22,6 +22,7 @@ from masked_dispatch.distributed.agreement import Description, agree, described
 from masked_dispatch.distributed.fields import packed_size
 from masked_dispatch.distributed.operands import (
     is_partial,
+    owns_memory,
     problem_of_outputs,
     problem_of_storage,
     record_of,
@@ -99,7 +100,8 @@ def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finis
     (tensor,) = tensors
     everyone = start(group, f"all_reduce {op.upper()}", tensors, tensors, problem=reducing_problem(op, tensor))
     transport = Eager(group)
-    total = reduced([record_of(tensor)], op, transport.ranks, any_partial(everyone), transport.all_reduce)
+    record, send = record_of(tensor), transport.all_reduce
+    total = reduced([record], op, transport.ranks, any_partial(everyone), send, overwritten=owns_memory(tensor))
     return lambda: write(tensor, total())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import share_memory
 from op_registry.records.dense import Dense
 
 
@@ -57,10 +59,17 @@ def complex_base(tensor: MaskedTensor) -> Tensor | None:
     return base.as_strided(tensor.shape[:-1], strides, tensor.storage_offset() // 2)
 
 
+def owns_memory(tensor: Tensor) -> TypeGuard[MaskedTensor]:
+    """Whether what is computed in place, in the tensor's data, is its result."""
+    return type(tensor) is MaskedTensor and not tensor._mask_is_a_copy
+
+
 def write(target: Tensor, record: Dense) -> None:
     """Let `target` be what arrived: data and mask of a masked tensor, the valid elements of a plain one."""
     with torch.no_grad():
         data, validity = record.data.view(target.shape), record.validity
+        if owns_memory(target) and share_memory(data, target._data):
+            data = target._data  # it is there already, and is not copied
         if validity is not None:
             validity = validity.view(torch.int8).view(target.shape)
         arrived: Tensor = wrap(data, validity)

@@ -16,6 +16,7 @@ from masked_dispatch.torch_internals import share_memory
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+from op_registry.records.fill import fill_in_place
 
 # A reduction on the wire, (data, "sum") → function that waits.
 Send = Callable[[Tensor, str], Awaited]
@@ -44,15 +45,22 @@ def identity_of(op: str, dtype: torch.dtype) -> Number:
 
 
 def reduced(
-    records: Sequence[Dense], op: str, ranks: int, partial: bool, send: Send, width: int | None = None
+    records: Sequence[Dense],
+    op: str,
+    ranks: int,
+    partial: bool,
+    send: Send,
+    width: int | None = None,
+    overwritten: bool = False,
 ) -> Reduced:
     """The reduction of records of one shape, one after the other; the result has that shape.
 
     partial  whether any rank has invalid elements: if none has, no mask travels and none results
     width    bits of a field of the masks: by default as few as count the ranks
+    overwritten  whether the result replaces the records, so that their memory may be used
     """
     record = records[0]
-    contributions = [contribution(r, op) for r in records]
+    contributions = [contribution(r, op, overwritten) for r in records]
     data = contributions[0] if len(records) == 1 else torch.cat(contributions)
     total = send(data, "sum" if op == "avg" else _on_wire(op, record.dtype))
     if not partial:
@@ -69,9 +77,11 @@ def reduced(
     return finish
 
 
-def contribution(record: Dense, op: str) -> Tensor:
-    """What a record adds to a reduction, one-dimensional, in memory that nothing else uses."""
+def contribution(record: Dense, op: str, overwritten: bool = False) -> Tensor:
+    """What a record adds to a reduction, one-dimensional, in memory that nothing else uses, or in its own."""
     dtype = record.dtype
+    if overwritten and wire_dtype(op, dtype) is dtype and record.data.is_contiguous():
+        return fill_in_place(record.data, record.validity, identity_of(op, dtype)).view(-1)
     filled = record.filled(identity_of(op, dtype)).reshape(-1).to(wire_dtype(op, dtype))
     shares = share_memory(filled, record.data)
     return filled.clone(memory_format=torch.contiguous_format) if shares else filled.contiguous()

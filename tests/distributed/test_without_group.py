@@ -9,5 +9,5 @@ import masked_dispatch as md
 
 
 def test_a_group_is_needed() -> None:
-    with pytest.raises(ValueError, match="mean needs a process group: call torch.distributed.init_process_group"):
+    with pytest.raises(ValueError, match=r"distributed\.mean needs a process group: call"):
         md.distributed.mean(torch.ones(3))
