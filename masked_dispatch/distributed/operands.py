@@ -8,7 +8,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.mask_sharing import shared_validity
+from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import share_memory
@@ -69,7 +69,10 @@ def write(target: Tensor, record: Dense) -> None:
     with torch.no_grad():
         data, validity = record.data.view(target.shape), record.validity
         if owns_memory(target) and share_memory(data, target._data):
-            data = target._data  # it is there already, and is not copied
+            # Computed in place: there is nothing to copy, and copy_ would.
+            torch.autograd.graph.increment_version([target, target._data])
+            write_validity(target, validity)
+            return
         if validity is not None:
             validity = validity.view(torch.int8).view(target.shape)
         arrived: Tensor = wrap(data, validity)
