@@ -338,7 +338,8 @@ def process_group_of(boxed: Any) -> distributed.ProcessGroup:
 
 def process_group_named(group: Any) -> distributed.ProcessGroup:
     """The process group that a functional collective gets, by name or as it is."""
-    return distributed_c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
+    c10d: Any = distributed_c10d
+    return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:

@@ -44,9 +44,10 @@ class Call:
     ) -> None:
         process_group = process_group_named(group)
         self.ranks = process_group.size()
-        self.record: Any = unwrap_argument(tensor) if has_dense_storage(tensor) else None
+        record: Any = unwrap_argument(tensor) if has_dense_storage(tensor) else None
+        self.record = record
         self.send = Functional(group, self.ranks)
-        traced = self.record is not None and being_traced(self.record.data)
+        traced = record is not None and being_traced(record.data)
         self.partial = True
         # A table of numbers, which narrower fields are read with, is no constant of a graph.
         self.width: int | None = 8 if traced else None
