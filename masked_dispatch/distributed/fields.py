@@ -52,9 +52,17 @@ def unpack(fields: Tensor, width: int, elements: int) -> Tensor:
     return numbers.view(torch.uint8)[:elements]
 
 
+def present(fields: Tensor, width: int, elements: int) -> Tensor:
+    """Whether the number in each field is not 0, as int8."""
+    if width >= 8:
+        return (fields > 0).view(torch.int8)
+    numbers = _numbers(width, fields.device, highest=1)[fields.long()]
+    return numbers.view(torch.int8)[:elements]
+
+
 @functools.lru_cache(maxsize=16)
-def _numbers(width: int, device: torch.device) -> Tensor:
-    """For each byte the numbers in its fields, read as one integer."""
+def _numbers(width: int, device: torch.device, highest: int = 255) -> Tensor:
+    """For each byte the numbers in its fields, or `highest` if they are higher, read as one integer."""
     shifts = torch.arange(0, 8, width, device=device)
     each = (torch.arange(256, device=device)[:, None] >> shifts) & ((1 << width) - 1)
-    return each.to(torch.uint8).view(_SPANNING[width]).flatten()
+    return each.clamp(max=highest).to(torch.uint8).view(_SPANNING[width]).flatten()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from masked_dispatch.distributed.fields import pack, packed_size, unpack, width_for
+from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
 from masked_dispatch.distributed.transport import Awaited
 from masked_dispatch.torch_internals import share_memory
 from op_registry.records.dense import Dense
@@ -71,8 +71,10 @@ def reduced(
         counted = send(masks[0] if len(masks) == 1 else torch.cat(masks), "sum")
 
     def finish() -> Dense:
-        counts = unpack(counted(), width, record.data.numel()).view(record.shape)
-        return Dense(result_of(total(), op, counts.clamp(min=1) if op == "avg" else 1, record), counts > 0)
+        fields, elements = counted(), record.data.numel()
+        validity = present(fields, width, elements).view(record.shape)
+        divisor = unpack(fields, width, elements).view(record.shape).clamp(min=1) if op == "avg" else 1
+        return Dense(result_of(total(), op, divisor, record), validity)
 
     return finish
 

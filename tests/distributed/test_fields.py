@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from masked_dispatch.distributed.agreement import Description, decoded, encoded, length_of
-from masked_dispatch.distributed.fields import pack, packed_size, unpack, width_for
+from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
 
 
 @pytest.mark.parametrize("elements", [0, 1, 3, 4, 7, 8, 9, 64, 129])
@@ -22,6 +22,7 @@ def test_sums_count_without_carry(elements: int, ranks: int) -> None:
     for mask in masks[1:]:
         total = total + pack(mask, width)
     assert unpack(total, width, elements).tolist() == masks.long().sum(0).tolist()
+    assert present(total, width, elements).tolist() == masks.any(0).tolist()
 
 
 @pytest.mark.parametrize("elements", [0, 1, 7, 8, 9, 64, 129])
