@@ -138,6 +138,19 @@ def shapes(rank: int, ranks: int) -> None:
             same(x, expected_of("SUM", of_all(ranks, shape)))
 
 
+@check("all_reduce: in the memory of a large tensor, seen by its base and its copies not")
+def large(rank: int, ranks: int) -> None:
+    shape = (3, 20000)
+    for op in REDUCTIONS:
+        base, kept = of_rank(rank, shape), of_rank(rank, shape)
+        copy, version = base.clone(), base._version
+        distributed.all_reduce(base[1:], reduction(op))
+        kept[1:] = expected_of(op, [t[1:] for t in of_all(ranks, shape)])
+        same(base, kept)
+        same(copy, of_rank(rank, shape))
+        assert base._version > version
+
+
 @check("all_reduce: complex")
 def complex_numbers(rank: int, ranks: int) -> None:
     def of(r: int) -> Any:
