@@ -44,14 +44,24 @@ WORDS = {
 }
 
 
-def no_attribute(self: MaskedTensor, name: str) -> NoReturn:
-    """Called for a name that was not found."""
-    text = f"{type(self).__name__!r} object has no attribute {name!r}"
-    if name in WORDS:
-        text += f"; here it is written {WORDS[name]}"
-    raise AttributeError(text, name=name, obj=self)
+class NotHere:
+    """A name that masked tensors do not have: `hasattr` is False, and the error says the word used here.
+
+    (A `__getattr__` of the class would do it for all names at once, but Dynamo then knows no attribute any more.)
+    """
+
+    def __init__(self, name: str, word: str) -> None:
+        self.name, self.word = name, word
+
+    def __get__(self, instance: MaskedTensor | None, owner: type) -> NoReturn:
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}; here it is written {self.word}",
+            name=self.name,
+            obj=instance,
+        )
 
 
 def install() -> None:
     """Called once, when the package is imported."""
-    MaskedTensor.__getattr__ = no_attribute  # type: ignore[attr-defined]
+    for name, word in WORDS.items():
+        setattr(MaskedTensor, name, NotHere(name, word))
