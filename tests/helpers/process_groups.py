@@ -25,8 +25,8 @@ PATIENCE = datetime.timedelta(seconds=20)
 def run_checks(module: str, ranks: int) -> dict[str, dict[int, str | None]]:
     """For each name in the module's table CHECKS what failed on each rank, None if nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        # Forked, so that they need not import torch once more; they use none of this process's threads.
-        multiprocessing.start_processes(_process, (module, ranks, folder), ranks, start_method="fork")
+        # Not forked: a fork of a process whose other threads hold locks may wait for them for ever.
+        multiprocessing.start_processes(_process, (module, ranks, folder), ranks, start_method="spawn")
         found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(ranks)]
     return {name: {rank: found[rank][name] for rank in range(ranks)} for name in found[0]}
 
