@@ -12,23 +12,16 @@ import sys
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Goal, print_table
 from benchmarks.peak import GIVING_BACK, peak_of_call
+from benchmarks.reductions import MASKED
 from masked_dispatch import masked_tensor
 
 SIZE = 1024
 CALLS: dict[str, Callable[[Tensor], object]] = {
-    "sum": lambda x: x.sum(-1),
-    "mean": lambda x: x.mean(-1),
-    "var": lambda x: x.var(-1),
-    "std": lambda x: x.std(-1),
-    "amax": lambda x: x.amax(-1),
-    "logsumexp": lambda x: x.logsumexp(-1),
-    "softmax": lambda x: x.softmax(-1),
-    "layer_norm": lambda x: F.layer_norm(x, (x.shape[-1],)),
+    **MASKED,
     "cumsum": lambda x: x.cumsum(-1),
     "sort": lambda x: x.sort(-1),
     "topk": lambda x: x.topk(8, -1),

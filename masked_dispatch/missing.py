@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor, from_nan
+from masked_dispatch.interop.crossing import filled, mask_of
 from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dims import Number
@@ -35,7 +36,7 @@ def nan_to_invalid(x: Tensor) -> MaskedTensor:
         return from_nan(x)
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"nan_to_invalid needs floating point or complex values, which can be NaN; got {x.dtype}")
-    return x.mask_with(~_values(x).detach().isnan())
+    return x.mask_with(~filled(x).detach().isnan())
 
 
 def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
@@ -49,8 +50,8 @@ def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
         return x
     if not isinstance(value, MaskedTensor):
         return x.to_tensor(value)
-    mask = _mask(x)
-    return as_masked_tensor(torch.where(mask, _values(x), _values(value)), mask | _mask(value))
+    mask = mask_of(x)
+    return as_masked_tensor(torch.where(mask, filled(x), filled(value)), mask | mask_of(value))
 
 
 def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
@@ -58,7 +59,7 @@ def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
 
     limit  how many invalid elements in a row are filled, at most
     """
-    last = _last_valid(_mask(x), dim)
+    last = _last_valid(mask_of(x), dim)
     return _taken_from(x, last, last >= 0, dim, limit)
 
 
@@ -67,7 +68,7 @@ def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
 
     limit  how many invalid elements in a row are filled, at most
     """
-    following = _next_valid(_mask(x), dim)
+    following = _next_valid(mask_of(x), dim)
     return _taken_from(x, following, following < x.shape[dim], dim, limit)
 
 
@@ -81,7 +82,7 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     """
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"interpolate needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
-    mask, values = _mask(x), _values(x)
+    mask, values = mask_of(x), filled(x)
     last, following = _last_valid(mask, dim), _next_valid(mask, dim)
     steps = x.shape[dim]
     share = (_positions(x, dim) - last) / (following - last).clamp(min=1)
@@ -96,7 +97,7 @@ def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> Maske
     """`x` without the slices along `dim` of which any, or all, elements are invalid; rows of a table for ``dim=0``."""
     if how not in ("any", "all"):
         raise ValueError(f"how={how!r} is neither 'any' nor 'all'")
-    mask = _mask(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else _mask(x)[:, None]
+    mask = mask_of(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else mask_of(x)[:, None]
     keep = mask.all(1) if how == "any" else mask.any(1)
     return as_masked_tensor(x).index_select(dim, keep.nonzero()[:, 0])  # type: ignore[return-value]
 
@@ -121,7 +122,7 @@ def group_mean(x: Tensor, groups: Tensor, num_groups: int | None = None, dim: in
     """
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"group_mean needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
-    of_group, numbers = _mask(groups), _values(groups)
+    of_group, numbers = mask_of(groups), filled(groups)
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"groups are numbered by integers; got {numbers.dtype}. Number labels with labels.unique(…)")
     if numbers.shape != (x.shape[dim],):
@@ -139,27 +140,14 @@ def group_mean(x: Tensor, groups: Tensor, num_groups: int | None = None, dim: in
     numbers = torch.where(of_group, numbers, num_groups)
     sizes = list(x.shape)
     sizes[dim] = num_groups + 1
-    values = _values(x).to(accumulation_dtype(x.dtype))
+    values = filled(x).to(accumulation_dtype(x.dtype))
     sums = values.new_zeros(sizes).index_add(dim, numbers, values)
-    counts = torch.zeros(sizes, dtype=torch.int64, device=x.device).index_add(dim, numbers, _mask(x).to(torch.int64))
+    counts = torch.zeros(sizes, dtype=torch.int64, device=x.device).index_add(dim, numbers, mask_of(x).to(torch.int64))
     sums, counts = sums.narrow(dim, 0, num_groups), counts.narrow(dim, 0, num_groups)
     return as_masked_tensor((sums / counts.clamp(min=1)).to(x.dtype), counts > 0)
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
-
-
-def _mask(x: Tensor) -> Tensor:
-    if isinstance(x, MaskedTensor):
-        return x.get_mask()
-    return torch.ones(x.shape, dtype=torch.bool, device=x.device)
-
-
-def _values(x: Tensor) -> Tensor:
-    """The values, 0 or False where invalid: nothing under the mask gets further."""
-    if isinstance(x, MaskedTensor):
-        return x.to_tensor(False if x.dtype is torch.bool else 0)
-    return x
 
 
 def _positions(x: Tensor, dim: int) -> Tensor:
@@ -186,4 +174,4 @@ def _taken_from(x: Tensor, index: Tensor, exists: Tensor, dim: int, limit: int |
             raise ValueError(f"limit={limit} fills nothing: it is at least 1, or None for no limit")
         exists = exists & ((_positions(x, dim) - index).abs() <= limit)
     inside = index.clamp(min=0, max=max(x.shape[dim] - 1, 0))
-    return as_masked_tensor(_values(x).gather(dim, inside), exists)
+    return as_masked_tensor(filled(x).gather(dim, inside), exists)

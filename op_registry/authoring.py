@@ -69,6 +69,7 @@ from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.inside import inside
 from op_registry.records.broadcast import (
     aligned_validity,
+    concatenated,
     expand_validity,
     full_mask,
     joinable_validities,
@@ -266,6 +267,7 @@ __all__ = [
     "unite",
     "aligned_validity",
     "expand_validity",
+    "concatenated",
     "full_mask",
     "joinable_validities",
     "reshape_validity",

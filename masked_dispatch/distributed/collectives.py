@@ -30,6 +30,7 @@ from masked_dispatch.distributed.operands import (
 )
 from masked_dispatch.distributed.records import (
     Moved,
+    exchanged,
     joined,
     joined_masks,
     moved,
@@ -77,7 +78,7 @@ def reducing_problem(op: str, tensor: Tensor) -> str | None:
     return problem_of_reduction(op, tensor.dtype)
 
 
-def broadcast(tensors: Sequence[Tensor], group: ProcessGroup, root: int, root_tensor: int = 0) -> Finish:
+def broadcast(tensors: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
     (tensor,) = tensors
     everyone = start(group, f"broadcast from rank {root} of the group", tensors, tensors)
     transport, mine = Eager(group), group.rank() == root
@@ -109,7 +110,7 @@ def all_reduce_coalesced(tensors: Sequence[Tensor], group: ProcessGroup, op: str
     return after_all([all_reduce([tensor], group, op) for tensor in tensors])
 
 
-def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int, root_tensor: int = 0) -> Finish:
+def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int) -> Finish:
     (tensor,) = tensors
     call = f"reduce {op.upper()} to rank {root} of the group"
     everyone = start(group, call, tensors, tensors, problem=reducing_problem(op, tensor))
@@ -261,12 +262,7 @@ def _all_to_all(
     transport, partial = Eager(group), any_partial(everyone)
     records = [record_of(tensor) for tensor in inputs]
     received, sent = [t.numel() for t in outputs], [t.numel() for t in inputs]
-    data = transport.all_to_all(joined([record.data.reshape(-1) for record in records]), received, sent)
-    masks = None
-    if partial:
-        fields = [[packed_size(n, 1) for n in numbers] for numbers in (received, sent)]
-        masks = transport.all_to_all(joined_masks(records), *fields)
-    arriving = Moved(data, masks)
+    arriving = exchanged(records, received, sent, partial, transport.all_to_all)
     return lambda: write_each(outputs, arriving.split([t.shape for t in outputs]))
 
 

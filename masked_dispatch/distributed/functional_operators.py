@@ -21,8 +21,7 @@ from masked_dispatch.dispatch.ladder import kernels
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argument
 from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
-from masked_dispatch.distributed.fields import packed_size
-from masked_dispatch.distributed.records import Moved, joined, joined_masks, moved, reduced
+from masked_dispatch.distributed.records import exchanged, moved, reduced
 from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, process_group_named, redispatch
@@ -108,15 +107,9 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     parts = _rows(call.record, sent)
     of_row = tensor.shape[1:].numel()
     shapes = [torch.Size((rows, *tensor.shape[1:])) for rows in received]
-    width = call.width or 1
-
-    elements = [[rows * of_row for rows in splits] for splits in (received, sent)]
-    data = call.send.all_to_all(joined([part.data.reshape(-1) for part in parts]), *elements)
-    masks = None
-    if call.partial:
-        fields = [[packed_size(n, width) for n in numbers] for numbers in elements]
-        masks = call.send.all_to_all(joined_masks(parts, width), *fields)
-    arrived = Moved(data, masks, width).split(shapes)
+    arriving, leaving = ([rows * of_row for rows in splits] for splits in (received, sent))
+    exchange = exchanged(parts, arriving, leaving, call.partial, call.send.all_to_all, call.width or 1)
+    arrived = exchange.split(shapes)
     validities = [record.validity for record in arrived if record.validity is not None]
     return wrap_record(Dense(torch.cat([r.data for r in arrived]), torch.cat(validities) if validities else None))
 

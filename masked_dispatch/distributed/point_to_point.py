@@ -24,7 +24,7 @@ from masked_dispatch.distributed.operands import (
     write,
 )
 from masked_dispatch.distributed.records import Moved, joined, joined_masks
-from masked_dispatch.distributed.transport import in_bytes
+from masked_dispatch.distributed.transport import Awaited, awaited, in_bytes
 from op_registry import MaskedSemanticsError
 
 Finish = Callable[[], None]
@@ -40,23 +40,13 @@ class Channel:
     def __init__(self, group: ProcessGroup, peer: int, tag: int) -> None:
         self.group, self.peer, self.tag = group, peer, _TAGS + _PARTS * tag
 
-    def send(self, part: int, message: Tensor) -> Callable[[], None]:
+    def send(self, part: int, message: Tensor) -> Awaited:
         work = distributed.isend(message, group=self.group, group_dst=self.peer, tag=self.tag + part)
-        return lambda: _wait(work)
+        return awaited(work, message)
 
-    def receive(self, part: int, message: Tensor) -> Callable[[], Tensor]:
+    def receive(self, part: int, message: Tensor) -> Awaited:
         work = distributed.irecv(message, group=self.group, group_src=self.peer, tag=self.tag + part)
-
-        def wait() -> Tensor:
-            _wait(work)
-            return message
-
-        return wait
-
-
-def _wait(work: distributed.Work | None) -> None:
-    if work is not None:
-        work.wait()
+        return awaited(work, message)
 
 
 def send(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:

@@ -143,6 +143,22 @@ def moved(records: Sequence[Dense], partial: bool, send: Callable[[Tensor], Awai
     return Moved(data, send(joined_masks(records, width)) if partial else None, width)
 
 
+def exchanged(
+    records: Sequence[Dense],
+    received: Sequence[int],
+    sent: Sequence[int],
+    partial: bool,
+    send: Callable[[Tensor, Sequence[int], Sequence[int]], Awaited],
+    width: int = 1,
+) -> Moved:
+    """Send a record to each rank, and receive one; `received` and `sent` are numbers of elements."""
+    data = send(joined([record.data.reshape(-1) for record in records]), received, sent)
+    if not partial:
+        return Moved(data, None, width)
+    fields = [[packed_size(n, width) for n in numbers] for numbers in (received, sent)]
+    return Moved(data, send(joined_masks(records, width), *fields), width)
+
+
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """One after the other, contiguous."""
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))

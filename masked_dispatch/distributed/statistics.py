@@ -81,15 +81,13 @@ def mean_loss(losses: Tensor, weights: Tensor | None = None, *, group: ProcessGr
     check_floating("mean_loss", losses)
     weighted = losses if weights is None else losses * weights
     local = summed(weighted, None, False)
-    if weights is None:
-        of_weights = counted(losses, None, False)
-    else:
-        of_weights = summed(
-            mask_like(weights, weighted) if isinstance(weighted, MaskedTensor) else weights, None, False
-        )
     with torch.no_grad():
         total, n = over_ranks("mean_loss", group, local, counted(weighted, None, False))
-    (divisor,) = over_ranks("mean_loss", group, of_weights) if weights is not None else (n.clamp(min=1),)
+    if weights is None:
+        divisor = n.clamp(min=1)
+    else:
+        counting = mask_like(weights, weighted) if isinstance(weighted, MaskedTensor) else weights
+        (divisor,) = over_ranks("mean_loss", group, summed(counting, None, False))
     replicated = Replicated.apply(local, total, distributed.get_world_size(group))
     return where_any((replicated / divisor).to(losses.dtype), n)
 
@@ -110,9 +108,7 @@ def summed(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 def counted(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     """The number of this rank's valid elements."""
-    if isinstance(x, MaskedTensor):
-        return x.count(tuple(dims_of(x, dim)), keepdim)
-    return torch.ones_like(x, dtype=torch.int64).sum(dims_of(x, dim), keepdim)
+    return as_masked_tensor(x).count(tuple(dims_of(x, dim)), keepdim)
 
 
 def check_floating(name: str, x: Tensor) -> None:

@@ -39,6 +39,11 @@ def full_mask(x: Dense) -> Tensor:
     return x.data.new_ones((), dtype=torch.int8).expand(x.shape) if v is None else v
 
 
+def concatenated(parts: Sequence[Dense], dim: int) -> Dense:
+    """Records one after the other along `dim`."""
+    return Dense(torch.cat([part.data for part in parts], dim), torch.cat([full_mask(part) for part in parts], dim))
+
+
 def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
     """An aligned validity of data of shape `old`, for the same data in shape `new`.
 

@@ -12,7 +12,6 @@ them.)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from op_registry.authoring import (
     as_int8,
     autocast_off,
     computed_at_once,
+    concatenated,
     fill_where_invalid,
     full_mask,
     gradients_may_flow,
@@ -147,10 +147,6 @@ def all_pair_distances(x: Dense, y: Dense, p: float, dtype: torch.dtype) -> Dens
 def some_rows(x: Dense, start: int, count: int) -> Dense:
     """`count` rows from `start`, in a dimension of their own; of a validity that is broadcast over rows, the one."""
     return x.map(lambda t: (t if t.shape[-2] == 1 else t[..., start : start + count, :]).unsqueeze(-2))
-
-
-def concatenated(pieces: Sequence[Dense], dim: int) -> Dense:
-    return Dense(torch.cat([piece.data for piece in pieces], dim), torch.cat([full_mask(p) for p in pieces], dim))
 
 
 def pair_distances(x: Dense, y: Dense, p: float, dtype: torch.dtype) -> Dense:

@@ -29,9 +29,9 @@ from op_registry.authoring import (
     arange_along,
     as_int8,
     computed_at_once,
+    concatenated,
     extremum,
     flattened,
-    full_mask,
     gradients_may_flow,
     known_all_valid,
     lowest,
@@ -98,16 +98,11 @@ def some_slices_at_a_time(pick: Pick, x: Dense, dim: int) -> tuple[Dense, Dense]
     parts = [pick(part_of(x, across, start, end)) for start, end in zip(starts, ends, strict=True)]
     values, indices = zip(*parts, strict=True)
     at = across if values[0].ndim == x.ndim or across < dim % x.ndim else across - 1
-    return joined(values, at), joined(indices, at)
+    return concatenated(values, at), concatenated(indices, at)
 
 
 def part_of(x: Dense, dim: int, start: int, end: int) -> Dense:
     return x.map(lambda t: t.narrow(dim, start, end - start))
-
-
-def joined(parts: tuple[Dense, ...], dim: int) -> Dense:
-    """One after the other along `dim`."""
-    return Dense(torch.cat([part.data for part in parts], dim), as_int8(torch.cat([full_mask(p) for p in parts], dim)))
 
 
 # --------------------------------------------------------------------------------------------- one element of the order
