@@ -2,24 +2,25 @@
 
 From the ground up; a room imports from those above it in this list:
 
-compiler_internals.py   private parts of torch's compiler, each assumption with a test
-torch_internals.py      all other private torch, likewise
-densification.py        reports of sparse operands stored densely
-scopes.py               which scopes are in force, and in force again in backward
-densify_policy.py       when that is allowed
-tensor/                 the tensor subclasses as values
-autograd/               the differentiable boundary between tensors and records
-interop/                doors to other libraries; parts of torch that dispatch does not reach
-dispatch/               how a call reaches its rule
-api/                    the exported functions
-functional.py           torch.func's transforms
-missing.py              pandas' words for missing values
-metrics.py              accuracy, mean squared error, perplexity
-distributed/            collectives of masked tensors, statistics and losses over all ranks
-optim/                  optimizers for masked gradients
-storage.py              choosing a storage layout
-testing.py              comparing masked tensors in tests
-conformance_subject.py  MaskedTensor as the subject of op_registry's conformance
+compiler_internals.py     private parts of torch's compiler, each assumption with a test
+distributed_internals.py  private parts of torch.distributed, likewise
+torch_internals.py        all other private torch, likewise
+densification.py          reports of sparse operands stored densely
+scopes.py                 which scopes are in force, and in force again in backward
+densify_policy.py         when that is allowed
+tensor/                   the tensor subclasses as values
+autograd/                 the differentiable boundary between tensors and records
+interop/                  doors to other libraries; parts of torch that dispatch does not reach
+dispatch/                 how a call reaches its rule
+api/                      the exported functions
+functional.py             torch.func's transforms
+missing.py                pandas' words for missing values
+metrics.py                accuracy, mean squared error, perplexity
+distributed/              collectives of masked tensors, statistics and losses over all ranks
+optim/                    optimizers for masked gradients
+storage.py                choosing a storage layout
+testing.py                comparing masked tensors in tests
+conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
 """
 
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, storage, testing

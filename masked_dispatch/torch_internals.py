@@ -1,7 +1,7 @@
-"""The module that uses torch's private dispatch machinery; of the compiler's, compiler_internals.py does (checked on
-torch 2.11–2.13).
+"""The module that uses torch's private dispatch machinery (checked on torch 2.11–2.13); of the compiler's,
+compiler_internals.py does, and of torch.distributed's, distributed_internals.py.
 
-What both assume, each with a test of the same number in tests/house/test_torch_assumptions.py or,
+What they assume, each with a test of the same number in tests/house/test_torch_assumptions.py or,
 about the compiler, in tests/house/test_compiler_assumptions.py:
 
  1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
@@ -66,12 +66,10 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import distributed
 from torch._C import DispatchKey
 from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
 from torch._ops import HigherOrderOperator, OpOverload
@@ -86,10 +84,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map as default_co
 from masked_dispatch.compiler_internals import never_compiled, not_compiled
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
-
-if distributed.is_available():
-    from torch._C._distributed_c10d import PythonCallbackWork
-    from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext as ComptimeContext
@@ -319,27 +313,6 @@ def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         name = op.name().partition("::")[2]
         library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=True, allow_override=True)
-
-
-def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
-    """A Work whose `wait(timeout)` is the function."""
-    return PythonCallbackWork(wait)
-
-
-def boxed_work(work: distributed.Work) -> Any:
-    """A Work as operators return it."""
-    return work.boxed()
-
-
-def process_group_of(boxed: Any) -> distributed.ProcessGroup:
-    """The process group in an operator's argument."""
-    return boxed if isinstance(boxed, distributed.ProcessGroup) else distributed.ProcessGroup.unbox(boxed)
-
-
-def process_group_named(group: Any) -> distributed.ProcessGroup:
-    """The process group that a functional collective gets, by name or as it is."""
-    c10d: Any = distributed_c10d
-    return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:

@@ -23,8 +23,9 @@ from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
 from masked_dispatch.distributed.records import exchanged, moved, reduced
 from masked_dispatch.distributed.transport import Functional
+from masked_dispatch.distributed_internals import process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import DispatchKeySet, process_group_named, redispatch
+from masked_dispatch.torch_internals import DispatchKeySet, redispatch
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 

@@ -20,8 +20,9 @@ from masked_dispatch.dispatch.ladder import kernels
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.distributed import collectives, point_to_point
 from masked_dispatch.distributed.works import work_for
+from masked_dispatch.distributed_internals import boxed_work, process_group_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import DispatchKeySet, boxed_work, process_group_of, redispatch, schema_of
+from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
 
 Collective = Callable[..., collectives.Finish]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from masked_dispatch.torch_internals import work_that_calls
+from masked_dispatch.distributed_internals import work_that_calls
 
 
 def work_for(finish: Callable[[], None]) -> Any:

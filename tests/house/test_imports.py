@@ -31,7 +31,7 @@ FLOORS = {
         ("__main__",),
     ),
     "masked_dispatch": (
-        ("compiler_internals", "densification"),
+        ("compiler_internals", "densification", "distributed_internals"),
         ("torch_internals",),
         ("scopes",),
         ("densify_policy",),

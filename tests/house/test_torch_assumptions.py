@@ -27,17 +27,19 @@ from torch.utils.data import default_collate
 
 import masked_dispatch as md
 from assumptions import assumed
+from masked_dispatch.distributed_internals import (
+    boxed_work,
+    process_group_named,
+    process_group_of,
+    work_that_calls,
+)
 from masked_dispatch.torch_internals import (
     NumberFormatter,
-    boxed_work,
     default_collate_fn_map,
     in_forward_mode,
     print_options,
-    process_group_named,
-    process_group_of,
     python_function_of,
     summarized_data,
-    work_that_calls,
 )
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)

@@ -1,0 +1,37 @@
+"""The module that uses private parts of torch.distributed (checked on torch 2.11–2.13).
+
+What it assumes has number 32 in torch_internals.py, and a test in tests/house/test_torch_assumptions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+if distributed.is_available():
+    from torch._C._distributed_c10d import PythonCallbackWork
+    from torch.distributed import distributed_c10d
+
+
+def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
+    """A Work whose `wait(timeout)` is the function."""
+    return PythonCallbackWork(wait)
+
+
+def boxed_work(work: distributed.Work) -> Any:
+    """A Work as operators return it."""
+    return work.boxed()
+
+
+def process_group_of(boxed: Any) -> distributed.ProcessGroup:
+    """The process group in an operator's argument."""
+    return boxed if isinstance(boxed, distributed.ProcessGroup) else distributed.ProcessGroup.unbox(boxed)
+
+
+def process_group_named(group: Any) -> distributed.ProcessGroup:
+    """The process group that a functional collective gets, by name or as it is."""
+    c10d: Any = distributed_c10d
+    return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
