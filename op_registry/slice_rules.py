@@ -14,6 +14,7 @@ from op_registry.categories import Operator, argument, results_like
 from op_registry.records.dense import Dense
 from op_registry.records.dims import wrap_dims
 from op_registry.records.slices import any_masked, has_whole_slices, plain_data
+from op_registry.records.tracing import gradients_may_flow
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, Slices, overloads_of, written_at
 
@@ -68,11 +69,14 @@ def run_on_whole_slices(
 ) -> Any:
     """The operator itself; a result is valid where its slice is.
 
-    What an invalid slice holds stays in it, as does its derivative, which only anomaly detection would look at.
+    What an invalid slice holds stays in it, as does its derivative, which only anomaly detection would look at; but it
+    enters the derivative by another operand, as the levels of a quantile are.
     """
     plain = {name: plain_data(value) for name, value in kwargs.items()}
-    data = x.filled(neutral) if torch.is_anomaly_enabled() else x.data
-    result = op(data, *map(plain_data, args), **plain)
+    others = [plain_data(arg) for arg in args]
+    tensors = [other for other in others if isinstance(other, Tensor)]
+    seen = torch.is_anomaly_enabled() or (tensors and gradients_may_flow(*tensors))
+    result = op(x.filled(neutral) if seen else x.data, *others, **plain)
     if slices.gives == "one":
         return results_like(result, x.any_valid(dims, bool(argument(op, "keepdim", (x, *args), kwargs))))
     return results_like(result, x.validity)

@@ -57,6 +57,18 @@ def test_quantile_of_compressed_slices(name, interpolation):
         assert whole.valid.all()
 
 
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("hidden", [math.nan, math.inf, -math.inf, 0.0])
+def test_hidden_rows_do_not_reach_the_gradient_of_levels(hidden, interpolation):
+    """Rows that are invalid as a whole were not filled, and inf - inf is NaN in the derivative by the levels."""
+    data, q = torch.tensor([[1.0, 2.0, 4.0], [hidden] * 3]), torch.tensor([0.25, 0.9], requires_grad=True)
+    record = Dense(data.requires_grad_(), torch.tensor([[1], [0]], dtype=torch.int8))
+    apply(aten.quantile.default, record, Dense(q), 1, interpolation=interpolation).data.sum().backward()
+    alone = q.detach().requires_grad_()
+    torch.tensor([1.0, 2.0, 4.0]).requires_grad_().quantile(alone, interpolation=interpolation).sum().backward()
+    assert torch.equal(*((t.grad if t.grad is not None else torch.zeros(2)) for t in (q, alone)))
+
+
 def test_quantile_raises_what_torch_raises():
     x = Dense(torch.randn(3), torch.tensor([1, 0, 1], dtype=torch.int8))
     with pytest.raises(RuntimeError, match=r"in the range \[0, 1\]"):
