@@ -31,6 +31,7 @@ from masked_dispatch.torch_internals import (
 from op_registry.categories import reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
+from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
 from op_registry.records.zeros import hand_on, known_tensors, known_zero, remember_zero
@@ -106,25 +107,22 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if validity is None:
             return wrap(call(x._data, *rest), None)
         record = Dense(x._data, validity)
-        value, some = remembered_steps(op, rule, record, validity, rest)
+        value, some = kept_steps(op, rule, record, validity, rest)
         return wrap(call(record.data if value is None else record.filled(value), *rest), some)
 
     return kernel
 
 
-def remembered_steps(op: OpOverload, rule: Rule, x: Dense, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
-    """reduction_steps, remembered with the mask while it does not change."""
+def kept_steps(op: OpOverload, rule: Rule, x: Dense, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
+    """reduction_steps, kept with the mask."""
     data = x.data
     if being_traced(data) or validity.is_inference() or _inference_mode_enabled():
         return reduction_steps(op, x, rest, rule.traits, {})
     key = (op, data.dtype, data.shape, *(tuple(a) if type(a) is list else a for a in rest))
-    remembered: tuple[int, dict[Any, Steps]] | None = getattr(validity, "_reductions", None)
-    if remembered is None or remembered[0] != validity._version:
-        remembered = (validity._version, {})
-        validity._reductions = remembered  # type: ignore[attr-defined]
-    steps = remembered[1].get(key)
+    kept = kept_with(validity)
+    steps: Steps | None = kept.get(key)
     if steps is None:
-        steps = remembered[1][key] = reduction_steps(op, x, rest, rule.traits, {})
+        steps = kept[key] = reduction_steps(op, x, rest, rule.traits, {})
     return steps
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from op_registry.records.counting import count_ones
 from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.records.zeros import known_zero
@@ -141,18 +142,15 @@ class Dense:
         return bool(self._fact("each", wrap_dims(dim, self.ndim), True))
 
     def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-        """A fact about the mask, cached per mask object and version.
+        """A fact about the mask, kept with it.
 
-        Not cached while tracing or in inference mode, whose tensors cannot be saved for backward.
+        Not kept while tracing or in inference mode, whose tensors cannot be saved for backward.
         """
         validity = self.validity
         assert validity is not None
         if being_traced(validity) or torch.is_inference_mode_enabled() or validity.is_inference() or under_transform():
             return self._compute_fact(kind, dims, keepdim)
-        version, facts = _remembered(validity)
-        if version != validity._version:
-            facts = {}
-            validity._facts = (validity._version, facts)  # type: ignore[attr-defined]
+        facts = kept_with(validity)
         key = (kind, dims, keepdim, *(self.shape[d] for d in dims))
         if key not in facts:
             facts[key] = self._compute_fact(kind, dims, keepdim)
@@ -184,12 +182,6 @@ class Dense:
         if math.prod(self.shape[d] for d in dims) == 0:
             return torch.ones_like(count, dtype=torch.int8)
         return as_int8(count > 0)
-
-
-def _remembered(validity: Tensor) -> tuple[int, dict[Any, Tensor]]:
-    """The facts cached on a mask object, and the version of the mask that they hold for."""
-    kept: tuple[int, dict[Any, Tensor]] = getattr(validity, "_facts", (-1, {}))
-    return kept
 
 
 def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:

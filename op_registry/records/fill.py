@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dims import Number
+from op_registry.records.kept import kept_with
 from op_registry.records.tracing import may_be_read, under_transform
 from op_registry.records.validity import as_bool
 from op_registry.records.zeros import known_zero, remember_zero
@@ -134,12 +135,12 @@ def _one_for_each_row(validity: Tensor, data: Tensor) -> bool:
 
 
 def invalid_rows(validity: Tensor) -> Tensor:
-    """The indices of the zeros of a mask, read flat; cached on the mask until that changes."""
-    version, rows = getattr(validity, "_invalid_rows", (-1, validity))
-    if version != validity._version:
-        rows = (validity.reshape(-1) == 0).nonzero().squeeze(1)
-        validity._invalid_rows = (validity._version, rows)  # type: ignore[attr-defined]
-    return rows  # type: ignore[no-any-return]
+    """The indices of the zeros of a mask, read flat; kept with the mask."""
+    kept = kept_with(validity)
+    rows: Tensor | None = kept.get("invalid rows")
+    if rows is None:
+        rows = kept["invalid rows"] = (validity.reshape(-1) == 0).nonzero().squeeze(1)
+    return rows
 
 
 class Fill(torch.autograd.Function):
@@ -175,21 +176,14 @@ def pattern(value: complex, dtype: torch.dtype) -> int:
 
 
 def wide_mask(validity: Tensor, bits: torch.dtype) -> Tensor:
-    """All ones where valid, all zeros elsewhere; cached on a small mask until that changes."""
+    """All ones where valid, all zeros elsewhere; kept with a small mask."""
     if validity.numel() > _KEPT_UP_TO or validity.is_inference():
         return _widen(validity, bits)
-    version, kept = _kept(validity)
-    if version != validity._version:
-        kept = {}
-        validity._wide = (validity._version, kept)  # type: ignore[attr-defined]
-    if bits not in kept:
-        kept[bits] = _widen(validity, bits)
-    return kept[bits]
-
-
-def _kept(validity: Tensor) -> tuple[int, dict[torch.dtype, Tensor]]:
-    kept: tuple[int, dict[torch.dtype, Tensor]] = getattr(validity, "_wide", (-1, {}))
-    return kept
+    kept = kept_with(validity)
+    wide: Tensor | None = kept.get(("wide", bits))
+    if wide is None:
+        wide = kept["wide", bits] = _widen(validity, bits)
+    return wide
 
 
 def widened(validity: Tensor, dtype: torch.dtype) -> Tensor:
