@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
+from storages import storages_but
 
 MASKS = {
     "full": torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, False, True]]),
@@ -82,16 +83,7 @@ def test_views_of_as_many_rows_as_the_data_say(view: str, mask: str) -> None:
     assert_compiled_as_eager(lambda x, i: VIEWS[view](x[i]), lambda: (of(mask), index))
 
 
-STORAGES: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "hybrid": lambda x: x.to_sparse(1),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((1, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((3, 1)),
-    "packed": lambda x: x.to_packed(),
-}
+STORAGES = storages_but("permuted")
 
 
 @pytest.mark.parametrize("storage", STORAGES)

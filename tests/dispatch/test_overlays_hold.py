@@ -22,18 +22,10 @@ from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.records.dense import map_tensors
 from op_registry.schema import functional_form, is_foreach, is_inplace, is_out, single_form, written_arguments
+from storages import storages_but
 
 MARK = 7
-STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
-    "hybrid": lambda x: x.to_sparse(1),
-    "packed": lambda x: x.to_packed(),
-}
+STORAGES = storages_but("permuted")
 SLICES = 4
 # Dynamo keeps no such results in a graph.
 NO_TENSOR = {"bool", "int", "SymInt", "float", "number"}

@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from storages import storages_but
 
 T, F = True, False
-STORAGES: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((1, 2)),
-    "packed": lambda x: x.to_packed(),
-    "permuted": lambda x: x.t().to_sparse().t(),  # type: ignore[attr-defined]
-}
+STORAGES = storages_but("dense")
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "diff": torch.diff,
     "trapezoid": torch.trapezoid,

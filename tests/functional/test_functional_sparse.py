@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import masked_dispatch as md
 from masked_dispatch import functional as F
+from storages import storages_but
 
 SHAPE = (4, 6, 8)
 NAN = float("nan")
@@ -24,15 +25,7 @@ def dense(seed: int = 0) -> md.MaskedTensor:
     return md.masked_tensor(torch.where(valid, data, NAN), valid)
 
 
-STORED: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((3, 4)),
-    "hybrid": lambda x: x.to_sparse(sparse_dim=1),
-    "packed": lambda x: x.to_packed(),
-}
+STORED = storages_but("dense", "permuted")
 layouts = pytest.mark.parametrize("storage", STORED)
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

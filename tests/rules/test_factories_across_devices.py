@@ -11,17 +11,8 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
+from storages import STORAGES
 
-STORED: dict[str, Callable[[Any], Any]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((1, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((1, 2)),
-    "packed": lambda x: x.to_packed(),
-    "permuted": lambda x: x.to_sparse_csr().transpose(0, 1),
-}
 OF_A_MASK: dict[str, Callable[..., Tensor]] = {
     "zeros_like": torch.zeros_like,
     "ones_like": torch.ones_like,
@@ -40,10 +31,10 @@ UNKNOWN = (
 
 def of_kind(storage: str) -> Any:
     mask = torch.tensor([[True, True, False, False], [False, False, True, False]])
-    return STORED[storage](md.masked_tensor(torch.arange(8.0).reshape(2, 4), mask))
+    return STORAGES[storage](md.masked_tensor(torch.arange(8.0).reshape(2, 4), mask))
 
 
-@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("function", OF_A_MASK)
 def test_on_meta_as_on_the_cpu(function: str, storage: str) -> None:
     x = of_kind(storage)
@@ -52,7 +43,7 @@ def test_on_meta_as_on_the_cpu(function: str, storage: str) -> None:
     assert (there.shape, there.dtype, there.device.type) == (x.shape, x.dtype, "meta")
 
 
-@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("function", OF_A_MASK)
 def test_a_mask_on_meta_is_unknown_elsewhere(function: str, storage: str) -> None:
     """It failed in the copy of the mask: "Cannot copy out of meta tensor; no data!"."""

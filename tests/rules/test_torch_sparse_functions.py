@@ -10,17 +10,9 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError
+from storages import STORAGES
 
 MASK = torch.tensor([[True, False, True, True], [False] * 4, [True, True, False, True]])
-STORAGES: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
-    "dense": lambda x: x.clone(),
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((3, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((1, 2)),
-    "permuted": lambda x: x.t().to_sparse(1).t(),
-}
 Call = Callable[[Tensor], Tensor]
 
 W = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))

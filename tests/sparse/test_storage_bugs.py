@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
+from storages import storages_but
 
 
 @pytest.fixture
@@ -159,14 +160,7 @@ def test_a_tensor_meets_itself_with_a_dimension_more(stored, name):
         torch.testing.assert_close(mine.grad.to_tensor(0), theirs.grad.to_tensor(0), equal_nan=True)
 
 
-STORED = {
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((x.shape[-2], 2)),
-    "packed": lambda x: x.to_packed(),
-    "rows": lambda x: x.to_sparse(sparse_dim=1),
-}
+STORED = storages_but("dense", "permuted")
 
 
 def some(shape=(4, 6), seed=0):

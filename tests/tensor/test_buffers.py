@@ -16,20 +16,10 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError, MaskedTensor
+from storages import STORAGES
 
 NAN = float("nan")
 MASK = torch.tensor([[True, False, True, True], [True, False, False, True], [False, False, True, True]])
-STORAGES: dict[str, Callable[[MaskedTensor], MaskedTensor]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((1, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((3, 1)),
-    "hybrid": lambda x: x.to_sparse(1),
-    "packed": lambda x: x.to_packed(),
-    "permuted": lambda x: x.to_sparse(1).t(),
-}
 
 
 def eager(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,28 +15,18 @@ from torch import Tensor
 import masked_dispatch as md
 import op_registry
 from op_registry.authoring import ELEMENTWISE, masked_rule
+from storages import STORAGES
 
 NAN, INF = float("nan"), float("inf")
 T, F = True, False
 MASK = torch.tensor([[T, T, F, T], [T, F, T, T], [F, F, F, F], [T, T, T, T]])
 
-LAYOUTS: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "hybrid": lambda x: x.to_sparse(1),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
-    "packed": lambda x: x.to_packed(),
-    "permuted": lambda x: x.t().to_sparse(1).t() * 1,  # type: ignore[attr-defined,dict-item,return-value]
-}
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
+layouts = pytest.mark.parametrize("layout", STORAGES)
 
 
 def sample(layout: str = "dense", dtype: torch.dtype = torch.float32) -> md.MaskedTensor:
     """0 … 15 as 4 × 4, stored so."""
-    return LAYOUTS[layout](md.masked_tensor(torch.arange(16).reshape(4, 4).to(dtype), MASK))
+    return STORAGES[layout](md.masked_tensor(torch.arange(16).reshape(4, 4).to(dtype), MASK))
 
 
 def state(x: Tensor) -> tuple[list[object], list[object]]:
@@ -356,7 +346,7 @@ PLACES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "permuted"])
+@pytest.mark.parametrize("layout", [name for name in STORAGES if name != "permuted"])
 @pytest.mark.parametrize("place", PLACES)
 def test_assignment_by_index_is_that_of_dense_storage(place: str, layout: str) -> None:
     x, expected = sample(layout), sample()
@@ -393,7 +383,7 @@ def test_blocks_do_not_depend_on_the_storage_they_are_made_from(layout: str) -> 
     elif layout in ("bsr", "bsc"):
         stored = x.to_layout(getattr(torch, f"sparse_{layout}"), sparse_dim=2, blocksize=(1, 5))
     else:
-        stored = LAYOUTS[layout](x)
+        stored = STORAGES[layout](x)
     blocks, expected = (t.to_layout(torch.sparse_bsr, blocksize=(1, 2)) for t in (stored, x))
     assert state(blocks) == state(expected) == state(x)
     assert blocks._kept_values.shape == expected._kept_values.shape

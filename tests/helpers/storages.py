@@ -1,0 +1,35 @@
+"""Masked matrices in every storage, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import masked_dispatch as md
+
+Conversion = Callable[[Any], md.MaskedTensor]
+
+
+def block_size(x: md.MaskedTensor) -> tuple[int, int]:
+    """The smallest blocks of more than one element, in each dimension that has any: prime factors of the sizes."""
+    rows, columns = (next((n for n in range(2, size + 1) if size % n == 0), 1) for size in x.shape[-2:])
+    return rows, columns
+
+
+STORAGES: dict[str, Conversion] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "hybrid": lambda x: x.to_sparse(sparse_dim=1),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr(block_size(x)),
+    "bsc": lambda x: x.to_sparse_bsc(block_size(x)),
+    "packed": lambda x: x.to_packed(),
+    "permuted": lambda x: x.t().to_sparse(sparse_dim=1).t(),
+}
+
+
+def storages_but(*names: str) -> dict[str, Conversion]:
+    """Every storage but those named."""
+    assert set(names) <= STORAGES.keys()
+    return {name: stored for name, stored in STORAGES.items() if name not in names}
