@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-full third-party conformance lint types bench coverage format clean
+.PHONY: help demo test test-full third-party conformance lint types docs bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -54,6 +54,11 @@ lint: $(INSTALLED)
 ## make types       mypy, strict
 types: $(INSTALLED)
 	$(BIN)/mypy
+
+## make docs        the site of the pages in docs/ into build/site, without network
+docs: $(INSTALLED)
+	$(PIP) -c $(VENV)/constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 ## make bench       every benchmark; one of them: .venv/bin/python -m benchmarks NAME
 bench: $(INSTALLED)

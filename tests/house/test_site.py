@@ -1,0 +1,63 @@
+"""The site: every exported name is in its API reference, and docstrings become Markdown. (`make docs` builds it.)"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+import masked_dispatch
+from repository import ROOT
+
+REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def as_markdown(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The function of the site's extension, without the library that it extends."""
+    griffe = types.ModuleType("griffe")
+    griffe.Extension = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "griffe", griffe)
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs/extensions/docstrings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.as_markdown  # type: ignore[no-any-return]
+
+
+def test_every_exported_name_is_in_the_reference() -> None:
+    named = set(re.findall(r"\bmasked_dispatch\.(\w+)", REFERENCE))
+    assert named == set(masked_dispatch.__all__)
+
+
+def test_a_paragraph_of_arguments_becomes_a_list(as_markdown: Callable[[str], str]) -> None:
+    text = """What it does, as :func:`other` does.
+
+data, mask  a tensor, and where
+            it is valid
+dim         an int
+
+Raises ValueError."""
+    assert (
+        as_markdown(text)
+        == """What it does, as `other` does.
+
+- `data`, `mask`: a tensor, and where it is valid
+- `dim`: an int
+
+Raises ValueError."""
+    )
+
+
+def test_the_site_has_every_page() -> None:
+    """So does the build, which fails for a page that is left out; this test fails earlier."""
+    (navigation,) = re.findall(
+        r"^nav:\n(.*)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == pages
