@@ -69,6 +69,8 @@ def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
     for tensor in result if isinstance(result, (list, tuple)) else [result]:
         if tensor is not args[0]:  # a view of the whole tensor is the tensor
             tensor._stands_for_a_view = True
+            if op is aten.view_as_real.default:
+                tensor._real_view_of = args[0]
     return result
 
 

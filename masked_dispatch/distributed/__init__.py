@@ -4,16 +4,19 @@ torch.distributed's own functions take masked tensors; nothing has to be called 
 `count` are over the valid elements of all ranks, and `mean_loss` is the loss of data-parallel training.
 
 collectives.py     what each collective means, and who sends what
+sparse_collectives.py  the same of sparsely stored tensors
 point_to_point.py  send and recv
 agreement.py       what the ranks tell each other first
 records.py         reductions and movements of dense records
 operands.py        tensors as records, and results written to tensors
 fields.py          validity on the wire
+entries.py         sparse records on the wire, and their union
 transport.py       plain tensors between ranks
 works.py           what an asynchronous collective returns
 statistics.py      sums, means, variances and counts over all ranks; the loss of data-parallel training
 kernels.py         where torch.distributed's calls arrive
 functional_operators.py  torch's functional collectives
+sparse_functional.py  the same of sparsely stored tensors
 """
 
 from torch import distributed as _distributed

@@ -23,7 +23,7 @@ from op_registry import MaskedSemanticsError
 HEADER = 512
 _LENGTH = 4
 # Descriptions of another format come from another version of this library.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Description:
     partial  whether something is invalid, so that masks have to travel
     problem  why this rank cannot take part, if it cannot
     expected for an all_to_all: what this rank expects from each; `tensors` is then what it sends to each
+    entries  how many entries each tensor that is sent stores, if they are stored sparsely
     """
 
     call: str
@@ -42,13 +43,22 @@ class Description:
     partial: bool = False
     problem: str | None = None
     expected: tuple[str, ...] | None = None
+    entries: tuple[int, ...] = ()
     format: int = FORMAT
 
 
 def described(tensor: Tensor) -> str:
     """dtype, shape and storage of a tensor; a plain one is stored like a dense masked one."""
-    storage = f", stored as {tensor.storage_layout}" if isinstance(tensor, SparseMaskedTensor) else ""
+    storage = f", stored as {storage_of(tensor)}" if isinstance(tensor, SparseMaskedTensor) else ""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}{storage}"
+
+
+def storage_of(tensor: SparseMaskedTensor) -> str:
+    """A sparse layout with all that has to be equal for tensors to have entries of one form."""
+    pattern = tensor._pattern
+    blocks = f" in blocks of {pattern.block}" if pattern.block else ""
+    dense = f" with {pattern.ndim} sparse dimensions" if pattern.ndim < tensor.ndim else ""
+    return f"{tensor.storage_layout}{blocks}{dense}"
 
 
 def encoded(description: Description, size: int = HEADER) -> Tensor:

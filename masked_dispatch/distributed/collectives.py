@@ -24,7 +24,6 @@ from masked_dispatch.distributed.operands import (
     is_partial,
     owns_memory,
     problem_of_outputs,
-    problem_of_storage,
     record_of,
     write,
 )
@@ -38,7 +37,6 @@ from masked_dispatch.distributed.records import (
     reduced,
 )
 from masked_dispatch.distributed.transport import Eager
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.records.dense import Dense
 
 Finish = Callable[[], None]
@@ -63,7 +61,7 @@ def start(
 
     pairwise  what is sent to a rank has to be like what that rank expects, and nothing else
     """
-    problem = problem or problem_of_storage([*sent, *outputs]) or problem_of_outputs(outputs)
+    problem = problem or problem_of_outputs(outputs)
     device = (*sent, *outputs)[0].device
     texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
     expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
@@ -271,7 +269,7 @@ def problem_of_parts(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str |
     if len(parts) != ranks:
         return f"it needs a list of {ranks} tensors, one for each rank; got {len(parts)}"
     for number, part in enumerate(parts):
-        if described(part) != described(like) and not isinstance(part, SparseMaskedTensor):
+        if described(part) != described(like):
             return f"tensor {number} of the list has {described(part)}, and the other argument {described(like)}"
     return None
 

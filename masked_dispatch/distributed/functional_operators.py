@@ -7,6 +7,7 @@ is agreed on, as a graph cannot wait for an answer: masks always travel, and ran
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,12 +20,14 @@ from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.ladder import kernels
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argument
+from masked_dispatch.distributed import sparse_functional
 from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
 from masked_dispatch.distributed.records import exchanged, moved, reduced
 from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.distributed_internals import process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
@@ -44,10 +47,10 @@ class Call:
     ) -> None:
         process_group = process_group_named(group)
         self.ranks = process_group.size()
-        record: Any = unwrap_argument(tensor) if has_dense_storage(tensor) else None
+        record: Any = unwrap_argument(tensor)
         self.record = record
         self.send = Functional(group, self.ranks)
-        traced = record is not None and being_traced(record.data)
+        traced = being_traced(record.data)
         self.partial = True
         # A table of numbers, which narrower fields are read with, is no constant of a graph.
         self.width: int | None = 8 if traced else None
@@ -56,16 +59,25 @@ class Call:
                 self.partial = any_partial(start(process_group, name, [tensor], [], shown=shown, problem=problem))
 
 
-def has_dense_storage(tensor: Tensor) -> bool:
-    return type(tensor) is MaskedTensor or not isinstance(tensor, MaskedTensor)
+def by_storage(function: Callable[..., MaskedTensor]) -> Callable[..., Any]:
+    """The function for dense storage, and that of the same name in sparse_functional for sparse storage."""
+    sparse = getattr(sparse_functional, function.__name__)
+
+    @functools.wraps(function)
+    def served(tensor: Tensor, *args: Any) -> Any:
+        return (sparse if isinstance(tensor, SparseMaskedTensor) else function)(tensor, *args)
+
+    return served
 
 
+@by_storage
 def all_reduce(tensor: Tensor, reduce_op: str, group: Any) -> MaskedTensor:
     op = reduce_op.lower()
     call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
     return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.width)())
 
 
+@by_storage
 def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group: Any) -> MaskedTensor:
     op = reduce_op.lower()
     rows = tensor.shape[0] if tensor.ndim else 0
@@ -77,6 +89,7 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
     return wrap_record(reduced(parts, op, call.ranks, call.partial, call.send.reduce_scatter, call.width)())
 
 
+@by_storage
 def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Any) -> MaskedTensor:
     call = Call("all_gather_into_tensor", tensor, group)
     arriving = moved([call.record], call.partial, call.send.all_gather, call.width or 1)
@@ -85,6 +98,7 @@ def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Any) -> Maske
     return wrap_record(parts.map(lambda t: t.reshape(shape)))
 
 
+@by_storage
 def broadcast(tensor: Tensor, src: int, group: Any) -> MaskedTensor:
     call = Call(f"broadcast from rank {src} of the group", tensor, group)
     arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width or 1)
@@ -99,6 +113,7 @@ def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
     return [Dense(part, mask) for part, mask in zip(data, masks, strict=True)]
 
 
+@by_storage
 def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Any) -> MaskedTensor:
     """`received` and `sent` are rows for each rank."""
     ranks = process_group_named(group).size()

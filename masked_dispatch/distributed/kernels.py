@@ -17,11 +17,12 @@ from torch import distributed
 from torch._ops import OpOverload
 
 from masked_dispatch.dispatch.ladder import kernels
-from masked_dispatch.dispatch.run_rule import Kernel, has_masked
-from masked_dispatch.distributed import collectives, point_to_point
+from masked_dispatch.dispatch.run_rule import PLAIN, SPARSE, Kernel, has_masked, storage_among
+from masked_dispatch.distributed import collectives, point_to_point, sparse_collectives
 from masked_dispatch.distributed.works import work_for
 from masked_dispatch.distributed_internals import boxed_work, process_group_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
 
 Collective = Callable[..., collectives.Finish]
@@ -59,21 +60,45 @@ def collective_kernel(op: OpOverload, collective: Collective, returned: int | No
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
-        if not has_masked(given.values()):
+        storage = storage_among(given.values())
+        if storage == PLAIN:
             return redispatch(op, keyset, args, kwargs)
         given["process_group"] = process_group_of(given["process_group"])
         if "reduce_op" in given:
             given["reduce_op"] = collectives.name_of(given["reduce_op"].op())
-        work = boxed_work(started(collective, *(given[n] for n in names if n in given and n not in _NOT_PASSED_ON)))
+        passed_on = (given[n] for n in names if n in given and n not in _NOT_PASSED_ON)
+        work = boxed_work(started_for(storage, collective, *passed_on))
         return work if returned is None else (args[returned], work)
 
     return kernel
 
 
+def sparse_form(collective: Collective) -> Collective:
+    """The function of the same name that serves sparsely stored tensors; send and recv serve both."""
+    form: Collective = getattr(sparse_collectives, collective.__name__, collective)
+    return form
+
+
 def started(collective: Collective, *args: object) -> distributed.Work:
+    """Start the collective for the storage of its tensors."""
+    return started_for(storage_among(args), collective, *args)
+
+
+def started_for(storage: int, collective: Collective, *args: object) -> distributed.Work:
     """Start the collective: no derivative passes torch's own either."""
     with torch.no_grad():
+        if storage == SPARSE:
+            return work_for(sparse_form(collective)(*map(complex_again, args)))
         return work_for(collective(*args))
+
+
+def complex_again(argument: Any) -> Any:
+    """Sparse tensors, in lists too, that torch.distributed has viewed as real, as they were."""
+    if isinstance(argument, (list, tuple)):
+        return [complex_again(item) for item in argument]
+    if isinstance(argument, SparseMaskedTensor) and argument._real_view_of is not None:
+        return argument._real_view_of
+    return argument
 
 
 def seeing_lists(method: Callable[..., Any], start: Callable[..., distributed.Work]) -> Callable[..., Any]:

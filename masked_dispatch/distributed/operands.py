@@ -10,7 +10,6 @@ from torch import Tensor
 
 from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import share_memory
 from op_registry.records.dense import Dense
 
@@ -25,18 +24,6 @@ def record_of(tensor: Tensor) -> Dense:
 def is_partial(tensors: Iterable[Tensor]) -> bool:
     """Whether a mask is stored for one of the tensors."""
     return any(type(t) is MaskedTensor and t._validity is not None for t in tensors)
-
-
-def problem_of_storage(tensors: Iterable[Tensor]) -> str | None:
-    """Why tensors cannot take part in a collective, if they cannot."""
-    for tensor in tensors:
-        if isinstance(tensor, SparseMaskedTensor):
-            return (
-                f"a tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only densely "
-                "stored ones travel. Store it densely, x.to_dense(), or send it as an object: "
-                "torch.distributed.all_gather_object, and masked_dispatch.accumulate for the sum."
-            )
-    return None
 
 
 def problem_of_outputs(outputs: Iterable[Tensor]) -> str | None:

@@ -1,30 +1,33 @@
 """send and recv of masked tensors.
 
 A message has four parts, each with a tag of its own, far from the tags of plain messages: both sides say what they
-have, then data and mask follow. The sender starts all of its messages at once; the receiver asks for data when it has
-seen that it fits. If it does not fit, both raise the same error.
+have, then data and mask follow if that fits. If it does not, both raise the same error, and nothing is left under way
+that the next message would be taken for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed.agreement import HEADER, Description, decoded, described, encoded, unanswered
+from masked_dispatch.distributed.entries import decoded as decoded_entries
+from masked_dispatch.distributed.entries import encoded as encoded_entries
 from masked_dispatch.distributed.fields import packed_size
 from masked_dispatch.distributed.operands import (
     is_partial,
     problem_of_outputs,
-    problem_of_storage,
     record_of,
     write,
 )
 from masked_dispatch.distributed.records import Moved, joined, joined_masks
+from masked_dispatch.distributed.sparse_collectives import Parcel, problem_of_sparse, write_each
 from masked_dispatch.distributed.transport import Awaited, awaited, in_bytes
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 
 Finish = Callable[[], None]
@@ -52,65 +55,94 @@ class Channel:
 def send(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
     (tensor,) = tensors
     channel = Channel(group, peer, tag)
-    problem = problem_of_storage(tensors)
-    mine = Description("send", (described(tensor),), is_partial(tensors), problem)
-    waits = [channel.send(_OFFERED, encoded(mine).to(tensor.device))]
+    sparse = isinstance(tensor, SparseMaskedTensor)
+    problem = problem_of_sparse(tensors, []) if sparse else None
+    parcel = Parcel(tensor) if sparse and problem is None else None
+    partial = is_partial(tensors) if parcel is None else parcel.partial
+    entries = () if parcel is None else (len(parcel),)
+    mine = Description("send", (described(tensor),), partial, problem, entries=entries)
+    offered = channel.send(_OFFERED, encoded(mine).to(tensor.device))
     expected = channel.receive(_EXPECTED, torch.empty(HEADER, dtype=torch.uint8, device=tensor.device))
-    if problem is None:
-        record = record_of(tensor)
-        waits.append(channel.send(_DATA, in_bytes(joined([record.data.reshape(-1)]))))
-        if mine.partial:
-            waits.append(channel.send(_MASK, joined_masks([record])))
+
+    def send_data() -> Finish:
+        check(mine, answer(expected, mine), group, group.rank(), peer)
+        if parcel is not None:
+            waits = [channel.send(_DATA, encoded_entries(parcel.entries, parcel.form, partial))]
+        else:
+            record = record_of(tensor)
+            waits = [channel.send(_DATA, in_bytes(joined([record.data.reshape(-1)])))]
+            waits += [channel.send(_MASK, joined_masks([record]))] if partial else []
+        return lambda: wait_for(waits)
+
+    sent = in_background(send_data, ("send", group, peer, tag))
 
     def finish() -> None:
-        check(mine, answer(expected, mine), group, group.rank(), peer)
-        for wait in waits:
-            wait()
+        wait_for_data = sent()
+        offered()
+        wait_for_data()
 
     return finish
+
+
+def wait_for(messages: Sequence[Awaited]) -> None:
+    for arrived in messages:
+        arrived()
 
 
 def recv(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
     (tensor,) = tensors
     channel = Channel(group, peer, tag)
-    problem = problem_of_storage(tensors) or problem_of_outputs(tensors)
+    sparse = isinstance(tensor, SparseMaskedTensor)
+    problem = (problem_of_sparse([], tensors) if sparse else None) or problem_of_outputs(tensors)
     mine = Description("recv", (described(tensor),), problem=problem)
     sent = channel.send(_EXPECTED, encoded(mine).to(tensor.device))
     offered = channel.receive(_OFFERED, torch.empty(HEADER, dtype=torch.uint8, device=tensor.device))
 
-    def ask_for_data() -> Moved:
+    def ask_for_data() -> Callable[[], None]:
         offer = answer(offered, mine)
         check(offer, mine, group, peer, group.rank())
+        return ask_for_entries(offer) if sparse else ask_for_record(offer)
+
+    def ask_for_entries(offer: Description) -> Callable[[], None]:
+        form, (entries,) = Parcel(tensor).form, offer.entries
+        size = sum(form.sizes_in_bytes(entries, offer.partial))
+        arriving = channel.receive(_DATA, torch.empty(size, dtype=torch.uint8, device=tensor.device))
+        return lambda: write_each([tensor], [decoded_entries(arriving(), form, entries, offer.partial)], form)
+
+    def ask_for_record(offer: Description) -> Callable[[], None]:
         data = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         arriving = channel.receive(_DATA, in_bytes(data))
         masks = None
         if offer.partial:
             fields = torch.empty(packed_size(tensor.numel(), 1), dtype=torch.uint8, device=tensor.device)
             masks = channel.receive(_MASK, fields)
-        return Moved(lambda: (arriving(), data)[1], masks)
+        moved = Moved(lambda: (arriving(), data)[1], masks)
+        return lambda: write(tensor, moved.split([tensor.shape])[0])
 
-    asked = in_background(ask_for_data, (group, peer, tag))
+    asked = in_background(ask_for_data, ("recv", group, peer, tag))
 
     def finish() -> None:
-        moved = asked()
+        write_what_comes = asked()
         sent()
-        write(tensor, moved.split([tensor.shape])[0])
+        write_what_comes()
 
     return finish
 
 
-# For each sender and tag, whether the last receive has asked for its data.
-_asked: dict[tuple[ProcessGroup, int, int], threading.Event] = {}
+# Which side of which messages: send or recv, the group, the peer, the tag.
+Side = tuple[str, ProcessGroup, int, int]
+# For each side, whether the data of the last message is on its way.
+_asked: dict[Side, threading.Event] = {}
 
 
-def in_background(ask: Callable[[], Moved], key: tuple[ProcessGroup, int, int]) -> Callable[[], Moved]:
-    """Ask for data as soon as the sender has said what it has, in the order of the calls; waiting gives what comes.
+def in_background(ask: Callable[[], Finish], key: Side) -> Callable[[], Finish]:
+    """Let data move as soon as the peer has said what it has, in the order of the calls; waiting gives what `ask` gave.
 
-    In a thread: a sender completes when it is asked, and must not depend on what this process waits for first.
+    In a thread: the peer must not depend on what this process waits for first.
     """
     before, done = _asked.get(key), threading.Event()
     _asked[key] = done
-    outcome: list[Moved | Exception] = []
+    outcome: list[Finish | Exception] = []
 
     def run() -> None:
         try:
@@ -124,7 +156,7 @@ def in_background(ask: Callable[[], Moved], key: tuple[ProcessGroup, int, int]) 
 
     threading.Thread(target=run, daemon=True).start()
 
-    def wait() -> Moved:
+    def wait() -> Finish:
         done.wait()
         if _asked.get(key) is done:
             del _asked[key]

@@ -62,7 +62,7 @@ def reduced(
     record = records[0]
     contributions = [contribution(r, op, overwritten) for r in records]
     data = contributions[0] if len(records) == 1 else torch.cat(contributions)
-    total = send(data, "sum" if op == "avg" else _on_wire(op, record.dtype))
+    total = send(data, "sum" if op == "avg" else on_wire(op, record.dtype))
     if not partial:
         return lambda: Dense(result_of(total(), op, ranks, record), None)
     width = width or width_for(ranks)
@@ -96,7 +96,7 @@ def wire_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
     return accumulation_dtype(dtype) if op in ("sum", "avg", "product") else dtype
 
 
-def _on_wire(op: str, dtype: torch.dtype) -> str:
+def on_wire(op: str, dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return {"sum": "max", "product": "min"}.get(op, op)
     return op

@@ -102,6 +102,8 @@ class SparseMaskedTensor(MaskedTensor):
     _is_graph_input = False
     # The order of a permuted record (op_registry/sparse/permuted.py); None if the dimensions are in stored order.
     _order: tuple[int, ...] | None = None
+    # The complex tensor whose `torch.view_as_real` this is: torch.distributed passes that on in place of the tensor.
+    _real_view_of: SparseMaskedTensor | None = None
 
     @property
     def _kept_values(self) -> Tensor:

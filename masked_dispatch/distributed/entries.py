@@ -1,0 +1,139 @@
+"""Sparse records on the wire: what each rank stores, as one message of bytes, and what several ranks store together.
+
+A message has the positions of the entries, their values and, if something is invalid among them, a bit of validity for
+each value. An entry is a stored element (with its dense dimensions) or, in block layouts, a block. Positions take four
+bytes where that is enough, so that an element of a COO matrix of float32 takes eight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.distributed.fields import pack, packed_size, unpack
+from masked_dispatch.distributed.records import identity_of, on_wire, result_of, validity_of, wire_dtype
+from masked_dispatch.distributed.transport import in_bytes
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_int8
+from op_registry.sparse.coordinates import ravel, unravel
+from op_registry.sparse.layout import Layout, grid_of
+from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.record import Sparse, from_coordinates, to_layout, unpadded_elements, without_invalid
+
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the tensors of all ranks have in common, and a message does not say."""
+
+    layout: Layout
+    sizes: tuple[int, ...]
+    block: tuple[int, int] | None
+    index_dtype: torch.dtype
+    dense_sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def listed_sizes(self) -> tuple[int, ...]:
+        """Sizes of the sparse dimensions, in blocks if there are any."""
+        return self.sizes if self.block is None else grid_of(self.sizes, self.block)
+
+    @property
+    def entry_shape(self) -> tuple[int, ...]:
+        return (*(self.block or ()), *self.dense_sizes)
+
+    @property
+    def key_dtype(self) -> torch.dtype:
+        return torch.int32 if math.prod(self.listed_sizes) < 2**31 else torch.int64
+
+    def sizes_in_bytes(self, entries: int, partial: bool) -> tuple[int, int, int]:
+        """Of the positions, the values and the validity of so many entries."""
+        values = entries * math.prod(self.entry_shape)
+        return (
+            entries * self.key_dtype.itemsize,
+            values * self.dtype.itemsize,
+            packed_size(values, 1) if partial else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Entries at distinct positions of the flattened sparse dimensions (or grid of blocks): keys (n,), int64."""
+
+    keys: Tensor
+    values: Dense
+
+
+def form_of(record: Sparse) -> Form:
+    pattern = record.pattern
+    index_dtype = pattern.pieces[0].dtype
+    return Form(pattern.layout, pattern.sizes, pattern.block, index_dtype, record.dense_sizes, record.dtype)
+
+
+def entries_of(record: Sparse) -> Entries:
+    """What a record stores, without entries that are fully invalid."""
+    stored = without_invalid(record)
+    if stored.pattern.block is not None:
+        listed = tuple(c.to(torch.int64) for c in stored.pattern.listed_coordinates())
+        return Entries(ravel(listed, stored.pattern.listed_sizes()), stored.values)
+    flat, coordinates = unpadded_elements(stored)
+    return Entries(ravel(coordinates, stored.pattern.sizes), flat)
+
+
+def record_of_entries(entries: Entries, form: Form) -> Sparse:
+    """The record that stores these entries."""
+    coordinates = unravel(entries.keys, form.listed_sizes)
+    if form.block is None and not form.layout.exact:
+        exact = from_coordinates(form.layout.exact_sibling, coordinates, entries.values, form.sizes)
+        return to_layout(exact, form.layout)
+    order = form.layout.order_of(coordinates, form.listed_sizes)
+    pieces = form.layout.pieces_of(tuple(c[order] for c in coordinates), form.listed_sizes, form.index_dtype)
+    return Sparse(entries.values.take_rows(order), Pattern(form.layout, form.sizes, pieces, form.block))
+
+
+def encoded(entries: Entries, form: Form, partial: bool) -> Tensor:
+    """A message, uint8 of one dimension."""
+    values = entries.values
+    parts = [in_bytes(entries.keys.to(form.key_dtype)), in_bytes(values.data.contiguous().view(-1))]
+    return torch.cat([*parts, pack(validity_of(values), 1)] if partial else parts)
+
+
+def decoded(message: Tensor, form: Form, entries: int, partial: bool) -> Entries:
+    """The entries in a message, which may be longer."""
+    sizes = form.sizes_in_bytes(entries, partial)
+    keys, data, validity = message[: sum(sizes)].split(sizes)
+    shape = (entries, *form.entry_shape)
+    # A copy of each part: its address has to be a multiple of the size of a number.
+    values = data.clone().view(form.dtype).view(shape)
+    valid = unpack(validity, 1, values.numel()).view(torch.int8).view(shape) if partial else None
+    return Entries(keys.clone().view(form.key_dtype).to(torch.int64), Dense(values, valid))
+
+
+def combined(parts: Sequence[Entries], op: str, form: Form) -> Entries:
+    """The reduction of the valid contributions of all ranks, in the order of the ranks.
+
+    One rank after the other, so that every rank computes the same bits, on any device.
+    """
+    keys = torch.cat([part.keys for part in parts]).unique()
+    shape = (len(keys), *form.entry_shape)
+    dtype, combine = wire_dtype(op, form.dtype), _COMBINE[on_wire(op, form.dtype)]
+    total = torch.full(shape, identity_of(op, dtype), dtype=dtype, device=keys.device)
+    number = torch.zeros(shape, dtype=torch.int32, device=keys.device)
+    for part in parts:
+        slots = torch.searchsorted(keys, part.keys)
+        added = part.values.filled(identity_of(op, form.dtype)).to(dtype)
+        total[slots] = combine(total[slots], added)
+        number[slots] += validity_of(part.values).view(added.shape)
+    divisor = number.clamp(min=1) if op == "avg" else 1
+    return Entries(keys, Dense(result_of(total, op, divisor, Dense(total.to(form.dtype))), as_int8(number > 0)))

@@ -1,0 +1,358 @@
+"""torch.distributed's collectives of sparsely stored masked tensors, packed batches included. Nothing is densified.
+
+They mean what those of collectives.py mean. What travels is what is stored (entries.py): the ranks tell each other how
+much that is before anything moves. Reductions gather the entries of all ranks and combine them on the union of their
+patterns, each rank what it needs; torch's own reductions would need one pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from masked_dispatch.distributed.agreement import Description, agree, described
+from masked_dispatch.distributed.collectives import (
+    Finish,
+    after_all,
+    problem_of_splits,
+    reducing_problem,
+    sizes_do_not_fit,
+)
+from masked_dispatch.distributed.entries import Entries, Form, combined, decoded, encoded, entries_of, form_of
+from masked_dispatch.distributed.entries import record_of_entries as rebuilt
+from masked_dispatch.distributed.operands import problem_of_outputs
+from masked_dispatch.distributed.transport import Awaited, Eager
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
+from op_registry.sparse.record import Sparse
+
+Arrived = Callable[[], list[Entries]]
+
+
+class Parcel:
+    """A sparse tensor that is sent, or another that looks like it: its form and its entries."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        assert isinstance(tensor, SparseMaskedTensor)
+        record = tensor.record
+        assert isinstance(record, Sparse)  # problem_of_sparse refuses others
+        self.form = form_of(record)
+        self.entries = entries_of(record)
+
+    def __len__(self) -> int:
+        return len(self.entries.keys)
+
+    @property
+    def partial(self) -> bool:
+        return self.entries.values.validity is not None
+
+
+class Call:
+    """What the ranks have agreed on, and how to send.
+
+    sent     the tensors that this rank sends
+    form     of any tensor of the call: that of its inputs, or of its output on a rank that sends nothing
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        name: str,
+        sent: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        shown: Sequence[str] | None = None,
+        problem: str | None = None,
+        pairwise: bool = False,
+    ) -> None:
+        problem = problem or problem_of_sparse(sent, outputs) or problem_of_outputs(outputs)
+        parcels = [] if problem else [Parcel(tensor) for tensor in sent]
+        device = (*sent, *outputs)[0].device
+        mine = Description(
+            name,
+            tuple([described(tensor) for tensor in sent] if shown is None else shown),
+            any(parcel.partial for parcel in parcels),
+            problem,
+            tuple(described(tensor) for tensor in outputs) if pairwise else None,
+            tuple(map(len, parcels)),
+        )
+        self.everyone = agree(group, mine, device)
+        self.group, self.rank, self.transport, self.device = group, group.rank(), Eager(group), device
+        self.parcels = parcels
+        self.outputs = outputs
+
+    def form(self, number: int = 0) -> Form:
+        return (self.parcels or [Parcel(self.outputs[number])])[number].form
+
+    def message(self, number: int = 0, size: int | None = None) -> Tensor:
+        """A parcel as bytes, with zeros behind it if it is shorter than `size`."""
+        parcel = self.parcels[number]
+        message = encoded(parcel.entries, parcel.form, self.everyone[self.rank].partial)
+        return message if size is None else torch.nn.functional.pad(message, (0, size - len(message)))
+
+    def size(self, rank: int, number: int = 0, form: Form | None = None) -> int:
+        """The bytes of a parcel of a rank."""
+        description = self.everyone[rank]
+        return sum((form or self.form()).sizes_in_bytes(description.entries[number], description.partial))
+
+    def decoded(self, message: Tensor, rank: int, number: int = 0, form: Form | None = None) -> Entries:
+        description = self.everyone[rank]
+        return decoded(message, form or self.form(), description.entries[number], description.partial)
+
+    def from_all(self, send: Callable[[Tensor], Awaited], here: bool = True) -> Arrived:
+        """The first parcel of every rank, sent as messages of one length; nothing where they do not arrive."""
+        ranks = range(len(self.everyone))
+        longest = max(self.size(rank) for rank in ranks)
+        arriving = send(self.message(size=longest))
+
+        def arrived() -> list[Entries]:
+            messages = arriving()
+            return [self.decoded(messages[r * longest : (r + 1) * longest], r) for r in ranks] if here else []
+
+        return arrived
+
+    def exchanged(self) -> Arrived:
+        """A parcel of each rank for this one: a parcel for each rank was sent."""
+        ranks = range(len(self.everyone))
+        forms = [parcel.form for parcel in self.parcels]
+        if self.outputs and len(self.outputs) == len(forms):
+            forms = [Parcel(output).form for output in self.outputs]
+        sizes = [self.size(r, self.rank, forms[r]) for r in ranks]
+        messages = [self.message(number) for number in ranks]
+        arriving = self.transport.all_to_all(torch.cat(messages), sizes, [len(message) for message in messages])
+
+        def arrived() -> list[Entries]:
+            parts = arriving().split(sizes)
+            return [self.decoded(parts[r], r, self.rank, forms[r]) for r in ranks]
+
+        return arrived
+
+
+def problem_of_sparse(sent: Sequence[Tensor], outputs: Sequence[Tensor]) -> str | None:
+    """Why sparsely stored tensors cannot take part in a collective, if they cannot."""
+    for tensor in sent:
+        if not isinstance(tensor, SparseMaskedTensor):
+            return (
+                f"a tensor of shape {tuple(tensor.shape)} is stored densely, and another one of this call sparsely. "
+                "Store them alike, x.to_layout(layout) or x.to_dense()."
+            )
+    for tensor in (*sent, *outputs):
+        if isinstance(tensor, SparseMaskedTensor) and tensor._order is not None:
+            return not_by_itself(tensor)
+    for output in outputs:
+        if isinstance(output, SparseMaskedTensor) and output._stands_for_a_view:
+            return not_by_itself(output)
+    return None
+
+
+def not_by_itself(tensor: SparseMaskedTensor) -> str:
+    return (
+        f"a tensor of shape {tuple(tensor.shape)} is a view of one that is stored as {tensor.storage_layout}. Store it "
+        "by itself: x.to_layout(torch.sparse_coo)."
+    )
+
+
+def problem_of_list(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | None:
+    """Why a list with one tensor for each rank does not fit, if it does not."""
+    if len(parts) != ranks:
+        return f"it needs a list of {ranks} tensors, one for each rank; got {len(parts)}"
+    for number, part in enumerate(parts):
+        if (part.dtype, part.shape) != (like.dtype, like.shape):
+            return f"tensor {number} of the list has {described(part)}, and the other argument {described(like)}"
+    return None
+
+
+def write(target: Tensor, record: Sparse) -> None:
+    """Let `target` be what arrived, in its own storage; a plain one is updated."""
+    with torch.no_grad():
+        target.copy_(wrap_sparse(record))
+
+
+def write_each(targets: Sequence[Tensor], arrived: Sequence[Entries], form: Form) -> None:
+    for target, entries in zip(targets, arrived, strict=True):
+        write(target, rebuilt(entries, form))
+
+
+# -------------------------------------------------------------------------------------------------------- reductions
+
+
+def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finish:
+    (tensor,) = tensors
+    call = Call(group, f"all_reduce {op.upper()}", tensors, tensors, problem=reducing_problem(op, tensor))
+    arrived = call.from_all(call.transport.all_gather)
+    return lambda: write(tensor, rebuilt(combined(arrived(), op, call.form()), call.form()))
+
+
+def all_reduce_coalesced(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finish:
+    return after_all([all_reduce([tensor], group, op) for tensor in tensors])
+
+
+def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int) -> Finish:
+    (tensor,) = tensors
+    name = f"reduce {op.upper()} to rank {root} of the group"
+    call = Call(group, name, tensors, tensors, problem=reducing_problem(op, tensor))
+    arrived = call.from_all(lambda data: call.transport.gather(data, root), here=group.rank() == root)
+
+    def finish() -> None:
+        parts = arrived()
+        if parts:
+            write(tensor, rebuilt(combined(parts, op, call.form()), call.form()))
+
+    return finish
+
+
+def reduce_scatter(
+    outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: ProcessGroup, op: str
+) -> Finish:
+    (output,), (parts,) = outputs, inputs
+    return _reduce_scatter("reduce_scatter", output, parts, group, op, problem_of_list(parts, group.size(), output))
+
+
+def reduce_scatter_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, op: str) -> Finish:
+    problem = problem_of_rows("the input", tensor, "the output", output, group.size())
+    parts = [tensor] if problem else tensor.split(output.shape[0])
+    return _reduce_scatter("reduce_scatter_tensor", output, list(parts), group, op, problem)
+
+
+def reduce_scatter_tensor_coalesced(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup, op: str
+) -> Finish:
+    pairs = zip(outputs, inputs, strict=True)
+    return after_all([reduce_scatter_tensor(output, tensor, group, op) for output, tensor in pairs])
+
+
+def _reduce_scatter(
+    name: str, output: Tensor, parts: Sequence[Tensor], group: ProcessGroup, op: str, problem: str | None
+) -> Finish:
+    shown = [described(part) for part in parts[:1]]
+    problem = reducing_problem(op, output) or problem
+    call = Call(group, f"{name} {op.upper()}", parts, [output], shown=shown, problem=problem)
+    arrived = call.exchanged()
+    return lambda: write(output, rebuilt(combined(arrived(), op, call.form()), call.form()))
+
+
+# --------------------------------------------------------------------------------------------------------- movements
+
+
+def broadcast(tensors: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
+    (tensor,) = tensors
+    call = Call(group, f"broadcast from rank {root} of the group", tensors, tensors)
+    mine = group.rank() == root
+    message = call.message() if mine else torch.empty(call.size(root), dtype=torch.uint8, device=call.device)
+    arriving = call.transport.broadcast(message, root)
+
+    def finish() -> None:
+        message = arriving()
+        if not mine:
+            write(tensor, rebuilt(call.decoded(message, root), call.form()))
+
+    return finish
+
+
+def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
+    (targets,), (tensor,) = outputs, inputs
+    call = Call(group, "all_gather", inputs, targets, problem=problem_of_list(targets, group.size(), tensor))
+    arrived = call.from_all(call.transport.all_gather)
+    return lambda: write_each(targets, arrived(), call.form())
+
+
+def all_gather_coalesced(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
+    """`outputs` has a list for each rank, with an output for each input."""
+    parts = [[[of_rank[i] for of_rank in outputs]] for i in range(len(inputs))]
+    return after_all([all_gather(part, [tensor], group) for part, tensor in zip(parts, inputs, strict=True)])
+
+
+def all_gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup) -> Finish:
+    problem = problem_of_rows("the output", output, "the input", tensor, group.size())
+    call = Call(group, "all_gather_into_tensor", [tensor], [output], problem=problem)
+    arrived = call.from_all(call.transport.all_gather)
+
+    def finish() -> None:
+        parts: list[Tensor] = [wrap_sparse(rebuilt(entries, call.form())) for entries in arrived()]
+        with torch.no_grad():
+            output.copy_(torch.cat(parts))
+
+    return finish
+
+
+def all_gather_into_tensor_coalesced(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup
+) -> Finish:
+    pairs = zip(outputs, inputs, strict=True)
+    return after_all([all_gather_into_tensor(output, tensor, group) for output, tensor in pairs])
+
+
+def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
+    (tensor,), mine = inputs, group.rank() == root
+    targets = list(outputs[0]) if mine else []
+    problem = problem_of_list(targets, group.size(), tensor) if mine else None
+    call = Call(group, f"gather to rank {root} of the group", inputs, targets, problem=problem)
+    arrived = call.from_all(lambda data: call.transport.gather(data, root), here=mine)
+    return lambda: write_each(targets, arrived(), call.form())
+
+
+def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: ProcessGroup, root: int) -> Finish:
+    (output,), mine = outputs, group.rank() == root
+    parts = list(inputs[0]) if mine else []
+    problem = problem_of_list(parts, group.size(), output) if mine else None
+    name = f"scatter from rank {root} of the group"
+    call = Call(group, name, parts, outputs, shown=[described(output)], problem=problem)
+    longest = max(call.size(root, number) for number in range(group.size()))
+    buffer = torch.empty(longest, dtype=torch.uint8, device=call.device)
+    sent = torch.cat([call.message(number, longest) for number in range(len(parts))]) if mine else buffer
+    arriving = call.transport.scatter(sent, buffer, root)
+    return lambda: write(output, rebuilt(call.decoded(arriving(), root, group.rank()), call.form()))
+
+
+def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
+    problem = None
+    if len(inputs) != group.size() or len(outputs) != group.size():
+        problem = f"it needs {group.size()} inputs and outputs, one for each rank; got {len(inputs)} and {len(outputs)}"
+    return _all_to_all("all_to_all", list(outputs), list(inputs), group, problem)
+
+
+def _all_to_all(
+    name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup, problem: str | None
+) -> Finish:
+    if any(not isinstance(output, SparseMaskedTensor) for output in outputs):
+        problem = problem or "every output has to be stored as what it receives: x.to_layout(layout)"
+    call = Call(group, name, inputs, outputs, problem=problem, pairwise=True)
+    arrived = call.exchanged()
+
+    def finish() -> None:
+        for output, entries in zip(outputs, arrived(), strict=True):
+            write(output, rebuilt(entries, Parcel(output).form))
+
+    return finish
+
+
+def all_to_all_single(
+    output: Tensor, tensor: Tensor, group: ProcessGroup, received: Sequence[int] = (), sent: Sequence[int] = ()
+) -> Finish:
+    ranks = group.size()
+    problem = problem_of_splits("output", output, received, ranks) or problem_of_splits("input", tensor, sent, ranks)
+    if problem is not None:
+        return _all_to_all("all_to_all_single", [output], [tensor], group, problem)
+    inputs = tensor.split(list(sent) or tensor.shape[0] // ranks)
+    parts = [_by_itself(part) for part in output.split(list(received) or output.shape[0] // ranks)]
+    finish = _all_to_all("all_to_all_single", parts, list(inputs), group, None)
+
+    def write_whole() -> None:
+        finish()
+        with torch.no_grad():
+            output.copy_(torch.cat(parts))
+
+    return write_whole
+
+
+def _by_itself(part: Tensor) -> Tensor:
+    """A part of a tensor, to be written to before that is."""
+    return wrap_sparse(part.record) if isinstance(part, SparseMaskedTensor) else part
+
+
+def problem_of_rows(large: str, larger: Tensor, small: str, smaller: Tensor, ranks: int) -> str | None:
+    """Why the rows of one tensor are not those of another for each rank, if they are not."""
+    fits = larger.ndim == smaller.ndim > 0 and larger.shape == (ranks * smaller.shape[0], *smaller.shape[1:])
+    return None if fits else sizes_do_not_fit(large, larger, small, smaller, ranks) + ", one after the other"
