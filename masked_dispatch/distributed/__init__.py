@@ -14,6 +14,7 @@ entries.py         sparse records on the wire, and their union
 transport.py       plain tensors between ranks
 works.py           what an asynchronous collective returns
 statistics.py      sums, means, variances and counts over all ranks; the loss of data-parallel training
+compression.py     sending the largest gradients only
 kernels.py         where torch.distributed's calls arrive
 functional_operators.py  torch's functional collectives
 sparse_functional.py  the same of sparsely stored tensors
@@ -24,9 +25,10 @@ from torch import distributed as _distributed
 if _distributed.is_available():
     from masked_dispatch.distributed import functional_operators as _functional_operators
     from masked_dispatch.distributed import kernels as _kernels
+    from masked_dispatch.distributed.compression import TopK, topk_hook
     from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
 
-    __all__ = ["count", "mean", "mean_loss", "sum", "var"]
+    __all__ = ["TopK", "count", "mean", "mean_loss", "sum", "topk_hook", "var"]
 
 
 def install() -> None:

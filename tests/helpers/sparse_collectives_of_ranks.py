@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import group as groups
+from torch.nn.parallel import DistributedDataParallel
 
 import masked_dispatch as md
 from masked_collectives import (
@@ -245,6 +246,46 @@ def bytes_on_the_wire(rank: int, ranks: int) -> None:
     finally:
         transport.all_gather_single = gather
     assert 0 < seen <= 0.05 * 4 * n * n
+
+
+def classifier() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3)).double()
+
+
+def losses_of(model: Any, rank: int, steps: int) -> list[float]:
+    generator = torch.Generator().manual_seed(1 + rank)
+    x = torch.randn(64, 20, generator=generator, dtype=torch.float64)
+    target = (x[:, :3] + 0.5 * x[:, 3:6]).argmax(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@check("topk_hook: all of the gradients is what DistributedDataParallel sends, and a tenth trains as well")
+def compressed(rank: int, ranks: int) -> None:
+    curves = {}
+    for share in (None, 1.0, 0.1):
+        model = DistributedDataParallel(classifier(), bucket_cap_mb=0.004)
+        state = None if share is None else md.distributed.TopK(share)
+        if state is not None:
+            model.register_comm_hook(state, md.distributed.topk_hook)
+        curves[share] = losses_of(model, rank, 60)
+        if state is not None:
+            assert 0.9 * share <= state.sent / state.elements <= 1.1 * share
+        for parameter in model.parameters():
+            of_first = parameter.detach().clone()
+            distributed.broadcast(of_first, 0)
+            assert torch.equal(of_first, parameter)
+    torch.testing.assert_close(curves[1.0], curves[None], rtol=1e-10, atol=0)
+    assert curves[0.1][-1] < 0.2 * curves[0.1][0]
+    assert curves[0.1][-1] < 1.5 * curves[None][-1] + 0.02, (curves[0.1][-1], curves[None][-1])
 
 
 @check("refused on every rank")
