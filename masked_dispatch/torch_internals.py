@@ -359,6 +359,11 @@ def stands_for_value_of_graph(tensor: torch.Tensor) -> bool:
     return any(type(t) is not torch.Tensor and stands_for_value_of_graph(t) for t in inner)
 
 
+def is_value_of_graph(tensor: torch.Tensor) -> bool:
+    """Whether a tensor itself, and not one inside it, is a value of a graph that is being traced."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
 # Whose values are never asked for: a distributed tensor has some in other processes, torchax may hold tracers of jax,
 # and what a masked tensor holds is asked of its record.
 _NEVER_ASKED = ("torch.distributed.tensor", "torchax", "masked_dispatch")

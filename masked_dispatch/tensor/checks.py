@@ -8,7 +8,7 @@ from torch import Tensor
 from masked_dispatch.tensor.mask_bytes import teach_inductor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import mask_is_masked
-from masked_dispatch.torch_internals import recording, under_transform
+from masked_dispatch.torch_internals import is_value_of_graph, recording, under_transform
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.tracing import being_traced
 
@@ -104,7 +104,7 @@ def stored_validity(data: Tensor, mask: Tensor) -> Tensor:
     missing_dims = data.ndim - mask.ndim
     if missing_dims:
         mask = with_leading_dims(mask, missing_dims)
-    if being_traced(mask) and mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
+    if is_value_of_graph(mask) and mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
         teach_inductor()
         return torch.ops.masked_dispatch.bytes_of(mask)
     # The conversion makes 1 of every byte of a bool mask that is not 0.

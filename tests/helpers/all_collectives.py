@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import distributed_tensors_inside
 import masked_collectives
+import masked_data_parallel
 import masked_functional_collectives
 import refused_collectives
 import sparse_collectives_of_ranks
@@ -10,7 +12,9 @@ import statistics_of_ranks
 from process_groups import Check
 
 CHECKS: dict[str, Check] = {
+    **distributed_tensors_inside.CHECKS,
     **masked_collectives.CHECKS,
+    **masked_data_parallel.CHECKS,
     **masked_functional_collectives.CHECKS,
     **refused_collectives.CHECKS,
     **sparse_collectives_of_ranks.CHECKS,

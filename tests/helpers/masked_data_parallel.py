@@ -1,0 +1,85 @@
+"""DistributedDataParallel with masked parameters, buffers, inputs and indices, against one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import masked_dispatch as md
+from process_groups import Check
+from refused_collectives import raises
+
+CHECKS: dict[str, Check] = {}
+MASK = torch.tensor([[True, False, True], [True, True, False]])
+
+
+def check(name: str) -> Callable[[Check], Check]:
+    def add(function: Check) -> Check:
+        CHECKS[f"DDP: {name}"] = function
+        return function
+
+    return add
+
+
+class Holes(nn.Module):
+    """A linear layer with holes in its weight, and a masked buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        data = torch.arange(6.0, dtype=torch.float64).view(2, 3) / 5
+        self.weight = nn.Parameter(md.masked_tensor(data.masked_fill(~MASK, torch.nan), MASK))
+        self.bias = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("scale", md.masked_tensor(torch.tensor([2.0, 3.0]).double(), torch.tensor([True, True])))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) * self.scale
+
+
+def batch(ranks: int) -> tuple[Any, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4 * ranks, 3, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4 * ranks, 3, generator=generator) < 0.7
+    target = torch.randn(4 * ranks, 2, generator=generator, dtype=torch.float64)
+    return md.masked_tensor(x.masked_fill(~mask, torch.nan), mask), target
+
+
+@check("masked parameters, buffers and inputs: 20 steps are those of one process")
+def curve(rank: int, ranks: int) -> None:
+    for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        alone = Holes()
+        parallel = DistributedDataParallel(copy.deepcopy(alone), **options)  # type: ignore[arg-type]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (alone, parallel)]
+        x, target = batch(ranks)
+        for _ in range(20):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            expected = F.mse_loss(alone(x), target)
+            expected.backward()
+            mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
+            found = md.distributed.mean_loss(mine)
+            found.backward()
+            md.testing.assert_close(found.detach(), expected.detach(), rtol=1e-10, atol=0)
+            for optimizer in optimizers:
+                optimizer.step()
+        for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
+            md.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-12)
+        weight: Any = parallel.module.weight
+        assert torch.equal(weight.get_mask(), MASK)
+
+
+@check("embeddings of masked indices: dense gradients are averaged; torch's reducer refuses masked sparse ones")
+def embeddings(rank: int, ranks: int) -> None:
+    ids = md.masked_tensor(torch.tensor([1, 2 + rank, 0]), torch.tensor([True, True, False]))
+    dense = DistributedDataParallel(nn.Embedding(9, 2))
+    dense(ids).sum().backward()
+    expected = torch.zeros(9, 2)
+    expected[1], expected[2 : 2 + ranks] = 1, 1 / ranks
+    torch.testing.assert_close(dense.module.weight.grad, expected)
+    sparse = DistributedDataParallel(nn.Embedding(9, 2, sparse=True))
+    raises(RuntimeError, lambda: sparse(ids).sum().backward(), "Expected variable to have sparse gradient")
