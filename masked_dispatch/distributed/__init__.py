@@ -15,6 +15,7 @@ transport.py       plain tensors between ranks
 works.py           what an asynchronous collective returns
 statistics.py      sums, means, variances and counts over all ranks; the loss of data-parallel training
 compression.py     sending the largest gradients only
+sharded_parameters.py  masked parameters under FSDP2
 kernels.py         where torch.distributed's calls arrive
 functional_operators.py  torch's functional collectives
 sparse_functional.py  the same of sparsely stored tensors
@@ -25,6 +26,7 @@ from torch import distributed as _distributed
 if _distributed.is_available():
     from masked_dispatch.distributed import functional_operators as _functional_operators
     from masked_dispatch.distributed import kernels as _kernels
+    from masked_dispatch.distributed import sharded_parameters as _sharded_parameters
     from masked_dispatch.distributed.compression import TopK, topk_hook
     from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
 
@@ -36,3 +38,4 @@ def install() -> None:
     if _distributed.is_available():
         _kernels.install()
         _functional_operators.install()
+        _sharded_parameters.install()

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import masked_dispatch as md
+from op_registry import MaskedSemanticsError
 from process_groups import Check
 from refused_collectives import raises
 
@@ -39,6 +42,17 @@ class Holes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias) * self.scale
+
+
+class MaskedInForward(nn.Module):
+    """The same weight as a plain parameter, masked where it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(6.0, dtype=torch.float64).view(2, 3) / 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, md.as_masked_tensor(self.weight, MASK))
 
 
 def batch(ranks: int) -> tuple[Any, Tensor]:
@@ -71,6 +85,28 @@ def curve(rank: int, ranks: int) -> None:
             md.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-12)
         weight: Any = parallel.module.weight
         assert torch.equal(weight.get_mask(), MASK)
+
+
+@check("FSDP2 refuses masked parameters, and trains plain ones that are masked in forward")
+def fully_sharded(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    holes = fully_shard(Holes(), mesh=mesh)
+    x, target = batch(ranks)
+    raises(MaskedSemanticsError, lambda: holes(x), "which has a masked parameter of shape (2, 3)")
+    alone = MaskedInForward()
+    parallel = fully_shard(copy.deepcopy(alone), mesh=mesh)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (alone, parallel)]
+    for _ in range(20):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.mse_loss(alone(x), target).backward()
+        mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
+        md.distributed.mean_loss(mine).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
+        sharded: Any = other
+        torch.testing.assert_close(sharded.full_tensor(), one, rtol=1e-10, atol=1e-12)
 
 
 @check("embeddings of masked indices: dense gradients are averaged; torch's reducer refuses masked sparse ones")
