@@ -14,8 +14,8 @@ def fsdp_pre_all_gather(
 ) -> NoReturn:
     raise MaskedSemanticsError(
         f"fully_shard of {type(module).__name__}, which has a masked parameter of shape {tuple(outer_size)}: FSDP2 "
-        "keeps parameters and gradients in plain buffers, where the mask would be lost. Use DistributedDataParallel, which "
-        "takes masked parameters; or shard a plain parameter, and apply the mask in forward: "
+        "keeps parameters and gradients in plain buffers, where the mask would be lost. Use DistributedDataParallel, "
+        "which takes masked parameters; or shard a plain parameter, and apply the mask in forward: "
         "masked_dispatch.as_masked_tensor(self.weight, self.mask)."
     )
 
