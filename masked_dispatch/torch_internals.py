@@ -33,7 +33,8 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     recorded
 20. Dynamo does not trace ContextVar.get: it calls a function marked as constant once, and a custom guard may be added
     to a graph while it is compiled
-21. torch prints tensors with the options, the summary and the number formatter of ``torch._tensor_str``
+21. torch prints tensors with the options, the number formatter and the line breaks of ``torch._tensor_str``, without
+    dispatch modes
 22. ``forward_ad._current_level`` is negative unless forward-mode AD is on
 23. inductor's lowerings are in a table by overload and tell a graph's inputs from computed values; importing its
     primitives defines the fused multiply-add ``prims.fma``
@@ -78,7 +79,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
 from torch.testing import _comparison
-from torch.utils import _pytree, checkpoint
+from torch.utils import _python_dispatch, _pytree, checkpoint
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
 
 from masked_dispatch.compiler_internals import never_compiled, not_compiled
@@ -477,11 +478,33 @@ def print_options() -> Any:
     return torch._tensor_str.PRINT_OPTS
 
 
-# The first and last elements of each dimension, as torch prints a large tensor.
-summarized_data: Callable[[torch.Tensor], torch.Tensor] = torch._tensor_str.get_summarized_data
-
 # NumberFormatter(values) formats single numbers as torch does in a tensor of these values: width(), format(number).
 NumberFormatter: Any = torch._tensor_str._Formatter
+
+# with_facts(text, facts, indent, force_newline): facts after a tensor's values, on new lines where linewidth is reached.
+with_facts: Callable[[str, Sequence[str], int, bool], str] = torch._tensor_str._add_suffixes
+
+# The type of the device that torch does not print: that of the default tensor type.
+default_device_type: Callable[[], str] = torch._C._get_default_device
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Without autograd, dispatch modes and torch functions' modes: printing is seen by none of them."""
+    with torch.no_grad(), _python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def name_of_node(tensor: torch.Tensor) -> str | None:
+    """The name of the node that made a tensor, as torch prints it; None for a leaf."""
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:  # a view made without grad mode and written to in place
+        return "Invalid"
+    if node is None:
+        return None
+    name = type(node).__name__
+    return node.name().rsplit("::", 1)[-1] if name == "CppFunction" else name
 
 
 # share_storage(view, base): give a view's wrapper the (empty) storage of its base's, by which compilers detect that two

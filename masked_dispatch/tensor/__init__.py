@@ -18,5 +18,6 @@ indexing.py       assignment by index to sparse storage
 cache_key.py      what identifies a masked tensor in torch's caches of compiled graphs
 code_version.py   the version of the code, in graphs that make masked tensors
 printing.py       __repr__
+shown_elements.py  the elements that are printed, read from any storage
 messages.py       error texts
 """

@@ -25,7 +25,7 @@ from masked_dispatch.tensor.messages import (
     tangent_stored_otherwise,
 )
 from masked_dispatch.tensor.no_memory import WithoutMemory
-from masked_dispatch.tensor.printing import describe
+from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
@@ -43,6 +43,7 @@ from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
+from op_registry.sparse.permuted import AnyRecord
 
 # What compiled graphs are guarded on: how the validity is written outside of them, the registry's version, and a handle
 # through which a guard can give the tensor a validity of its own (all handles compare equal).
@@ -256,17 +257,11 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
 
     @never_compiled
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        return f"masked_tensor({', '.join([*self._body_and_facts(), *self._facts_of_autograd()])})"
+        return printed(self, self._printed_record)
 
-    def _body_and_facts(self) -> list[str]:
-        """The printed values, and the facts printed after them."""
-        validity = Dense(self._data, self._validity).full_validity
-        return describe(self._data, validity, hidden=self._carries_transform)
-
-    def _facts_of_autograd(self) -> list[str]:
-        if self.grad_fn is not None:
-            return [f"grad_fn=<{type(self.grad_fn).__name__}>"]
-        return ["requires_grad=True"] if self.requires_grad else []
+    @property
+    def _printed_record(self) -> AnyRecord:
+        return Dense(self._data, self._validity)
 
     def __format__(self, spec: str) -> str:
         """A single number as a plain tensor formats it, or ``--`` if it is invalid."""

@@ -1,85 +1,194 @@
-"""How a masked tensor prints: torch's own layout, with -- where invalid."""
+"""How a masked tensor prints: as torch prints the data, with -- where invalid, and what is stored.
+
+Everything that torch.set_printoptions sets holds here too. A large tensor is summarized as torch does it, and of its
+data only the elements that are shown are read (its mask is counted).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.torch_internals import NumberFormatter, print_options, summarized_data
+from masked_dispatch.tensor.shown_elements import all_elements, edges
+from masked_dispatch.torch_internals import (
+    NumberFormatter,
+    default_device_type,
+    name_of_node,
+    plainly,
+    print_options,
+    with_facts,
+)
+from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool
+from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.record import Sparse
+
+if TYPE_CHECKING:
+    from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 _HIDDEN = "--"
+_PREFIX = "masked_tensor("
 
 
-def describe(data: Tensor, validity: Tensor | None, hidden: bool) -> list[str]:
-    """The values with -- where invalid, then the facts printed after them; honours torch.set_printoptions.
+def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
+    """The text of `tensor`, which `record` is without derivatives."""
+    with plainly():
+        readable = not (tensor._carries_transform or record.device.type == "meta" or being_traced(stored(record)))
+        summarized = record_size(record) > print_options().threshold
+        body = _body(record, summarized) if readable else "..."
+        facts = [*_facts_of_values(record, readable, summarized), *_facts_of_storage(tensor, readable, summarized)]
+    text = with_facts(_PREFIX + body, [*facts, *facts_of_autograd(tensor)], len(_PREFIX), False)
+    return f"Parameter({text})" if getattr(tensor, "_is_param", False) else text
 
-    hidden  whether the values must not be inspected, as inside a transform
-    """
-    if hidden or data.device.type == "meta" or being_traced(data):
-        parts = ["...", f"size={tuple(data.shape)}", "mask=None" if validity is None else "mask=..."]
+
+def stored(record: AnyRecord) -> Tensor:
+    """The tensor of stored values."""
+    if isinstance(record, Dense):
+        return record.data
+    return stored(record.base) if isinstance(record, Permuted) else record.values.data
+
+
+def record_size(record: AnyRecord) -> int:
+    """Number of elements."""
+    return math.prod(record.shape)
+
+
+def count_valid(record: AnyRecord) -> int:
+    """Number of valid elements."""
+    if isinstance(record, Permuted):
+        return count_valid(record.base)
+    return int(record.values.count() if isinstance(record, Sparse) else record.count())
+
+
+# -------------------------------------------------------------------------------------------------------------- facts
+
+
+def _facts_of_values(record: AnyRecord, readable: bool, summarized: bool) -> list[str]:
+    """How many elements are valid, the shape where it is not seen, and device and dtype where torch prints them."""
+    size = f"size={tuple(record.shape)}"
+    if readable:
+        total = record_size(record)
+        valid = count_valid(record)
+        share = f" ({share_of(valid, total)})" if summarized else ""
+        facts = [size] if summarized or (total == 0 and record.ndim != 1) else []
+        facts += [f"valid={valid}/{total}{share}", "True=valid"]
     else:
-        mask = torch.ones_like(data, dtype=torch.bool) if validity is None else as_bool(validity)
-        parts = [_body(data.detach(), mask), f"valid={int(mask.sum())}/{mask.numel()}", "True=valid"]
-    if data.dtype not in (torch.get_default_dtype(), torch.int64, torch.bool):
-        parts.append(f"dtype={data.dtype}")
-    if data.device.type != "cpu":
-        parts.append(f"device='{data.device}'")
-    return parts
+        unmasked = isinstance(record, Dense) and record.validity is None
+        facts = [size, "mask=None" if unmasked else "mask=..."]
+    kind = record.device.type
+    if kind != default_device_type() or (kind == "cuda" and torch.cuda.current_device() != record.device.index):
+        facts.append(f"device='{record.device}'")
+    default = torch.get_default_dtype()
+    default_complex = torch.complex128 if default is torch.float64 else torch.complex64
+    usual = (default,) if record_size(record) == 0 else (default, default_complex, torch.int64, torch.bool)
+    return facts if record.dtype in usual else [*facts, f"dtype={record.dtype}"]
 
 
-def _body(data: Tensor, mask: Tensor) -> str:
+def _facts_of_storage(tensor: MaskedTensor, readable: bool, summarized: bool) -> list[str]:
+    """The layout and the number of stored elements; of dense storage only where the values are not all seen."""
+    if tensor.storage_layout is torch.strided:
+        return ["stored as torch.strided"] if readable and summarized else []
+    nnz = f", nnz={tensor.nnz}" if readable else ""
+    return [f"stored as {tensor.storage_layout}{nnz}"]
+
+
+def facts_of_autograd(tensor: MaskedTensor) -> list[str]:
+    """The node that made the tensor, or that it requires grad, and its tangent."""
+    node = name_of_node(tensor)
+    facts = [f"grad_fn=<{node}>"] if node else ["requires_grad=True"] if tensor.requires_grad else []
+    tangent = None if tensor._carries_transform else torch.autograd.forward_ad.unpack_dual(tensor).tangent
+    return facts if tangent is None else [*facts, f"tangent={tangent}"]
+
+
+def share_of(valid: int, total: int) -> str:
+    """The share of valid elements in percent; 0% and 100% are exact."""
+    if valid in (0, total):
+        return "100%" if valid else "0%"
+    share = f"{valid / total:.1%}"
+    return {"0.0%": "<0.1%", "100.0%": ">99.9%"}.get(share, share)
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """How single elements print.
+
+    text   the text of a number, or of None for an invalid element
+    width  the width that torch reckons with for a column
+    """
+
+    text: Callable[[Number | None], str]
+    width: int
+
+
+def _body(record: AnyRecord, summarized: bool) -> str:
+    """The values in brackets, with -- where invalid."""
+    if record_size(record) == 0:
+        return "[]"
     options = print_options()
-    if data.numel() == 0:
-        return f"[], size={tuple(data.shape)}" if data.ndim != 1 else "[]"
-    safe = torch.where(mask, data, torch.zeros_like(data))
-    summarise = data.numel() > options.threshold
-    shown = summarized_data(safe) if summarise else safe
-    visible = summarized_data(mask) if summarise else mask
-    shown, visible = shown.cpu(), visible.cpu()  # at once, not one element after another
-    cell = _formatter_of(shown[visible] if bool(visible.any()) else shown.new_zeros(1))
-    indent = len("masked_tensor(")
-
-    def rows(values: Tensor, valid: Tensor, full: torch.Size, depth: int) -> str:
-        if values.ndim == 0:
-            return cell(values.item() if bool(valid) else None)
-        cut = summarise and full[0] > 2 * options.edgeitems
-        pieces = [rows(v, m, full[1:], depth + 1) for v, m in zip(values, valid, strict=True)]
-        if cut:
-            pieces[options.edgeitems : options.edgeitems] = ["..."]
-        if values.ndim == 1:
-            per_line = max(1, (options.linewidth - indent) // (max(len(p) for p in pieces) + 2))
-            lines = [", ".join(pieces[i : i + per_line]) for i in range(0, len(pieces), per_line)]
-            return "[" + (",\n" + " " * (indent + depth + 1)).join(lines) + "]"
-        gap = "\n" * (values.ndim - 1)
-        return "[" + ("," + gap + " " * (indent + depth + 1)).join(pieces) + "]"
-
-    return rows(shown, visible, data.shape, 0)
+    shown = edges(record, options.edgeitems) if summarized else all_elements(record)
+    mask = torch.ones_like(shown.data, dtype=torch.bool) if shown.validity is None else as_bool(shown.validity)
+    values = _computable(shown.data, record.dtype)
+    cells = _cells_of(values[mask], bool(mask.all()))
+    edge = options.edgeitems if summarized else None
+    return _rows(values.tolist(), mask.tolist(), list(record.shape), len(_PREFIX), edge, cells)
 
 
-def _formatter_of(valid_values: Tensor) -> Callable[[Number | None], str]:
-    """The function that prints one number as torch does in a tensor of `valid_values`, and None as invalid."""
+def _rows(values: Any, valid: Any, sizes: list[int], indent: int, edge: int | None, cells: _Cells) -> str:
+    """Nested lists of the shown elements as text.
+
+    sizes   of the remaining dimensions of the whole tensor
+    indent  columns to the left
+    edge    how many elements are shown at each end of a long dimension; None: all
+    """
+    if not sizes:
+        return cells.text(values if valid else None)
+    last = len(sizes) == 1
+    pairs = zip(values, valid, strict=True)
+    pieces = [_rows(value, mask, sizes[1:], indent + 1, edge, cells) for value, mask in pairs]
+    if edge is not None and (sizes[0] > 2 * edge or not edge):
+        pieces[edge:edge] = [" ..." if last and edge else "..."]
+    if not last:
+        return "[" + ("," + "\n" * (len(sizes) - 1) + " " * (indent + 1)).join(pieces) + "]"
+    per_line = max(1, (print_options().linewidth - indent) // cells.width)
+    lines = [", ".join(pieces[i : i + per_line]) for i in range(0, len(pieces), per_line)]
+    return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
+
+
+def _cells_of(valid_values: Tensor, all_valid: bool) -> _Cells:
+    """How torch prints numbers in a tensor of these values; columns are wide enough for --."""
+    least = 0 if all_valid else len(_HIDDEN)
     if not valid_values.is_complex():
-        real = NumberFormatter(_computable(valid_values))
-        width = real.width()
-        return lambda value: _HIDDEN.rjust(width) if value is None else real.format(value)
-    wide = valid_values.to(torch.promote_types(valid_values.dtype, torch.complex64))
-    real, imaginary = NumberFormatter(torch.real(wide)), NumberFormatter(torch.imag(wide))
+        real = NumberFormatter(valid_values)
+        width = max(real.width(), least)
+        return _Cells(lambda v: (_HIDDEN if v is None else real.format(v)).rjust(width), width + 2)
+    real, imaginary = NumberFormatter(torch.real(valid_values)), NumberFormatter(torch.imag(valid_values))
 
     def number(value: complex) -> str:
         imaginary_part = imaginary.format(value.imag).strip()
         sign = "" if imaginary_part.startswith(("+", "-")) else "+"
         return f"{real.format(value.real)}{sign}{imaginary_part}j"
 
-    complex_width = len(number(wide[0].item()))
-    return lambda value: _HIDDEN.rjust(complex_width) if value is None else number(value)
+    # torch aligns the real parts alone.
+    width = 0 if all_valid else max((len(number(value)) for value in valid_values.tolist()), default=least)
+    return _Cells(
+        lambda v: (_HIDDEN if v is None else number(v)).rjust(width),
+        max(width, real.width() + imaginary.width() + 1) + 2,
+    )
 
 
-def _computable(values: Tensor) -> Tensor:
-    """Floating-point values of a dtype with kernels for what the formatter computes: float32 for narrower ones."""
-    narrow = values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize
+def _computable(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values in a dtype with kernels for what the formatter computes: float32 for narrower floats."""
+    if dtype.is_complex:
+        return values.to(torch.promote_types(values.dtype, torch.complex64))
+    narrow = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
     return values.float() if narrow else values

@@ -20,14 +20,14 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of
 from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
-from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass, print_options
+from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, savable
 from op_registry.sparse.layout import DENSE, Layout
 from op_registry.sparse.layout_registry import layout_named, version_of
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import Permuted, base_shape_of, groups_of
+from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, groups_of
 from op_registry.sparse.record import Sparse
 
 # What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
@@ -154,15 +154,9 @@ class SparseMaskedTensor(MaskedTensor):
             source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
         self.index_put_(indices, source)
 
-    def _body_and_facts(self) -> list[str]:
-        stored = f"stored as {self.storage_layout}, nnz={self.nnz}"
-        if being_traced(self._kept_values) or self.numel() > print_options().threshold:
-            return ["...", f"size={tuple(self.shape)}", stored, f"dtype={self.dtype}", "True=valid"]
-        with torch.no_grad():
-            return [*self.to_layout(torch.strided)._body_and_facts(), stored]
-
-    def _facts_of_autograd(self) -> list[str]:
-        return []
+    @property
+    def _printed_record(self) -> AnyRecord:
+        return self.record
 
     @property
     def nnz(self) -> int:

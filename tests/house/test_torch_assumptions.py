@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, distributed
 from torch._C import DispatchKey, DispatchKeySet
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.library import Library
 from torch.testing import _comparison
 from torch.utils import checkpoint
@@ -36,10 +37,12 @@ from masked_dispatch.distributed_internals import (
 from masked_dispatch.torch_internals import (
     NumberFormatter,
     default_collate_fn_map,
+    default_device_type,
     in_forward_mode,
+    plainly,
     print_options,
     python_function_of,
-    summarized_data,
+    with_facts,
 )
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
@@ -343,16 +346,21 @@ def test_19_a_node_keeps_notes_for_when_it_is_evaluated() -> None:
         assert noted == ["recorded here"]
 
 
-def test_21_printing_has_options_a_summary_and_a_formatter() -> None:
+def test_21_printing_has_options_a_formatter_and_line_breaks() -> None:
     values = torch.tensor([1.5, -22.0])
-    with assumed("_tensor_str formats numbers by the tensor they are in, and summarizes large tensors"):
+    with assumed("_tensor_str formats numbers by the tensor they are in, and breaks lines before facts"):
         formatter = NumberFormatter(values)
         assert [formatter.format(v.item()).strip() for v in values] == ["1.5000", "-22.0000"]
         assert len(formatter.format(1.5)) == formatter.width()
-        with torch._tensor_str.printoptions(threshold=4, edgeitems=1, linewidth=60):
+        with torch._tensor_str.printoptions(threshold=4, edgeitems=1, linewidth=20):
             options = print_options()
-            assert (options.threshold, options.edgeitems, options.linewidth) == (4, 1, 60)
-            assert summarized_data(torch.arange(10.0)).tolist() == [0.0, 9.0]
+            assert (options.threshold, options.edgeitems, options.linewidth) == (4, 1, 20)
+            assert with_facts("t([1, 2]", ["a=1", "long=123456"], 2, False) == "t([1, 2], a=1,\n  long=123456)"
+        assert default_device_type() == "cpu"
+    with assumed("modes are disabled while torch prints"), FakeTensorMode():
+        assert isinstance(torch.ones(1), FakeTensor)
+        with plainly():
+            assert type(torch.ones(1)) is torch.Tensor
 
 
 def test_22_forward_mode_has_a_level() -> None:

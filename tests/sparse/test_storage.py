@@ -144,11 +144,9 @@ def test_copies_and_files(layout):
 
 def test_it_prints_what_it_is():
     x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
-    assert repr(x.to_sparse_csr()) == f"{repr(x)[:-1]}, stored as torch.sparse_csr, nnz=2)"
+    assert repr(x.to_sparse_csr()) == f"{repr(x)[:-1]},\n              stored as torch.sparse_csr, nnz=2)"
     large = md.masked_tensor(torch.ones(100, 100), torch.eye(100).bool()).to_sparse()
-    assert repr(large) == (
-        "masked_tensor(..., size=(100, 100), stored as torch.sparse_coo, nnz=100, dtype=torch.float32, True=valid)"
-    )
+    assert repr(large).endswith("(1.0%), True=valid,\n              stored as torch.sparse_coo, nnz=100)")
 
 
 # ----------------------------------------------------------------------------------------------------- stored densely
