@@ -481,7 +481,7 @@ def print_options() -> Any:
 # NumberFormatter(values) formats single numbers as torch does in a tensor of these values: width(), format(number).
 NumberFormatter: Any = torch._tensor_str._Formatter
 
-# with_facts(text, facts, indent, force_newline): facts after a tensor's values, on new lines where linewidth is reached.
+# with_facts(text, facts, indent, force_newline): the text and facts after it, on new lines where linewidth is reached.
 with_facts: Callable[[str, Sequence[str], int, bool], str] = torch._tensor_str._add_suffixes
 
 # The type of the device that torch does not print: that of the default tensor type.

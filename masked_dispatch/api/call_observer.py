@@ -5,7 +5,7 @@ A separate module because conformance's interpreter, on which it is built, is ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -114,9 +114,8 @@ def describe(value: object) -> str:
     if isinstance(value, MaskedTensor):
         kind = str(value.dtype).removeprefix("torch.")
         if isinstance(value, SparseMaskedTensor):
-            pieces = (value._kept_values, value._kept_validity, *value._pattern.pieces)
-            return f"masked {kind} of {storage_of(value)} ({_bytes(pieces)})"
-        return f"masked {kind} of shape {tuple(value.shape)} ({_bytes((value._data, value._validity))})"
+            return f"masked {kind} of {storage_of(value)} ({value.stored_bytes:,} bytes)"
+        return f"masked {kind} of shape {tuple(value.shape)} ({value.stored_bytes:,} bytes)"
     if isinstance(value, Tensor):
         return f"plain {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
@@ -124,8 +123,3 @@ def describe(value: object) -> str:
         return f"[{items}]" if isinstance(value, list) else f"({items})"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def _bytes(pieces: Iterable[Tensor | None]) -> str:
-    """The total size of the tensors' elements, shared memory counted repeatedly."""
-    return f"{sum(p.numel() * p.element_size() for p in pieces if p is not None):,} bytes"

@@ -238,13 +238,7 @@ def _by_row(record: Dense) -> bool:
 
 def bytes_of(x: Tensor) -> int:
     """The memory of a tensor: values, validity and indices."""
-    if isinstance(x, SparseMaskedTensor):
-        pieces: list[Tensor | None] = [x._kept_values, x._kept_validity, *x._pattern.pieces]
-    elif isinstance(x, MaskedTensor):
-        pieces = [x._data, x._validity]
-    else:
-        pieces = [x]
-    return sum(p.untyped_storage().nbytes() for p in pieces if p is not None)
+    return x.stored_bytes if isinstance(x, MaskedTensor) else x.nbytes
 
 
 def explain(x: Tensor) -> str:

@@ -19,6 +19,7 @@ from masked_dispatch.compiler_internals import never_compiled, prepare_for_traci
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
+from masked_dispatch.interop.stored_pieces import stored_indices, stored_values
 from masked_dispatch.interop.torch_sparse import to_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -313,6 +314,8 @@ def install() -> None:
         "to_torch_sparse(Tensor x, Scalar? fill, str? layout, int? sparse_dim, int[]? blocksize) -> Tensor",
         to_torch_sparse,
     )
+    _define("stored_values(Tensor x, Scalar? fill) -> Tensor", stored_values)
+    _define("stored_indices(Tensor x, str name) -> Tensor", stored_indices)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

@@ -23,6 +23,7 @@ torch_maskedtensor.py  torch.masked.MaskedTensor
 And masked tensors in the parts of torch and Python that dispatch does not reach:
 
 torch_sparse.py  torch.sparse tensors
+stored_pieces.py  the stored values and index tensors in torch's shapes
 torch_masked.py  the functions of torch.masked
 torch_script.py  what torch.jit has compiled
 numpy_masked.py  masked arrays of NumPy as data

@@ -17,7 +17,10 @@ saved.py          checks of the contents of a file, before a tensor is rebuilt f
 indexing.py       assignment by index to sparse storage
 cache_key.py      what identifies a masked tensor in torch's caches of compiled graphs
 code_version.py   the version of the code, in graphs that make masked tensors
+named_pieces.py   x.stored_bytes, x.values(), x.indices() …: what is stored
 printing.py       __repr__
+notebooks.py      _repr_html_: the mask as a small picture
+validity_blocks.py  how much of each block of a tensor is valid, for pictures of any size
 shown_elements.py  the elements that are printed, read from any storage
 messages.py       error texts
 """

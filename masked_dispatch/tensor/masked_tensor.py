@@ -24,7 +24,9 @@ from masked_dispatch.tensor.messages import (
     invalid_elements_exported,
     tangent_stored_otherwise,
 )
+from masked_dispatch.tensor.named_pieces import NamedPieces
 from masked_dispatch.tensor.no_memory import WithoutMemory
+from masked_dispatch.tensor.notebooks import html_of
 from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
@@ -50,7 +52,7 @@ from op_registry.sparse.permuted import AnyRecord
 Context = tuple[str, str, GuardedInput | None]
 
 
-class MaskedTensor(WithoutMemory, torch.Tensor):
+class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
     """A tensor and a mask of the same shape, True where an element is valid.
 
     Make one with :func:`masked_tensor` (copies) or :func:`as_masked_tensor` (shares memory, differentiable).
@@ -165,6 +167,10 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
         """Number of stored elements."""
         return self.numel()
 
+    @property
+    def _stored_tensors(self) -> list[Tensor]:
+        return [t for t in (self._data, self._validity) if t is not None]
+
     def to_layout(
         self, layout: torch.layout | Layout, *, sparse_dim: int | None = None, blocksize: Sequence[int] | None = None
     ) -> MaskedTensor:
@@ -258,6 +264,11 @@ class MaskedTensor(WithoutMemory, torch.Tensor):
     @never_compiled
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return printed(self, self._printed_record)
+
+    @never_compiled
+    def _repr_html_(self) -> str:
+        """The mask as a small picture, and the text of `repr`: what notebooks show."""
+        return html_of(self, self._printed_record)
 
     @property
     def _printed_record(self) -> AnyRecord:

@@ -40,12 +40,17 @@ _PREFIX = "masked_tensor("
 def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
     """The text of `tensor`, which `record` is without derivatives."""
     with plainly():
-        readable = not (tensor._carries_transform or record.device.type == "meta" or being_traced(stored(record)))
+        readable = is_readable(tensor, record)
         summarized = record_size(record) > print_options().threshold
         body = _body(record, summarized) if readable else "..."
         facts = [*_facts_of_values(record, readable, summarized), *_facts_of_storage(tensor, readable, summarized)]
     text = with_facts(_PREFIX + body, [*facts, *facts_of_autograd(tensor)], len(_PREFIX), False)
     return f"Parameter({text})" if getattr(tensor, "_is_param", False) else text
+
+
+def is_readable(tensor: MaskedTensor, record: AnyRecord) -> bool:
+    """Whether there are values that may be looked at: not in a transform, while tracing, or on meta."""
+    return not (tensor._carries_transform or record.device.type == "meta" or being_traced(stored(record)))
 
 
 def stored(record: AnyRecord) -> Tensor:

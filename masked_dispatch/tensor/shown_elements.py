@@ -32,7 +32,7 @@ def all_elements(record: AnyRecord) -> Dense:
 
 
 def edge_indices(size: int, edgeitems: int, device: torch.device) -> Tensor:
-    """The indices of the first and last `edgeitems` of `size` elements; of all, if there are no more than twice that."""
+    """The indices of the first and last `edgeitems` of `size` elements; of all, if those are no fewer."""
     if size <= 2 * edgeitems:
         return torch.arange(size, device=device)
     first = torch.arange(edgeitems, device=device)

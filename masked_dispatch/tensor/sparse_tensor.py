@@ -155,6 +155,11 @@ class SparseMaskedTensor(MaskedTensor):
         self.index_put_(indices, source)
 
     @property
+    def _stored_tensors(self) -> list[Tensor]:
+        stored = self._kept
+        return [t for t in (stored.values, stored.validity, *stored.pattern.pieces) if t is not None]
+
+    @property
     def _printed_record(self) -> AnyRecord:
         return self.record
 

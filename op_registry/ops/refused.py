@@ -100,7 +100,7 @@ _part_of_sparse = refused(
     aten._dimV.default,
     reason="it reads a part of a torch.sparse tensor, and the layout of a masked tensor is strided in any storage "
     "(see x.storage_layout, x.nnz)",
-    instead="Call it on x.to_torch_sparse()",
+    instead="Call the method of that name (x.values(), x.indices(), x.crow_indices() …), or x.to_torch_sparse()",
 )
 
 # -------------------------------------------------------------------------------------------------- parts of operators

@@ -1,0 +1,89 @@
+"""What a sparsely stored masked tensor stores, as plain tensors under torch's names.
+
+    COO       values()  indices()
+    CSR, BSR  values()  crow_indices()  col_indices()
+    CSC, BSC  values()  ccol_indices()  row_indices()
+    packed    values()  offsets()       lengths()      col_indices(): the position of each row in its sequence
+
+A stored value may be invalid (in a block, or in dense dimensions), which is where this differs from torch's sparse
+tensors: `values()` then needs a fill.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.tensor.fills import checked_fill
+from op_registry.records.dims import Number
+
+if TYPE_CHECKING:
+    _Base = Tensor
+else:
+    _Base = object
+
+
+class NamedPieces(_Base):
+    """The names. Each raises MaskedSemanticsError where the storage has nothing of that name.
+
+    Index tensors are in torch's shapes and shared where they are stored so: write to none.
+    """
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the stored values, validity and index tensors; dimensions that are only expanded count once."""
+        stored = [(t.itemsize, zip(t.shape, t.stride(), strict=True)) for t in self._stored_tensors]
+        return sum(itemsize * math.prod(size for size, stride in sizes if stride) for itemsize, sizes in stored)
+
+    @property
+    def _stored_tensors(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    @never_compiled
+    def values(self, fill: Number | None = None) -> Tensor:
+        """The stored values in torch's shape for the layout, such as (nnz, *dense); differentiable.
+
+        fill  for stored values that are invalid, in blocks or dense dimensions; None: they are an error
+
+        Raises InvalidValueError for invalid values without a `fill`.
+        """
+        return torch.ops.masked_dispatch.stored_values(self, None if fill is None else checked_fill(self, fill))
+
+    @never_compiled
+    def indices(self) -> Tensor:
+        """COO: the index of each stored element in each sparse dimension, int64 of shape (sparse dimensions, nnz)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "indices")
+
+    @never_compiled
+    def crow_indices(self) -> Tensor:
+        """CSR, BSR: where each row starts and ends among the stored elements or blocks, (*batch, rows + 1)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "crow_indices")
+
+    @never_compiled
+    def col_indices(self) -> Tensor:
+        """CSR, BSR, packed: the column of each stored element, block or row, (*batch, nnz)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "col_indices")
+
+    @never_compiled
+    def ccol_indices(self) -> Tensor:
+        """CSC, BSC: where each column starts and ends among the stored elements or blocks, (*batch, columns + 1)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "ccol_indices")
+
+    @never_compiled
+    def row_indices(self) -> Tensor:
+        """CSC, BSC: the row of each stored element or block, (*batch, nnz)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "row_indices")
+
+    @never_compiled
+    def offsets(self) -> Tensor:
+        """Packed: where each sequence starts and ends among the stored rows, (B + 1)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "offsets")
+
+    @never_compiled
+    def lengths(self) -> Tensor:
+        """Packed: the number of stored rows of each sequence, (B)."""
+        return torch.ops.masked_dispatch.stored_indices(self, "lengths")

@@ -1,0 +1,72 @@
+"""What a notebook shows of a masked tensor: its mask as a small picture, and below it what `repr` says.
+
+The picture is a PNG inside the page, of at most 64 by 96 pixels however large the tensor is. Each pixel is as opaque as
+its block of elements is valid, over a half-transparent grey: so it reads on light and on dark pages.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from masked_dispatch.tensor.printing import count_valid, is_readable, printed, record_size, share_of
+from masked_dispatch.tensor.validity_blocks import ValidityBlocks, validity_blocks
+from masked_dispatch.torch_internals import plainly
+from op_registry.sparse.permuted import AnyRecord
+
+if TYPE_CHECKING:
+    from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+MOST_ROWS, MOST_COLUMNS = 64, 96
+VALID = (66, 133, 214)
+# The longer side of the picture in CSS pixels, unless a block would be larger than LARGEST_BLOCK.
+LONGER_SIDE, LARGEST_BLOCK = 288, 16
+
+
+def html_of(tensor: MaskedTensor, record: AnyRecord) -> str:
+    """The page's part for `tensor`, which `record` is without derivatives: self-contained, without scripts."""
+    text = f'<pre style="margin:4px 0;line-height:1.25">{html.escape(printed(tensor, record))}</pre>'
+    if not is_readable(tensor, record) or not record_size(record):
+        return f"<div>{text}</div>"
+    with plainly():
+        valid, total = count_valid(record), record_size(record)
+        blocks = validity_blocks(record, MOST_ROWS, MOST_COLUMNS)
+    shape = " × ".join(map(str, tensor.shape)) or "one number"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    line = f"{shape}, {dtype}: {valid:,} of {total:,} valid ({html.escape(share_of(valid, total))})"
+    return f'<div><div style="margin:4px 0">{line}{note_of(blocks)}</div>{picture_of(blocks, line)}{text}</div>'
+
+
+def note_of(blocks: ValidityBlocks) -> str:
+    """What one pixel is, where it is more than one element."""
+    per_block = blocks.rows_per_block, blocks.columns_per_block
+    return "" if per_block == (1, 1) else f"; a pixel is {per_block[0]} × {per_block[1]} elements"
+
+
+def picture_of(blocks: ValidityBlocks, description: str) -> str:
+    """The blocks as an image element."""
+    rows, columns = blocks.valid.shape
+    scale = min(LARGEST_BLOCK, LONGER_SIDE / max(rows, columns))
+    style = "image-rendering:pixelated;background:rgba(128,128,128,.25);outline:1px solid rgba(128,128,128,.6)"
+    encoded = base64.b64encode(png_of(blocks.shares)).decode()
+    return (
+        f'<img alt="validity of {description}" width="{max(round(columns * scale), 2)}" '
+        f'height="{max(round(rows * scale), 2)}" style="{style}" src="data:image/png;base64,{encoded}">'
+    )
+
+
+def png_of(shares: Tensor) -> bytes:
+    """A PNG with one pixel for each share, between transparent (0) and opaque (1)."""
+    rows, columns = shares.shape
+    alphas = (shares * 255).round().int().tolist()
+    lines = b"".join(b"\0" + b"".join(bytes((*VALID, alpha)) for alpha in line) for line in alphas)
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)  # 8 bits each of red, green, blue and alpha
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

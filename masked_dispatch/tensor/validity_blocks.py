@@ -1,0 +1,114 @@
+"""How much of each block of a tensor is valid: what a picture of the mask needs, of bounded size for any tensor.
+
+The tensor is seen as a matrix: its last dimension runs along the columns, all others, flattened, along the rows. Dense
+masks are read some rows at a time, and of sparse storage only what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_int8
+from op_registry.sparse.coordinates import ravel, unravel
+from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.record import Sparse
+
+# The most elements whose validity or coordinates are looked at together.
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class ValidityBlocks:
+    """The valid elements of each block, on the CPU.
+
+    shape            of the matrix, in elements
+    rows_per_block, columns_per_block  size of a block; the last ones may be smaller
+    valid, elements  number of valid and of all elements of each block, int64 of shape (blocks down, blocks across)
+    """
+
+    shape: tuple[int, int]
+    rows_per_block: int
+    columns_per_block: int
+    valid: Tensor
+    elements: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """The valid share of each block, float64 between 0 and 1."""
+        return self.valid.double() / self.elements
+
+
+def validity_blocks(record: AnyRecord, most_rows: int, most_columns: int) -> ValidityBlocks:
+    """The valid elements by blocks, of which there are at most `most_rows` down and `most_columns` across."""
+    rows, columns = as_matrix(record.shape)
+    per_row, per_column = max(1, -(-rows // most_rows)), max(1, -(-columns // most_columns))
+    down, across = -(-rows // per_row), -(-columns // per_column)
+    heights = torch.full((down,), per_row).clamp_(max=rows - torch.arange(down) * per_row)
+    widths = torch.full((across,), per_column).clamp_(max=columns - torch.arange(across) * per_column)
+    elements = heights[:, None] * widths
+    if not isinstance(record, Dense):
+        valid = _valid_of_sparse(record, per_row, per_column, (down, across))
+    elif record.validity is None:
+        valid = elements.clone()
+    elif record.ndim > 1 and record.validity.shape[-1] != columns:
+        rows_alone = Dense(record.data[..., :1], record.validity)  # one validity for all columns
+        valid = _valid_of_dense(rows_alone, per_row, 1, (down, 1)).cpu() * widths
+    else:
+        valid = _valid_of_dense(record, per_row, per_column, (down, across))
+    return ValidityBlocks((rows, columns), per_row, per_column, valid.cpu(), elements)
+
+
+def as_matrix(shape: torch.Size) -> tuple[int, int]:
+    """The rows and columns of a tensor of `shape`; a tensor without dimensions is one element."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def _valid_of_dense(record: Dense, per_row: int, per_column: int, blocks: tuple[int, int]) -> Tensor:
+    validity = record.full_validity
+    assert validity is not None
+    validity = as_int8(validity).reshape(1, 1) if record.ndim == 0 else as_int8(validity)
+    rows, columns = as_matrix(validity.shape)
+    valid = torch.zeros(blocks, dtype=torch.int64, device=validity.device)
+    block_of_column = torch.arange(columns, device=validity.device) // per_column
+    for start in range(0, rows, step := max(1, min(per_row, CHUNK // max(columns, 1)))):
+        for first, last in _cut_at_blocks(start, min(start + step, rows), per_row):
+            index = torch.arange(first, last, device=validity.device)
+            part = validity[unravel(index, validity.shape[:-1])] if validity.ndim > 1 else validity[None]
+            valid[first // per_row].index_add_(0, block_of_column, part.sum(0, dtype=torch.int64))
+    return valid
+
+
+def _cut_at_blocks(start: int, stop: int, per_row: int) -> Iterator[tuple[int, int]]:
+    """The part of each block among the rows from `start` to `stop`."""
+    while start < stop:
+        end = min(stop, (start // per_row + 1) * per_row)
+        yield start, end
+        start = end
+
+
+def _valid_of_sparse(record: Sparse | Permuted, per_row: int, per_column: int, blocks: tuple[int, int]) -> Tensor:
+    base = record.base if isinstance(record, Permuted) else record
+    groups = record.groups if isinstance(record, Permuted) else tuple((d,) for d in range(base.ndim))
+    flat, stored, sizes = base.flat, base.pattern.coordinates(), base.shape
+    dense = flat.shape[1:]
+    validity = flat.full_validity
+    total = torch.zeros(math.prod(blocks), dtype=torch.int64, device=base.device)
+    inside = [torch.arange(size, device=base.device) for size in dense]
+    step = max(1, CHUNK // max(math.prod(dense), 1))
+    for start in range(0, flat.shape[0], step):
+        part = [c[start : start + step].reshape(-1, *(1 for _ in dense)) for c in stored]
+        part += [c.reshape(-1, *(1 for _ in dense[d + 1 :])) for d, c in enumerate(inside)]
+        visible = [ravel([part[d] for d in group], [sizes[d] for d in group]) for group in groups]
+        row = ravel(visible[:-1], record.shape[:-1]) if len(visible) > 1 else torch.zeros_like(visible[0])
+        block = (row // per_row) * blocks[1] + visible[-1] // per_column
+        block = block.expand(len(part[0]), *dense)
+        if validity is not None:
+            block = block[as_int8(validity[start : start + step]).bool()]
+        total += block.reshape(-1).bincount(minlength=len(total))
+    return total.reshape(blocks)

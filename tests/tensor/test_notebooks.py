@@ -1,0 +1,160 @@
+"""_repr_html_: a self-contained part of a page, of bounded size, whose picture is the mask and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import re
+from html.parser import HTMLParser
+
+import matplotlib.image
+import pytest
+import torch
+from expecttest import assert_expected_inline as expect
+
+import masked_dispatch as md
+from masked_dispatch.tensor.validity_blocks import validity_blocks
+from sparse_layouts import LAYOUTS
+
+STORAGES = [torch.strided, *LAYOUTS, torch.jagged]
+
+
+def stored(x: md.MaskedTensor, layout: torch.layout) -> md.MaskedTensor:
+    return x.to_layout(layout, blocksize=(2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None)
+
+
+def holey(hidden: float, *shape: int) -> md.MaskedTensor:
+    data = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    mask = data % 3 != 0
+    return md.masked_tensor(torch.where(mask, data, hidden), mask)
+
+
+class Tags(HTMLParser):
+    """Which tags are open, and the attributes of every tag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag != "img":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def pixels(page: str) -> torch.Tensor:
+    """The opacity of each pixel of the page's picture, 0 to 255."""
+    (encoded,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    image = matplotlib.image.imread(io.BytesIO(base64.b64decode(encoded)), format="png")
+    return (torch.from_numpy(image.copy())[..., 3] * 255).round().to(torch.int64)
+
+
+@pytest.mark.parametrize("layout", STORAGES, ids=str)
+def test_the_picture_is_the_mask(layout: torch.layout) -> None:
+    x = stored(holey(0.0, 4, 6), layout)
+    assert torch.equal(pixels(x._repr_html_()), x.get_mask() * 255)
+
+
+def test_what_a_page_holds() -> None:
+    page = holey(0.0, 2, 3)._repr_html_()
+    expect(
+        re.sub(r"base64,[^\"]*", "base64,…", page),
+        """\
+<div><div style="margin:4px 0">2 × 3, float32: 4 of 6 valid (66.7%)</div><img alt="validity of 2 × 3, float32: 4 of 6 valid (66.7%)" width="48" height="32" style="image-rendering:pixelated;background:rgba(128,128,128,.25);outline:1px solid rgba(128,128,128,.6)" src="data:image/png;base64,…"><pre style="margin:4px 0;line-height:1.25">masked_tensor([[--, 1., 2.],
+               [--, 4., 5.]], valid=4/6, True=valid)</pre></div>""",  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize("layout", STORAGES, ids=str)
+def test_pages_are_whole_and_need_nothing_else(layout: torch.layout) -> None:
+    x = stored(holey(0.0, 4, 6).requires_grad_(), layout) * 2
+    page = x._repr_html_()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert html.escape(repr(x)) in page  # grad_fn=<…> among it
+    assert not re.search(r"https?:|<script|url\(", page)
+    assert {name for name, _ in tags.attributes} == {"style", "alt", "width", "height", "src"}
+
+
+@pytest.mark.parametrize("layout", STORAGES, ids=str)
+def test_nothing_under_the_mask_is_on_the_page(layout: torch.layout) -> None:
+    pages = {stored(holey(hidden, 4, 6), layout)._repr_html_() for hidden in (0.0, float("nan"), 1e38, -7.5)}
+    assert len(pages) == 1
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_large_tensors_are_shown_by_shares_in_a_bounded_size(layout: torch.layout) -> None:
+    mask = torch.arange(1000)[:, None] >= torch.arange(1000)  # the lower triangle
+    page = md.masked_tensor(torch.rand(1000, 1000), mask).to_layout(layout)._repr_html_()
+    shown = pixels(page)
+    assert shown.shape == (63, 91)
+    assert "a pixel is 16 × 11 elements" in page
+    assert shown[-1, 0] == 255
+    assert shown[0, -1] == 0
+    assert 0 < shown[31, 45] < 255
+    assert len(page) < 20_000
+
+
+def test_the_largest_page_is_bounded() -> None:
+    noise = torch.rand(640, 960) < torch.rand(640, 960)
+    assert len(md.masked_tensor(torch.rand(640, 960), noise)._repr_html_()) < 20_000
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0, 3), (3, 0), (2, 3, 4), (70, 1, 3), (2, 200)], ids=str)
+def test_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
+    x = holey(0.0, *shape)
+    page = x._repr_html_()
+    if x.numel():
+        shares = pixels(page) / 255
+        valid = validity_blocks(x._printed_record, 64, 96)
+        assert int(valid.valid.sum()) == int(x.count())
+        assert int(valid.elements.sum()) == x.numel()
+        torch.testing.assert_close(shares.double(), valid.shares, atol=1 / 255, rtol=0)
+    else:
+        assert "<img" not in page
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])),
+        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])).to_packed(),
+        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])).to_packed().transpose(0, 1),
+        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])).to_sparse(sparse_dim=2),
+        md.masked_tensor(torch.rand(9, 11), torch.rand(9, 1) > 0.5),
+        md.masked_tensor(torch.rand(9, 11), torch.rand(9, 11) > 0.5).to_sparse_bsr((3, 11)),
+        md.masked_tensor(torch.rand(9, 11)).T,
+    ],
+    ids=["lengths", "packed", "packed, time first", "hybrid", "rows", "blocks", "all valid"],
+)
+@pytest.mark.parametrize(("most_rows", "most_columns"), [(100, 100), (4, 3), (1, 1)])
+def test_blocks_count_what_is_valid(x: md.MaskedTensor, most_rows: int, most_columns: int) -> None:
+    blocks = validity_blocks(x._printed_record, most_rows, most_columns)
+    mask = x.get_mask().reshape(-1, x.shape[-1])
+    for down in range(blocks.valid.shape[0]):
+        for across in range(blocks.valid.shape[1]):
+            rows = slice(down * blocks.rows_per_block, (down + 1) * blocks.rows_per_block)
+            columns = slice(across * blocks.columns_per_block, (across + 1) * blocks.columns_per_block)
+            assert int(blocks.valid[down, across]) == int(mask[rows, columns].sum())
+            assert int(blocks.elements[down, across]) == mask[rows, columns].numel()
+
+
+def test_what_has_no_memory_has_a_picture_too() -> None:
+    """10¹² elements that no machine could copy, and 10¹⁵ of which two are stored."""
+    rows = torch.arange(10**6)[:, None] % 2 == 0
+    wide = md.as_masked_tensor(torch.zeros(()).expand(10**6, 10**6), rows)
+    assert set(pixels(wide._repr_html_()).unique().tolist()) == {127, 128}
+    indices = torch.tensor([[0, 2**20 - 1], [1, 2**30 - 1]])
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(2), (2**20, 2**30), is_coalesced=True, check_invariants=True)
+    assert "2 of 1,125,899,906,842,624 valid (&lt;0.1%)" in md.as_masked_tensor(sparse)._repr_html_()
+
+
+def test_where_there_are_no_values_to_look_at() -> None:
+    x = md.as_masked_tensor(torch.empty(2, 3, device="meta"))
+    assert x._repr_html_() == f'<div><pre style="margin:4px 0;line-height:1.25">{html.escape(repr(x))}</pre></div>'
