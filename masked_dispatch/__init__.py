@@ -18,12 +18,13 @@ missing.py                pandas' words for missing values
 metrics.py                accuracy, mean squared error, perplexity
 distributed/              collectives of masked tensors, statistics and losses over all ranks
 optim/                    optimizers for masked gradients
+plot.py                   pictures of masks
 storage.py                choosing a storage layout
 testing.py                comparing masked tensors in tests
 conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
 """
 
-from masked_dispatch import distributed, functional, interop, metrics, missing, optim, storage, testing
+from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
@@ -148,6 +149,7 @@ __all__ = [
     "optim",
     "pad_sequence",
     "pad_stack",
+    "plot",
     "prod",
     "quantile",
     "registry",

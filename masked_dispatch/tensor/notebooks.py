@@ -39,13 +39,16 @@ def html_of(tensor: MaskedTensor, record: AnyRecord) -> str:
     shape = " × ".join(map(str, tensor.shape)) or "one number"
     dtype = str(tensor.dtype).removeprefix("torch.")
     line = f"{shape}, {dtype}: {valid:,} of {total:,} valid ({html.escape(share_of(valid, total))})"
-    return f'<div><div style="margin:4px 0">{line}{note_of(blocks)}</div>{picture_of(blocks, line)}{text}</div>'
+    note = note_of(blocks, tuple(tensor.shape))
+    return f'<div><div style="margin:4px 0">{line}{note}</div>{picture_of(blocks, line)}{text}</div>'
 
 
-def note_of(blocks: ValidityBlocks) -> str:
-    """What one pixel is, where it is more than one element."""
+def note_of(blocks: ValidityBlocks, shape: tuple[int, ...]) -> str:
+    """Which dimensions run down and across, where there are several, and what one pixel is, where it is a block."""
+    down, across = shape[: blocks.row_dims], shape[blocks.row_dims :]
+    note = f"; {' · '.join(map(str, down))} down, {' · '.join(map(str, across))} across" if len(shape) > 2 else ""
     per_block = blocks.rows_per_block, blocks.columns_per_block
-    return "" if per_block == (1, 1) else f"; a pixel is {per_block[0]} × {per_block[1]} elements"
+    return note if per_block == (1, 1) else f"{note}; a pixel is {per_block[0]} × {per_block[1]} elements"
 
 
 def picture_of(blocks: ValidityBlocks, description: str) -> str:

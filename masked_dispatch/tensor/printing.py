@@ -141,7 +141,8 @@ def _body(record: AnyRecord, summarized: bool) -> str:
         return "[]"
     options = print_options()
     shown = edges(record, options.edgeitems) if summarized else all_elements(record)
-    mask = torch.ones_like(shown.data, dtype=torch.bool) if shown.validity is None else as_bool(shown.validity)
+    validity = shown.full_validity
+    mask = torch.ones_like(shown.data, dtype=torch.bool) if validity is None else as_bool(validity)
     values = _computable(shown.data, record.dtype)
     cells = _cells_of(values[mask], bool(mask.all()))
     edge = options.edgeitems if summarized else None

@@ -1,7 +1,7 @@
 """How much of each block of a tensor is valid: what a picture of the mask needs, of bounded size for any tensor.
 
-The tensor is seen as a matrix: its last dimension runs along the columns, all others, flattened, along the rows. Dense
-masks are read some rows at a time, and of sparse storage only what is stored.
+The tensor is seen as a matrix: its first dimensions, flattened, run down, the others across. Dense masks are read some
+rows at a time, and of sparse storage only what is stored.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ CHUNK = 2**20
 class ValidityBlocks:
     """The valid elements of each block, on the CPU.
 
+    row_dims         number of dimensions that run down
     shape            of the matrix, in elements
     rows_per_block, columns_per_block  size of a block; the last ones may be smaller
     valid, elements  number of valid and of all elements of each block, int64 of shape (blocks down, blocks across)
     """
 
+    row_dims: int
     shape: tuple[int, int]
     rows_per_block: int
     columns_per_block: int
@@ -44,43 +46,54 @@ class ValidityBlocks:
         return self.valid.double() / self.elements
 
 
-def validity_blocks(record: AnyRecord, most_rows: int, most_columns: int) -> ValidityBlocks:
-    """The valid elements by blocks, of which there are at most `most_rows` down and `most_columns` across."""
-    rows, columns = as_matrix(record.shape)
+def validity_blocks(
+    record: AnyRecord, most_rows: int, most_columns: int, row_dims: int | None = None
+) -> ValidityBlocks:
+    """The valid elements by blocks, of which there are at most `most_rows` down and `most_columns` across.
+
+    row_dims  number of leading dimensions that run down; None: those with which the matrix is nearest to a square
+    """
+    split = squarest(record.shape) if row_dims is None else row_dims
+    rows, columns = math.prod(record.shape[:split]), math.prod(record.shape[split:])
     per_row, per_column = max(1, -(-rows // most_rows)), max(1, -(-columns // most_columns))
     down, across = -(-rows // per_row), -(-columns // per_column)
     heights = torch.full((down,), per_row).clamp_(max=rows - torch.arange(down) * per_row)
     widths = torch.full((across,), per_column).clamp_(max=columns - torch.arange(across) * per_column)
     elements = heights[:, None] * widths
     if not isinstance(record, Dense):
-        valid = _valid_of_sparse(record, per_row, per_column, (down, across))
+        valid = _valid_of_sparse(record, split, per_row, per_column, (down, across))
     elif record.validity is None:
         valid = elements.clone()
-    elif record.ndim > 1 and record.validity.shape[-1] != columns:
-        rows_alone = Dense(record.data[..., :1], record.validity)  # one validity for all columns
-        valid = _valid_of_dense(rows_alone, per_row, 1, (down, 1)).cpu() * widths
+    elif columns > 1 and math.prod(record.validity.shape[split:]) == 1:  # one validity for all columns
+        rows_alone = record.validity.expand(*record.shape[:split], *record.validity.shape[split:])
+        valid = _valid_of_dense(rows_alone, split, per_row, 1, (down, 1)).cpu() * widths
     else:
-        valid = _valid_of_dense(record, per_row, per_column, (down, across))
-    return ValidityBlocks((rows, columns), per_row, per_column, valid.cpu(), elements)
+        valid = _valid_of_dense(record.validity.expand(record.shape), split, per_row, per_column, (down, across))
+    return ValidityBlocks(split, (rows, columns), per_row, per_column, valid.cpu(), elements)
 
 
-def as_matrix(shape: torch.Size) -> tuple[int, int]:
-    """The rows and columns of a tensor of `shape`; a tensor without dimensions is one element."""
-    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+def squarest(shape: torch.Size) -> int:
+    """The number of leading dimensions that run down, so that the matrix is nearest to a square; 1 of 2, 0 of 1."""
+    if math.prod(shape) == 0:
+        return max(len(shape) - 1, 0)
+    return min(
+        range(len(shape) - 1, 0, -1),
+        key=lambda n: abs(math.log(math.prod(shape[:n])) - math.log(math.prod(shape[n:]))),
+        default=0,
+    )
 
 
-def _valid_of_dense(record: Dense, per_row: int, per_column: int, blocks: tuple[int, int]) -> Tensor:
-    validity = record.full_validity
-    assert validity is not None
-    validity = as_int8(validity).reshape(1, 1) if record.ndim == 0 else as_int8(validity)
-    rows, columns = as_matrix(validity.shape)
+def _valid_of_dense(validity: Tensor, split: int, per_row: int, per_column: int, blocks: tuple[int, int]) -> Tensor:
+    validity = as_int8(validity)
+    rows, columns = math.prod(validity.shape[:split]), math.prod(validity.shape[split:])
     valid = torch.zeros(blocks, dtype=torch.int64, device=validity.device)
     block_of_column = torch.arange(columns, device=validity.device) // per_column
     for start in range(0, rows, step := max(1, min(per_row, CHUNK // max(columns, 1)))):
         for first, last in _cut_at_blocks(start, min(start + step, rows), per_row):
             index = torch.arange(first, last, device=validity.device)
-            part = validity[unravel(index, validity.shape[:-1])] if validity.ndim > 1 else validity[None]
-            valid[first // per_row].index_add_(0, block_of_column, part.sum(0, dtype=torch.int64))
+            part = validity[unravel(index, validity.shape[:split])] if split else validity
+            counts = part.reshape(last - first, columns).sum(0, dtype=torch.int64)
+            valid[first // per_row].index_add_(0, block_of_column, counts)
     return valid
 
 
@@ -92,7 +105,9 @@ def _cut_at_blocks(start: int, stop: int, per_row: int) -> Iterator[tuple[int, i
         start = end
 
 
-def _valid_of_sparse(record: Sparse | Permuted, per_row: int, per_column: int, blocks: tuple[int, int]) -> Tensor:
+def _valid_of_sparse(
+    record: Sparse | Permuted, split: int, per_row: int, per_column: int, blocks: tuple[int, int]
+) -> Tensor:
     base = record.base if isinstance(record, Permuted) else record
     groups = record.groups if isinstance(record, Permuted) else tuple((d,) for d in range(base.ndim))
     flat, stored, sizes = base.flat, base.pattern.coordinates(), base.shape
@@ -105,8 +120,9 @@ def _valid_of_sparse(record: Sparse | Permuted, per_row: int, per_column: int, b
         part = [c[start : start + step].reshape(-1, *(1 for _ in dense)) for c in stored]
         part += [c.reshape(-1, *(1 for _ in dense[d + 1 :])) for d, c in enumerate(inside)]
         visible = [ravel([part[d] for d in group], [sizes[d] for d in group]) for group in groups]
-        row = ravel(visible[:-1], record.shape[:-1]) if len(visible) > 1 else torch.zeros_like(visible[0])
-        block = (row // per_row) * blocks[1] + visible[-1] // per_column
+        row = ravel(visible[:split], record.shape[:split]) if split else torch.zeros_like(visible[0])
+        column = ravel(visible[split:], record.shape[split:]) if split < len(visible) else torch.zeros_like(visible[0])
+        block = (row // per_row) * blocks[1] + column // per_column
         block = block.expand(len(part[0]), *dense)
         if validity is not None:
             block = block[as_int8(validity[start : start + step]).bool()]

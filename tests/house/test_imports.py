@@ -40,13 +40,14 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("distributed", "functional", "metrics", "missing", "optim", "storage", "testing"),
+        ("distributed", "functional", "metrics", "missing", "optim", "plot", "storage", "testing"),
         ("conformance_subject",),
     ),
 }
 
 # Imports inside functions, none of our own modules, each with the reason why it waits.
 LATE = {
+    "matplotlib": "the core depends on torch alone",
     "numpy": "the core depends on torch alone",
     "pytest": "the core depends on torch alone",
     "tqdm": "the core depends on torch alone",

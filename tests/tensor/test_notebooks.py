@@ -14,7 +14,7 @@ import torch
 from expecttest import assert_expected_inline as expect
 
 import masked_dispatch as md
-from masked_dispatch.tensor.validity_blocks import validity_blocks
+from masked_dispatch.tensor.validity_blocks import squarest, validity_blocks
 from sparse_layouts import LAYOUTS
 
 STORAGES = [torch.strided, *LAYOUTS, torch.jagged]
@@ -134,15 +134,25 @@ def test_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
     ids=["lengths", "packed", "packed, time first", "hybrid", "rows", "blocks", "all valid"],
 )
 @pytest.mark.parametrize(("most_rows", "most_columns"), [(100, 100), (4, 3), (1, 1)])
-def test_blocks_count_what_is_valid(x: md.MaskedTensor, most_rows: int, most_columns: int) -> None:
-    blocks = validity_blocks(x._printed_record, most_rows, most_columns)
-    mask = x.get_mask().reshape(-1, x.shape[-1])
+@pytest.mark.parametrize("row_dims", [None, 0, 1, -1], ids=str)
+def test_blocks_count_what_is_valid(
+    x: md.MaskedTensor, row_dims: int | None, most_rows: int, most_columns: int
+) -> None:
+    row_dims = x.ndim if row_dims == -1 else row_dims
+    blocks = validity_blocks(x._printed_record, most_rows, most_columns, row_dims)
+    mask = x.get_mask().reshape(blocks.shape)
     for down in range(blocks.valid.shape[0]):
         for across in range(blocks.valid.shape[1]):
             rows = slice(down * blocks.rows_per_block, (down + 1) * blocks.rows_per_block)
             columns = slice(across * blocks.columns_per_block, (across + 1) * blocks.columns_per_block)
             assert int(blocks.valid[down, across]) == int(mask[rows, columns].sum())
             assert int(blocks.elements[down, across]) == mask[rows, columns].numel()
+
+
+def test_which_dimensions_run_down() -> None:
+    splits = {(): 0, (5,): 0, (2, 99): 1, (99, 2): 1, (6, 9, 4): 1, (32, 128, 768): 2, (3, 32, 32): 2, (8, 3, 9, 9): 2}
+    assert {shape: squarest(torch.Size(shape)) for shape in splits} == splits
+    assert "valid (66.7%); 6 down, 9 · 4 across</div>" in holey(0.0, 6, 9, 4)._repr_html_()
 
 
 def test_what_has_no_memory_has_a_picture_too() -> None:

@@ -87,10 +87,10 @@ def test_every_storage_prints_the_same_and_nothing_under_the_mask(
         assert texts == {body_of(repr(holey(7.0)))}
 
 
-def of_rows(layout: torch.layout) -> md.MaskedTensor:
-    """(2, 3, 4), of which rows are stored, one element of them invalid."""
+def of_rows(layout: torch.layout, whole: bool) -> md.MaskedTensor:
+    """(2, 3, 4), of which rows are stored, one element of them invalid if they are not `whole`."""
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)[..., None].repeat(1, 1, 4)
-    mask[0, 0, 2] = False
+    mask[0, 0, 2] = whole
     x = md.masked_tensor(torch.arange(24.0).reshape(2, 3, 4), mask)
     if layout is torch.strided:
         return x
@@ -109,11 +109,12 @@ def of_rows(layout: torch.layout) -> md.MaskedTensor:
 )
 @pytest.mark.parametrize("options", [{}, {"threshold": 4, "edgeitems": 1}], ids=str)
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.jagged], ids=str)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole rows", "an invalid element in a row"])
 def test_stored_rows_and_permuted_views_print_as_dense_ones(
-    layout: torch.layout, options: dict[str, Any], view: Callable[[Tensor], Tensor]
+    whole: bool, layout: torch.layout, options: dict[str, Any], view: Callable[[Tensor], Tensor]
 ) -> None:
     with torch._tensor_str.printoptions(**options):
-        assert body_of(repr(view(of_rows(layout)))) == body_of(repr(view(of_rows(torch.strided))))
+        assert body_of(repr(view(of_rows(layout, whole)))) == body_of(repr(view(of_rows(torch.strided, whole))))
 
 
 def test_columns_are_as_wide_as_two_dashes() -> None:
