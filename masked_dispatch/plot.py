@@ -41,7 +41,7 @@ def mask(x: Tensor, *, row_dims: int | None = None, figure: Figure | None = None
               separate the slices of dimensions that are flattened
     figure    the figure to draw in; None: a new one of pyplot
 
-    A tensor of more than 400 rows or columns is drawn by blocks: their colour is the share that is valid, and counts are
+    A tensor of more than 400 rows or columns is drawn by blocks: their colour is the share that is valid, counts are
     means over the rows or columns of a block.
 
     Raises ImportError without matplotlib, ValueError for a tensor without elements or `row_dims` out of range, and
