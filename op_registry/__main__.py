@@ -17,8 +17,8 @@ from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
+from op_registry.report import as_json, coverage, database_calls, devices, python_level
 from op_registry.report import conformance as reporting
-from op_registry.report import coverage, database_calls, devices, python_level
 from op_registry.report import sparse_coverage as stored_coverage
 from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, nearest
@@ -31,11 +31,39 @@ TIERS = {
 }
 
 
+EXIT_CODES = (
+    "exit codes: 0 nothing is wrong; 1 a law is broken, or a mutant not accounted for; 2 unknown name or option"
+)
+EXAMPLES = {
+    "coverage": "python -m op_registry coverage --json > coverage.json",
+    "explain": "python -m op_registry explain torch.cumsum",
+    "check": "python -m op_registry check --op softmax --law P3",
+    "mutants": 'python -m op_registry mutants --only strangers --way "mask lost"',
+    "fuzz": "python -m op_registry fuzz --n 200 --law P5",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m op_registry", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m op_registry",
+        description=__doc__,
+        epilog=f"example:\n  {EXAMPLES['explain']}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    coverage = commands.add_parser("coverage", help="how each operator of torch's database is supported")
+    def command(name: str, what: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog=f"example:\n  {EXAMPLES[name]}\n\n{EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.add_argument("--json", action="store_true", help="print the results as one JSON document")
+        return made
+
+    coverage = command("coverage", "how each operator of torch's database is supported")
     coverage.add_argument("--verbose", action="store_true", help="also print a line for every entry")
     coverage.add_argument(
         "--write",
@@ -53,14 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         "--measure", action="store_true", help="run every entry's samples to find which operators they call"
     )
 
-    explain = commands.add_parser(
-        "explain", help="what an operator does on masked tensors: its law, rule, storage, oracle and samples"
-    )
+    explain = command("explain", "what an operator does on masked tensors: its law, rule, storage, oracle and samples")
     explain.add_argument("name", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast, torch.cumsum, F.softmax …")
     explain.add_argument("--import", dest="modules", action="append", default=[], help="a module that registers rules")
     explain.add_argument("--no-samples", action="store_true", help="don't run the operator's samples in sparse layouts")
 
-    check = commands.add_parser("check", help="run the laws on operators")
+    check = command("check", "run the laws on operators")
     check.add_argument(
         "--op", action="append", help="an entry of the database, or an operator (may be repeated; default: all entries)"
     )
@@ -107,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "--subject alone. A device that this machine lacks is skipped",
     )
 
-    mutants = commands.add_parser("mutants", help="make rules wrong on purpose, and print which law notices each")
+    mutants = command("mutants", "make rules wrong on purpose, and print which law notices each")
     mutants.add_argument(
         "--only",
         choices=("strangers", "rules"),
@@ -116,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     mutants.add_argument("--way", action="append", help="only this way of being wrong (may be repeated)")
     mutants.add_argument("--workers", type=int, help="number of processes; 0 runs in this one")
 
-    fuzzing.add_arguments(commands.add_parser("fuzz", help="run random programs of several operators under a law"))
+    fuzzing.add_arguments(command("fuzz", "run random programs of several operators under a law"))
     return parser
 
 
@@ -151,7 +177,7 @@ def _check(options: argparse.Namespace) -> int:
     settings = _settings(options)
     if options.op and (options.workers == 0 or len(options.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in options.op for o in operators_of(name)))
-        print(verdict)
+        print(as_json.of_check(verdict.reports, bool(verdict)) if options.json else verdict)
         return 0 if verdict else 1
     everything = [*database(), *variants()] if options.variants else list(database())
     names = [operator_named(name).name for name in options.op] if options.op else everything
@@ -159,18 +185,17 @@ def _check(options: argparse.Namespace) -> int:
         names = [piece for name in names for piece in in_each_dtype(name)]
     names = _part(names, options.slice)
     reports = reporting.by_operator(
-        runner.run(
-            names, settings, workers=options.workers, timeout=options.timeout, results=options.results, progress=True
-        )
+        runner.run(names, settings, workers=options.workers, timeout=options.timeout, results=options.results)
     )
-    print(reporting.summary(reports))
+    broken = any(r.failures for r in reports)
+    print(as_json.of_check(reports, not broken) if options.json else reporting.summary(reports))
     if options.by_family is not None:
         options.by_family.write_text(reporting.summary(reports) + "\n" + reporting.by_family(reports) + "\n")
     if options.table is not None:
         options.table.write_text(reporting.table(reports) + "\n")
     if options.table_of_storages is not None:
         options.table_of_storages.write_text(stored_coverage.written(reporting.storage_shares(reports)) + "\n")
-    return 1 if any(r.failures for r in reports) else 0
+    return 1 if broken else 0
 
 
 # Options of `check` that choose among laws and trials, which a comparison on a device does not make.
@@ -182,7 +207,7 @@ def _check_on_device(options: argparse.Namespace) -> int:
     if given:
         raise UnknownName(f"--device compares with the CPU and asks no laws: leave out {', '.join(given)}")
     names = [operator_named(name).name for name in options.op or ()] or list(database())
-    return devices.run(_part(names, options.slice), options.device, options.subject, options.sample)
+    return devices.run(_part(names, options.slice), options.device, options.subject, options.sample, options.json)
 
 
 def _part(names: list[str], of: str | None) -> list[str]:
@@ -194,11 +219,9 @@ def _part(names: list[str], of: str | None) -> list[str]:
 
 
 def _mutants(options: argparse.Namespace) -> int:
-    text, accounted_for = mutant_table.report(
-        options.only != "rules", options.only != "strangers", options.way, options.workers
-    )
-    print(text)
-    return 0 if accounted_for else 1
+    found = mutant_table.results(options.only != "rules", options.only != "strangers", options.way, options.workers)
+    print(as_json.of_mutants(found) if options.json else found)
+    return 1 if found.alarms else 0
 
 
 def _fuzz(options: argparse.Namespace) -> int:
@@ -211,7 +234,8 @@ def _fuzz(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     for module in options.modules:
         _import(module)
-    print(explain(options.name, samples=not options.no_samples))
+    samples = not options.no_samples
+    print(as_json.of_explanation(options.name, samples) if options.json else explain(options.name, samples=samples))
     return 0
 
 
@@ -220,7 +244,7 @@ def _python_level(options: argparse.Namespace) -> int:
     if options.write is not None:
         options.write.write_text(python_level.expectation(found) + "\n")
     else:
-        print(python_level.report(found, options.verbose))
+        print(as_json.of_python_level(found) if options.json else python_level.report(found, options.verbose))
     return 1 if any(entry.state == "wrong" for entry in found) else 0
 
 
@@ -234,7 +258,7 @@ def _coverage(options: argparse.Namespace) -> int:
             database_calls.written(calls, f"python -m op_registry coverage --write {options.write}")
         )
         return 0
-    print(coverage.report(options.verbose, calls))
+    print(as_json.of_coverage(calls) if options.json else coverage.report(options.verbose, calls))
     return 0
 
 

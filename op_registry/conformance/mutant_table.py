@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any
 
 import torch
 
@@ -19,6 +17,7 @@ from op_registry.conformance.mutant_operators import RULES
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, built_in_fates, strangers_fates
 from op_registry.conformance.samples import entries_by_overload, overloads_called
+from op_registry.progress import progress
 from op_registry.registry import registry
 from op_registry.rule import Rule
 
@@ -84,20 +83,11 @@ def run(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int | None) ->
 def _in_pool(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int) -> Iterator[tuple[Job, list[Fate]]]:
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
         futures: dict[Future[list[Fate]], Job] = {pool.submit(job.fates, ways): job for job in jobs}
-        for future in _with_progress(as_completed(futures), len(jobs)):
+        for future in progress(as_completed(futures), len(jobs), "rule"):
             try:
                 yield futures[future], future.result()
             except BrokenProcessPool:  # noqa: PERF203
                 continue
-
-
-def _with_progress(futures: Iterable[Any], total: int) -> Iterable[Any]:
-    """The same iterable, with a progress bar if tqdm is installed."""
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-    except ImportError:
-        return futures
-    return tqdm(futures, total=total, unit="rule", smoothing=0, file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------- as text
@@ -157,30 +147,46 @@ def alarms(results: Sequence[tuple[Job, list[Fate]]]) -> list[str]:
     ]
 
 
-def report(kinds: bool, rules: bool, ways: Sequence[str] | None, workers: int | None) -> tuple[str, bool]:
-    """The output of `python -m op_registry mutants`, and whether every mutant is accounted for."""
-    parts: list[str] = []
-    alarming: list[str] = []
+@dataclass(frozen=True)
+class Results:
+    """What became of all mutants.
 
-    def add(results: list[tuple[Job, list[Fate]]], *text: Callable[[Any], str]) -> None:
-        parts.extend(filter(None, (f(results) for f in text)))
-        alarming.extend(alarms(results))
+    strangers  of the operators of the invented library
+    built_in   of the built-in rules; None: not run
+    uncalled   the built-in rules that no entry of torch's database calls, whose mutants were not run
+    """
 
-    if kinds:
-        add(
-            run(strangers(), ways, workers),
-            lambda r: grid(r, sparse=False),
-            lambda r: grid(r, sparse=True),
-            counts,
-            killers,
-        )
-    if rules:
-        jobs, uncalled = built_in()
-        parts.append(f"{len(jobs)} built-in rules, each tested with an entry of torch's database that calls it")
-        add(run(jobs, ways, workers), counts, killers)
-        names = ", ".join(sorted(rule.name for rule in uncalled))
-        parts.append(f"{len(uncalled)} rules that no entry calls, whose mutants were not tested: {names}")
-    parts.append("law: the first to notice the mutant; ·: it changes nothing observable; ≡: no law may notice it:")
-    parts += [f"    {way}: {why}" for way, why in EQUIVALENT.items()]
-    parts.append("\n".join(["no survivors"] if not alarming else ["!! not accounted for:", *alarming]))
-    return "\n\n".join(parts), not alarming
+    strangers: list[tuple[Job, list[Fate]]] | None
+    built_in: list[tuple[Job, list[Fate]]] | None
+    uncalled: tuple[str, ...] = ()
+
+    @property
+    def alarms(self) -> list[str]:
+        """The mutants that are not accounted for."""
+        return [*alarms(self.strangers or []), *alarms(self.built_in or [])]
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        if self.strangers is not None:
+            found = self.strangers
+            parts += [grid(found, sparse=False), grid(found, sparse=True), counts(found), killers(found)]
+        if self.built_in is not None:
+            number = len(self.built_in)
+            parts.append(f"{number} built-in rules, each tested with an entry of torch's database that calls it")
+            parts += [counts(self.built_in), killers(self.built_in)]
+            names = ", ".join(sorted(self.uncalled))
+            parts.append(f"{len(self.uncalled)} rules that no entry calls, whose mutants were not tested: {names}")
+        parts.append("law: the first to notice the mutant; ·: it changes nothing observable; ≡: no law may notice it:")
+        parts += [f"    {way}: {why}" for way, why in EQUIVALENT.items()]
+        alarming = self.alarms
+        parts.append("\n".join(["no survivors"] if not alarming else ["!! not accounted for:", *alarming]))
+        return "\n\n".join(filter(None, parts))
+
+
+def results(kinds: bool, rules: bool, ways: Sequence[str] | None, workers: int | None) -> Results:
+    """Run the mutants of the invented library (`kinds`), and of the built-in rules (`rules`)."""
+    of_strangers = run(strangers(), ways, workers) if kinds else None
+    if not rules:
+        return Results(of_strangers, None)
+    jobs, uncalled = built_in()
+    return Results(of_strangers, run(jobs, ways, workers), tuple(rule.name for rule in uncalled))

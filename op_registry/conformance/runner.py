@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -26,6 +25,7 @@ import torch
 from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trials import Settings, run_operator
+from op_registry.progress import Bar
 
 # A process is replaced after this many operators, when torch's caches of graphs and kernels have grown to gigabytes.
 MOST_OPERATORS = 500
@@ -72,7 +72,6 @@ def run(
     workers: int | None = None,
     timeout: float = 120.0,
     results: Path | None = None,
-    progress: bool = False,
 ) -> list[Report]:
     """Reports for all `operators`, in their order; `results` is a file to which each is written as it arrives."""
     mark = fingerprint(settings)
@@ -86,20 +85,18 @@ def run(
             file.writelines(json.dumps(r.as_dict()) + "\n" for r in reports.values())
         results_file = results.open("a")
     todo = [name for name in operators if name not in reports]
-    bar = _progress(len(operators), len(operators) - len(todo)) if progress else None
     try:
-        for report in _in_workers(todo, settings, workers or os.cpu_count() or 1, timeout):
-            reports[report.operator] = report
-            if results_file is not None:
-                results_file.write(json.dumps(report.as_dict()) + "\n")
-                results_file.flush()
-            if bar is not None:
-                bar.update(report, reports.values())
+        with Bar(len(operators), "op", done=len(operators) - len(todo)) as bar:
+            for report in _in_workers(todo, settings, workers or os.cpu_count() or 1, timeout):
+                reports[report.operator] = report
+                if results_file is not None:
+                    results_file.write(json.dumps(report.as_dict()) + "\n")
+                    results_file.flush()
+                failing = sum(bool(r.failures) for r in reports.values())
+                bar.advance(f"{failing} failing, {report.operator}")
     finally:
         if results_file is not None:
             results_file.close()
-        if bar is not None:
-            bar.close()
     return [reports[name] for name in operators]
 
 
@@ -217,40 +214,3 @@ def _reported(worker: _Worker) -> Report | None:
         worker.deadline = float("-inf")
         return worker.lost(f"not finished after {worker.timeout:g} s")
     return None
-
-
-class _Bar:
-    """A tqdm progress bar with the number of failures; without tqdm, a line every 25 operators."""
-
-    def __init__(self, total: int, done: int) -> None:
-        try:
-            from tqdm import tqdm  # type: ignore[import-untyped]
-        except ImportError:
-            self.bar: Any = None
-        else:
-            self.bar = tqdm(
-                total=total,
-                initial=done,
-                unit="op",
-                smoothing=0,
-                mininterval=0.2 if sys.stderr.isatty() else 15,
-                file=sys.stderr,
-            )
-        self.total, self.done = total, done
-
-    def update(self, report: Report, reports: Iterable[Report]) -> None:
-        failing = sum(bool(r.failures) for r in reports)
-        self.done += 1
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"{failing} failing, {report.operator}", refresh=False)
-            self.bar.update()
-        elif self.done % 25 == 0 or self.done == self.total:
-            print(f"{self.done}/{self.total} operators, {failing} failing", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-
-def _progress(total: int, done: int) -> _Bar:
-    return _Bar(total, done)

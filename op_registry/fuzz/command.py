@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import time
+from collections.abc import Sequence
+
+import torch
 
 from op_registry.fuzz.generating import FEWEST_STEPS
 from op_registry.fuzz.laws import LAWS
-from op_registry.fuzz.many import Settings, in_this_process, in_workers
+from op_registry.fuzz.many import Finding, Settings, in_this_process, in_workers
+from op_registry.progress import progress
 
 # A line of progress is printed each time that so many programs have run.
 PROGRAMS_PER_LINE = 1000
@@ -34,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the programs, print each violation as a snippet, and give the exit status: 1 if there was one."""
+    started = time.monotonic()
     settings = Settings(
         law="P7" if options.compiled else options.law,
         subject=options.subject,
@@ -41,25 +48,52 @@ def run(options: argparse.Namespace) -> int:
         modules=tuple(options.modules),
     )
     seeds = range(options.seed, options.seed + options.n)
-    started = time.monotonic()
-    print(f"{settings.law}: seeds {options.seed} to {options.seed + options.n - 1}", flush=True)
+    say = _quiet if options.json else functools.partial(print, flush=True)
+    say(f"{settings.law}: seeds {options.seed} to {options.seed + options.n - 1}")
     runs = (
         in_workers(seeds, settings, options.workers, options.timeout)
         if options.workers
         else in_this_process(seeds, settings)
     )
-    broken = 0
+    findings: list[Finding] = []
     memory = Memory()
-    for number, answer in enumerate(runs, 1):
+    for number, answer in enumerate(progress(runs, options.n, "program"), 1):
         memory.add(answer.peak)
         if answer.finding is not None:
-            broken += 1
-            print(answer.finding, flush=True)
-            print(f"# the whole program: python -m op_registry fuzz --law {settings.law} --n 1 --seed {answer.seed}\n")
+            findings.append(answer.finding)
+            say(answer.finding)
+            say(f"# the whole program: {repeating(answer.finding, settings)}\n")
         if number % PROGRAMS_PER_LINE == 0:
-            print(f"{number} programs, {broken} break {settings.law}, {memory}", flush=True)
-    print(f"{options.n} programs, {broken} break {settings.law} ({time.monotonic() - started:.0f} s), {memory}")
-    return 1 if broken else 0
+            say(f"{number} programs, {len(findings)} break {settings.law}, {memory}")
+    seconds = time.monotonic() - started
+    say(f"{options.n} programs, {len(findings)} break {settings.law} ({seconds:.0f} s), {memory}")
+    if options.json:
+        print(as_json(findings, options, settings, memory, seconds))
+    return 1 if findings else 0
+
+
+def _quiet(*_: object) -> None:
+    """In place of print."""
+
+
+def repeating(finding: Finding, settings: Settings) -> str:
+    """The command that runs the program of a finding again."""
+    return f"python -m op_registry fuzz --law {settings.law} --n 1 --seed {finding.seed}"
+
+
+def as_json(
+    findings: Sequence[Finding], options: argparse.Namespace, settings: Settings, memory: Memory, seconds: float
+) -> str:
+    """The results as values."""
+    broken = [
+        {"seed": each.seed, "complaint": each.complaint, "code": each.code, "repeat": repeating(each, settings)}
+        for each in findings
+    ]
+    fields = {
+        "command": "fuzz", "torch": torch.__version__, "law": settings.law, "first_seed": options.seed,
+        "programs": options.n, "seconds": round(seconds, 3), "peak_memory_MiB": memory.most, "broken": broken,
+    }  # fmt: skip
+    return json.dumps(fields, indent=1, ensure_ascii=False)
 
 
 class Memory:

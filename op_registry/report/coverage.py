@@ -37,6 +37,7 @@ from op_registry.conformance.samples import (
 )
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.watching import Interpreter
+from op_registry.progress import progress
 from op_registry.registry import registry
 from op_registry.report import database_calls
 from op_registry.report import sparse_coverage as stored_coverage
@@ -178,7 +179,8 @@ def measure() -> list[Calls]:
     with warnings.catch_warnings():
         # Samples of deprecated and experimental operators warn.
         warnings.simplefilter("ignore")
-        return [calls_of(operator) for operator in database().values()]
+        operators = database().values()
+        return [calls_of(operator) for operator in progress(operators, len(operators), "entry")]
 
 
 def entries(calls: Iterable[Calls] | None = None) -> Iterator[Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -12,11 +11,15 @@ from op_registry.conformance.devices.available import DeviceMissing, device_call
 from op_registry.conformance.devices.comparison import Finding, findings
 from op_registry.conformance.samples import operator_named
 from op_registry.conformance.subjects import find_subject
+from op_registry.progress import Bar
+from op_registry.report.as_json import of_devices
 
 WHATS = ("results", "gradients")
 
 
-def run(names: Sequence[str], device: str, subject: str | None = None, sample: int | None = None) -> int:
+def run(
+    names: Sequence[str], device: str, subject: str | None = None, sample: int | None = None, as_json: bool = False
+) -> int:
     """Compare entries on a device, and print what came of it; the exit status is 1 if one differs.
 
     A device that this machine lacks is skipped: its name and torch's reason are printed.
@@ -24,25 +27,23 @@ def run(names: Sequence[str], device: str, subject: str | None = None, sample: i
     try:
         there = device_called(device)
     except DeviceMissing as reason:
-        print(f"skipped: no device {device} on this machine ({reason})")
+        skipped = f"no device {device} on this machine ({reason})"
+        print(of_devices([], device, skipped) if as_json else f"skipped: {skipped}")
         return 0
     found = list(compared(names, there, subject, sample))
-    print(summary(found, device, reasons=len(names) == 1))
+    print(of_devices(found, device) if as_json else summary(found, device, reasons=len(names) == 1))
     return 1 if any(finding.status == "different" for finding in found) else 0
 
 
 def compared(
-    names: Iterable[str], device: torch.device, subject: str | None = None, sample: int | None = None
+    names: Sequence[str], device: torch.device, subject: str | None = None, sample: int | None = None
 ) -> Iterable[Finding]:
-    """The findings of each entry; a crash is preceded by the name of the entry."""
+    """The findings of each entry."""
     tested = find_subject(subject)
-    show = sys.stderr.isatty()
-    for name in names:
-        if show:
-            print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
-        yield from findings(operator_named(name), device, tested, sample)
-    if show:
-        print("\r\033[K", end="", file=sys.stderr)
+    with Bar(len(names), "entry") as bar:
+        for name in names:
+            yield from findings(operator_named(name), device, tested, sample)
+            bar.advance(name)
 
 
 def summary(found: Sequence[Finding], device: str, reasons: bool = False) -> str:

@@ -17,6 +17,7 @@ from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
 from op_registry.inside import rules_inside_functions
+from op_registry.progress import progress
 
 STATES = ("right", "refused", "not applicable", "wrong")
 
@@ -92,7 +93,8 @@ def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -
     subject = subject or find_subject()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # modules without parameters, deprecated functions
-        return [entry_of(name, subject) for name in (names.all_names() if only is None else only)]
+        called = list(names.all_names() if only is None else only)
+        return [entry_of(name, subject) for name in progress(called, len(called), "callable")]
 
 
 def table(found: Sequence[PythonEntry]) -> str:

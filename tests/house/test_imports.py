@@ -15,7 +15,7 @@ from repository import ROOT
 # Rooms from the ground up: a module imports from its own room and from those before it.
 FLOORS = {
     "op_registry": (
-        ("errors", "digests", "schema"),
+        ("errors", "digests", "progress", "schema"),
         ("rule",),
         ("records", "registry"),
         ("autocast", "resolve"),

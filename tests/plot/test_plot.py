@@ -130,9 +130,7 @@ def test_what_cannot_be_drawn() -> None:
 
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(
-        ImportError, match=r"needs matplotlib, .*: pip install 'masked-dispatch\[plot\]'"
-    ):
+    with pytest.raises(ImportError, match=r"needs matplotlib, .*: pip install 'masked-dispatch\[plot\]'"):
         md.plot.mask(holey(2, 3))
 
 
