@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-full third-party conformance lint types docs bench coverage format clean
+.PHONY: help demo test test-full third-party wheel conformance lint types docs bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -41,6 +41,10 @@ test-full: $(INSTALLED)
 third-party: $(INSTALLED)
 	$(PIP) -c $(VENV)/constraints.txt './examples/third_party[test]'
 	cd examples/third_party && OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest
+
+## make wheel       the wheel and the sdist, tested in a clean environment with torch alone
+wheel: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/house/test_wheel.py
 
 ## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
 conformance: $(INSTALLED)

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+from pathlib import Path
 
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
 NAMES = (
@@ -28,9 +29,18 @@ NAMES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what the project promises.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure what the project promises.",
+        epilog="example:\n  python -m benchmarks fill --rounds 5 --json fill.json\n\n"
+        "exit codes: 0 measured, whether or not the goals are reached; 1 an error; 2 an unknown name or option",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
     parser.add_argument("--rounds", type=int, help="how many times the candidates take turns")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write goals and tables, with machine, versions and date"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
@@ -42,7 +52,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.harness import console, print_goals
+    from benchmarks.harness import as_json, console, print_goals
 
     torch.set_num_threads(1)
     console.print(
@@ -51,10 +61,13 @@ def main() -> None:
     )
     options = {} if arguments.rounds is None else {"rounds": arguments.rounds}
     goals = []
-    for name in arguments.names or NAMES:
+    names = arguments.names or NAMES
+    for name in names:
         console.rule(name)
         goals += importlib.import_module(f"benchmarks.{name}").run(**options)
     print_goals(goals)
+    if arguments.json is not None:
+        arguments.json.write_text(as_json(goals, names) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

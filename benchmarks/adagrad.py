@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from benchmarks.harness import Call, Goal, duration, measure, print_table, timing
+from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
 from benchmarks.peak import peak_of_call, peak_of_process
 
 ROWS, WIDTH = 1_000_000, 64
@@ -133,7 +133,7 @@ def measure_peak(case: str, name: str) -> float:
 def run(rounds: int = 21) -> list[Goal]:
     goals, table = [], {}
     peaks = {}
-    for case in CASES:
+    for case in progress(list(CASES), "adagrad"):
         measured = measure(candidates(case), rounds=rounds)
         table[case] = {name: timing(seconds, measured[REFERENCE]) for name, seconds in measured.items()}
         goals.append(Goal(f"Adagrad step, {case}: times torch's", table[case][OWN].ratio, 0.7))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Call, Goal, duration, measure, print_table, timing
+from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
 from op_registry.records.dense import fill_where_invalid
 from op_registry.records.validity import as_int8
 
@@ -42,7 +42,7 @@ def candidates(size: int, mask: Tensor, value: float) -> dict[str, Call]:
 
 def run(rounds: int = 41) -> list[Goal]:
     rows, goals = [], []
-    for size in SIZES:
+    for size in progress(SIZES, "fill"):
         for pattern, mask in masks(size).items():
             for name, value in VALUES.items():
                 measured = measure(candidates(size, mask, value), rounds=rounds)

@@ -7,15 +7,23 @@ its round. So a machine that is slow for a while is slow for all of them, and th
 from __future__ import annotations
 
 import gc
+import json
+import os
+import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+T = TypeVar("T")
 Call = Callable[[], object]
 console = Console(width=None if Console().is_terminal else 120)
 
@@ -89,7 +97,13 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
+# The tables that were printed, as values.
+printed_tables: list[dict[str, Any]] = []
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """Print a table, and keep it for `as_json`."""
+    printed_tables.append({"title": title, "columns": list(columns), "rows": [list(r) for r in rows], "note": caption})
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
@@ -107,6 +121,45 @@ def print_goals(goals: Sequence[Goal]) -> None:
     print_table("goals", ("", "goal", "measured", "reached"), rows)
 
 
-def progress(names: Sequence[str], description: str) -> Sequence[str]:
-    """The names, with a progress bar where a person is watching."""
-    return track(names, description, console=console, transient=True) if console.is_terminal else names  # type: ignore
+def as_json(goals: Sequence[Goal], names: Sequence[str]) -> str:
+    """The goals and tables of a run, with the machine, the versions and the date that they are of."""
+    measured = [asdict(goal) | {"reached": goal.reached} for goal in goals]
+    document = {
+        "command": "benchmarks",
+        "benchmarks": list(names),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": machine(),
+        "goals": measured,
+        "tables": printed_tables,
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on besides the versions."""
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "processor": processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+    }
+
+
+def processor() -> str:
+    """The name of the processor, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def progress(items: Sequence[T], description: str) -> Iterable[T]:
+    """The items, with a progress bar where a person is watching."""
+    return track(items, description, console=console, transient=True) if console.is_terminal else items

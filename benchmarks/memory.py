@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Goal, print_table
+from benchmarks.harness import Goal, print_table, progress
 from benchmarks.peak import GIVING_BACK, peak_of_call
 from benchmarks.reductions import MASKED
 from masked_dispatch import masked_tensor
@@ -62,7 +62,8 @@ def peaks_of(kind: str) -> dict[str, float]:
 
 def run(rounds: int = 3) -> list[Goal]:
     data = SIZE * SIZE * 4 / 2**20  # MiB
-    measured = [(peaks_of("plain"), peaks_of("masked")) for _ in range(min(rounds, 3))]
+    turns = progress(range(min(rounds, 3)), "memory")
+    measured = [(peaks_of("plain"), peaks_of("masked")) for _ in turns]
     rows, goals = [], []
     for name in CALLS:
         plain, masked = (min(peaks[name] for peaks in kind) / data for kind in zip(*measured, strict=True))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from benchmarks.harness import Call, Goal, duration, measure, print_table, timing
+from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
 from benchmarks.kernels import csr_matmul, rows_of_csr
 
 SIZE, WIDTH = 8192, 128
@@ -154,7 +154,7 @@ OTHERS = ("masked_dispatch", "torch.sparse", "scipy", "numba")
 
 def run(rounds: int = 15) -> list[Goal]:
     rows, goals = [], []
-    for density in DENSITIES:
+    for density in progress(DENSITIES, "sparse"):
         x = some_csr(density)
         check(x)
         for name, calls in candidates(x).items():

@@ -22,6 +22,8 @@ plot.py                   pictures of masks
 storage.py                choosing a storage layout
 testing.py                comparing masked tensors in tests
 conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
+command_line/             the commands of python -m masked_dispatch
+__main__.py               python -m masked_dispatch
 """
 
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing
@@ -167,3 +169,7 @@ __all__ = [
     "vector_norm",
     "windows",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

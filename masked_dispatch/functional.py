@@ -37,6 +37,10 @@ Argnums = int | tuple[int, ...]
 __all__ = ["grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jvp", "vjp", "vmap"]
 
 
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
 # ------------------------------------------------------------------------------------- splitting and reassembling
 
 

@@ -13,6 +13,10 @@ from masked_dispatch.api.construct import as_masked_tensor
 __all__ = ["accuracy", "mse", "perplexity"]
 
 
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
 def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
     """The share of correct classes, a float32 scalar.
 

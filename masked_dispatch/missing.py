@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
 def nan_to_invalid(x: Tensor) -> MaskedTensor:
     """`x`, of floating point or complex dtype, invalid where it is NaN too. (`from_nan` does it for plain tensors.)"""
     if not isinstance(x, MaskedTensor):

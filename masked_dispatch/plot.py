@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["mask"]
 
+
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
 # The most blocks that are drawn, down and across; more would be smaller than a pixel.
 MOST_BLOCKS = 400
 # The most lines that are drawn between the slices of a dimension.

@@ -7,3 +7,7 @@ A sparsely stored masked tensor is a MaskedTensor like any other: ``layout`` is 
 from masked_dispatch.api.choose import Choice, choose, choosing, explain, family_of
 
 __all__ = ["Choice", "choose", "choosing", "explain", "family_of"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

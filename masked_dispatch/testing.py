@@ -14,6 +14,12 @@ from torch import Tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import replace_pair_of_tensors
 
+__all__ = ["assert_close"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
+
 
 def assert_close(actual: Any, expected: Any, **options: Any) -> None:
     """Raise AssertionError unless masks are equal and valid values close; also inside lists, tuples and dicts.

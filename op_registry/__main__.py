@@ -31,9 +31,7 @@ TIERS = {
 }
 
 
-EXIT_CODES = (
-    "exit codes: 0 nothing is wrong; 1 a law is broken, or a mutant not accounted for; 2 unknown name or option"
-)
+EXIT_CODES = "exit codes: 0 nothing is wrong; 1 a law is broken, or a mutant not accounted for; 2 unknown name"
 EXAMPLES = {
     "coverage": "python -m op_registry coverage --json > coverage.json",
     "explain": "python -m op_registry explain torch.cumsum",

@@ -31,6 +31,12 @@ if _distributed.is_available():
     from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
 
     __all__ = ["TopK", "count", "mean", "mean_loss", "sum", "topk_hook", "var"]
+else:
+    __all__ = []
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
 
 
 def install() -> None:

@@ -36,3 +36,7 @@ from masked_dispatch.optim.optimizers import (
 stock.refuse_masked_gradients()
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "AdamW", "Adamax", "LazyAdam", "NAdam", "RAdam", "RMSprop", "Rprop"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks import conversions, harness, packed, reductions
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
+from repository import ROOT
 
 
 @pytest.mark.parametrize("name", reductions.BY_HAND)
@@ -48,6 +55,42 @@ def test_candidates_take_turns() -> None:
 )
 def test_a_goal_knows_its_direction(measured: float, at_least: bool, reached: bool) -> None:
     assert harness.Goal("", measured, bound=2.0, at_least=at_least).reached is reached
+
+
+def test_goals_and_tables_are_written_with_machine_versions_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "printed_tables", [])
+    harness.print_table("title", ("", "seconds"), [["a", "1"]], "a note")
+    run = json.loads(harness.as_json([harness.Goal("fast", 2.0, 1.5, at_least=True)], ["fill"]))
+    assert run["goals"] == [{"promise": "fast", "measured": 2.0, "bound": 1.5, "at_least": True, "reached": True}]
+    assert run["tables"] == [{"title": "title", "columns": ["", "seconds"], "rows": [["a", "1"]], "note": "a note"}]
+    assert (run["torch"], run["machine"]["threads"]) == (torch.__version__, torch.get_num_threads())
+    assert datetime.fromisoformat(run["date"]).tzinfo is not None
+
+
+@pytest.mark.slow
+def test_a_run_is_written_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "fill.json"
+    command = [sys.executable, "-m", "benchmarks", "fill", "--rounds", "3", "--json", str(file)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    run = json.loads(file.read_text(encoding="utf-8"))
+    assert run["benchmarks"] == ["fill"]
+    assert run["torch"] == torch.__version__
+    assert datetime.fromisoformat(run["date"]).tzinfo is not None
+    assert run["machine"]["threads"] == 1
+    assert {goal["promise"] for goal in run["goals"]} >= {"fill 2048², random, 0: times faster than where"}
+    assert all(goal["reached"] == (goal["measured"] >= goal["bound"]) for goal in run["goals"])
+    (table, goals) = run["tables"]
+    assert table["columns"] == ["", "masked_dispatch", "torch.where ×", "masked_fill ×"]
+    assert len(table["rows"]) == 8
+    assert goals["title"] == "goals"
+
+
+def test_help_has_an_example_and_the_exit_codes() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--help"], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout
+    assert "python -m benchmarks fill --rounds 5 --json fill.json" in help_text
+    assert "exit codes: 0 measured" in help_text
 
 
 def test_what_could_not_be_measured_is_not_reached() -> None:

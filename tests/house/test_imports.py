@@ -41,7 +41,8 @@ FLOORS = {
         ("dispatch",),
         ("api",),
         ("distributed", "functional", "metrics", "missing", "optim", "plot", "storage", "testing"),
-        ("conformance_subject",),
+        ("command_line", "conformance_subject"),
+        ("__main__",),
     ),
 }
 

@@ -35,7 +35,15 @@ DOTTED_NAME = re.compile(r"`((?:op_registry|masked_dispatch|md)(?:\.\w+)+)")
 FILE_NAME = re.compile(r"`([\w/]+\.(?:py|tsv|txt|toml))`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
-COMMANDS_OF = ("make ", "pip install ", "python -m op_registry ", "python -m benchmarks ", "TORCH_SOURCE=", "pytest")
+COMMANDS_OF = (
+    "make ",
+    "pip install ",
+    "python -m masked_dispatch ",
+    "python -m op_registry ",
+    "python -m benchmarks ",
+    "TORCH_SOURCE=",
+    "pytest",
+)
 
 
 def text_of(page: Path) -> str:

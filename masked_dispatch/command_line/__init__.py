@@ -1,0 +1,6 @@
+"""``python -m masked_dispatch``: its commands.
+
+installation.py   info: versions, devices, rules, optional libraries
+demonstration.py  demo: what the library does, in a few seconds, with checks
+training.py       the part of demo that trains a model
+"""
