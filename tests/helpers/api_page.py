@@ -55,7 +55,7 @@ def own_methods() -> dict[str, Any]:
 def first_sentence(documented: object) -> str:
     """The first sentence of a docstring, on one line, without Sphinx' roles."""
     text = " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
-    sentence = re.split(r"(?<=[.;]) (?=[A-Z`a])", text)[0].rstrip(":;")
+    sentence = re.split(r"(?<=\.) (?=[A-Z`])", text)[0].rstrip(":;")
     return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", sentence).replace("``", "`")
 
 
