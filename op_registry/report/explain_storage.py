@@ -28,6 +28,7 @@ from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder
 from op_registry.errors import MaskedSemanticsError
+from op_registry.progress import progress
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import as_int8
 from op_registry.report import database_calls
@@ -151,7 +152,8 @@ def tried(op: OpOverload, rule: Rule, most: int = MOST) -> Mapping[str, Tried]:
     if rule.category is COMPOSITE:
         return {}  # it takes tensors, not records
     outcomes = {name: Tried() for name in LAYOUTS}
-    for call in _calls(op, most):
+    calls = list(_calls(op, most))
+    for call in progress(calls, len(calls), "call"):
         for name, layout in LAYOUTS.items():
             stored = _stored(call, layout)
             if stored is not None:
