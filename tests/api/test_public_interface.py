@@ -81,7 +81,7 @@ md.testing: assert_close""",
     expect(
         textwrap.fill(" ".join(own_names()), 110),
         """\
-ccol_indices col_indices compressed count crow_indices get_data get_mask indices lengths mask_like mask_with
-nnz offsets row_indices storage_layout stored_bytes to_layout to_numpy to_packed to_tensor to_torch_sparse
-values""",
+ccol_indices col_indices compressed count crow_indices fsdp_post_all_gather fsdp_pre_all_gather get_data
+get_mask indices lengths mask_like mask_with nnz offsets row_indices storage_layout stored_bytes to_layout
+to_numpy to_packed to_tensor to_torch_sparse values""",
     )
