@@ -19,6 +19,7 @@ metrics.py                accuracy, mean squared error, perplexity
 distributed/              collectives of masked tensors, statistics and losses over all ranks
 optim/                    optimizers for masked gradients
 plot.py                   pictures of masks
+seeing/                   tracing where validity goes
 storage.py                choosing a storage layout
 testing.py                comparing masked tensors in tests
 conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
@@ -87,6 +88,7 @@ from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import protocols as _protocols
 from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.interop import torch_script as _torch_script
+from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -111,6 +113,7 @@ __all__ = [
     "InvalidValueError",
     "MaskedSemanticsError",
     "MaskedTensor",
+    "Trace",
     "accumulate",
     "all",
     "amax",
@@ -164,6 +167,7 @@ __all__ = [
     "storage",
     "sum",
     "testing",
+    "trace",
     "var",
     "var_mean",
     "vector_norm",

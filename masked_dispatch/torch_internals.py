@@ -54,6 +54,8 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
 32. the operators of torch.distributed get a ProcessGroup, a ReduceOp and a Work as script objects, which their classes
     unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout; a custom
     operator wraps what a functional collective returns
+33. a kernel stays in force after its library is destroyed, until another is registered for the overload; the backward
+    of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -172,6 +174,14 @@ def called_by_engine(depth: int) -> bool:
     """
     frame = _caller(depth + 1)
     return frame is None or frame.f_code is _ENGINE_CALL
+
+
+def engine_called_in(thread: int) -> bool:
+    """Whether the thread of that identifier has called the autograd engine, which has not returned."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not _ENGINE_CALL:
+        frame = frame.f_back
+    return frame is not None
 
 
 def calling_frame(depth: int) -> FrameType | None:
@@ -307,13 +317,13 @@ def without_autograd(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKe
     return _from_bits(keyset_for_write(keyset, target).raw_repr() & ~_AUTOGRAD_BITS)
 
 
-def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any]) -> None:
+def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any], with_keyset: bool = True) -> None:
     """Register `kernel(keyset, *args, **kwargs)` for `op` at PreDispatch, replacing an earlier one."""
     with warnings.catch_warnings():
         # Replacing the kernel of a replaced rule is intended.
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         name = op.name().partition("::")[2]
-        library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=True, allow_override=True)
+        library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=with_keyset, allow_override=True)
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:

@@ -1,6 +1,7 @@
 """How a call on masked tensors reaches its rule.
 
 ladder.py         the order in which an overload is served: view, rule, written back, list, decomposition, refusal
+kernel_table.py   the kernel registered for each overload, and a kernel around it while somebody watches
 run_rule.py       finding masked arguments, running a rule on records, wrapping its result
 plain_results.py  refusing results that would lose the mask
 fast_paths.py     kernels for the most common calls without derivatives

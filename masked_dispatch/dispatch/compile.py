@@ -18,7 +18,7 @@ from masked_dispatch.compiler_internals import (
     record_new_tensor_of,
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
-from masked_dispatch.dispatch.ladder import kernels
+from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
 from masked_dispatch.torch_internals import serve_higher_order_operators
@@ -49,4 +49,4 @@ def _teach_fused_multiply_add() -> None:
     rule = Rule(
         (op,), ELEMENTWISE, run_elementwise, takes_op=True, where="masked_dispatch/dispatch/compile.py", traits=traits
     )
-    kernels.put(op, elementwise_kernel(op, rule))
+    kernel_table.put(op, elementwise_kernel(op, rule))

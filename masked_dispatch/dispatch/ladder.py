@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.library import Library
 
 from masked_dispatch import scopes
 from masked_dispatch.autograd.dense import plain_gradient
@@ -33,6 +32,7 @@ from masked_dispatch.autograd.engine import needs_plain_gradient
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
+from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.overlays import overlays_of_caller
 from masked_dispatch.dispatch.run_rule import (
     SPARSE,
@@ -68,7 +68,6 @@ from masked_dispatch.torch_internals import (
     in_forward_mode,
     recording,
     redispatch,
-    register_kernel,
     schema_of,
     serve_higher_order_operators,
     stands_for_value_of_graph,
@@ -412,7 +411,6 @@ class Kernels:
     def __init__(self) -> None:
         self.resolved_per_call: set[OpOverload] = set()
         self._lock = threading.Lock()
-        self._libraries: dict[str, Library] = {}
         self._variants: dict[OpOverload, list[OpOverload]] = {}
 
     def follow_registry(self) -> None:
@@ -442,13 +440,7 @@ class Kernels:
         kernel = resolving_kernel(op) if op in self.resolved_per_call else kernel_of(resolve(op))
         kernel = kernel_by_caller(op, kernel) if registry.inside(op) else kernel
         store = _STORING_GRADIENTS.get(op)
-        self.put(op, kernel if store is None else gradient_storing_kernel(kernel, store))
-
-    def put(self, op: OpOverload, kernel: Kernel) -> None:
-        """Register `kernel` for `op`."""
-        if op.namespace not in self._libraries:
-            self._libraries[op.namespace] = Library(op.namespace, "IMPL")
-        register_kernel(self._libraries[op.namespace], op, kernel)
+        kernel_table.put(op, kernel if store is None else gradient_storing_kernel(kernel, store))
 
 
 kernels = Kernels()
@@ -475,4 +467,4 @@ def install() -> None:
     kernels.follow_registry()
     serve_higher_order_operators()
     for op in (aten._make_dual.default, aten._unpack_dual.default):
-        kernels.put(op, dual_kernel(op))
+        kernel_table.put(op, dual_kernel(op))

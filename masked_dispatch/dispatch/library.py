@@ -17,6 +17,7 @@ from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap
 from masked_dispatch.autograd.sparse import unwrap_any, values_at, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.stored_pieces import stored_indices, stored_values
@@ -279,6 +280,8 @@ def _define(schema: str, function: Callable[..., Any]) -> None:
     _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
     _library.impl(name, function, "PreDispatch")
+    packet, _, overload = name.partition(".")
+    kernel_table.note(getattr(getattr(torch.ops.masked_dispatch, packet), overload or "default"), function, with_keyset=False)
     # Without a batching rule vmap would run the operator on one example at a time.
     _library.impl(name, function, "FuncTorchBatched")
 

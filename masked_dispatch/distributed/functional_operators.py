@@ -18,7 +18,7 @@ from torch.library import Library
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.compiler_internals import never_compiled
-from masked_dispatch.dispatch.ladder import kernels
+from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argument
 from masked_dispatch.distributed import sparse_functional
 from masked_dispatch.distributed.agreement import described
@@ -202,5 +202,5 @@ def install() -> None:
     for name, function in SERVED.items():
         namespace, _, operator = name.partition("::")
         op = getattr(getattr(torch.ops, namespace), operator).default
-        kernels.put(op, functional_kernel(op, function))
+        kernel_table.put(op, functional_kernel(op, function))
     _library.impl("_wrap_tensor_autograd", never_compiled(not_wrapped), "PreDispatch", with_keyset=True)

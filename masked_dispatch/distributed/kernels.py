@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch._ops import OpOverload
 
-from masked_dispatch.dispatch.ladder import kernels
+from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.run_rule import PLAIN, SPARSE, Kernel, has_masked, storage_among
 from masked_dispatch.distributed import collectives, point_to_point, sparse_collectives
 from masked_dispatch.distributed.works import work_for
@@ -144,7 +144,7 @@ def install() -> None:
     """Called once, when the package is imported."""
     for name, (collective, returned) in SERVED.items():
         op = getattr(torch.ops.c10d, name).default
-        kernels.put(op, collective_kernel(op, collective, returned))
+        kernel_table.put(op, collective_kernel(op, collective, returned))
     methods: Any = distributed.ProcessGroup
     for name, start in _LISTS_OF_LISTS.items():
         setattr(methods, name, seeing_lists(getattr(methods, name), start))

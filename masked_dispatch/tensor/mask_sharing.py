@@ -64,7 +64,18 @@ class ViewFamily:
     again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
     """
 
-    __slots__ = ("data", "graph_writes", "in_place", "lock", "memory", "shared", "validity", "writes", "writing")
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "graph_writes",
+        "in_place",
+        "lock",
+        "memory",
+        "shared",
+        "validity",
+        "writes",
+        "writing",
+    )
 
     def __init__(self, data: Tensor, validity: Tensor | None, in_place: bool = False) -> None:
         self.data = data

@@ -122,8 +122,14 @@ class Sparse:
 # ------------------------------------------------------------------------------------------------------ dense storage
 
 
+# Called with every record that is about to be stored densely, for whatever reason; traces watch it.
+on_dense: list[Callable[[Sparse], None]] = []
+
+
 def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; the data of absent elements is zero."""
+    for watching in on_dense:
+        watching(x)
     position, values = x.pattern.listed_positions(), x.values
     writable = _writable_dtype(x.dtype)
     if writable is not None:

@@ -40,7 +40,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("distributed", "functional", "metrics", "missing", "optim", "plot", "storage", "testing"),
+        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "storage", "testing"),
         ("command_line", "conformance_subject"),
         ("__main__",),
     ),

@@ -1,0 +1,140 @@
+"""What a trace keeps of a call: numbers and names, never a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from masked_dispatch.densification import Densification
+
+Kind = Literal["operator", "module", "compiled region"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that took part in a call.
+
+    name     the argument's name, "result" for a result
+    masked   whether it is a masked tensor; a plain one is valid everywhere
+    shape, dtype
+    storage  "dense", "coo", "csr", "packed" …; "packed, permuted" if its dimensions are shown in another order
+    valid    number of valid elements; None where there are no values to look at (under vmap, on meta, in a graph)
+    numel    number of elements
+    source   numbers of the calls that it comes from: what made it, and what last wrote to its memory; () for a source
+    """
+
+    name: str
+    masked: bool
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    valid: int | None
+    numel: int
+    source: tuple[int, ...] = ()
+
+    @property
+    def share(self) -> float | None:
+        """The share of valid elements: 1.0 of a tensor without elements."""
+        if self.valid is None:
+            return None
+        return self.valid / self.numel if self.numel else 1.0
+
+    def __str__(self) -> str:
+        if not self.masked:
+            return "plain"
+        if self.valid is None or self.share is None:
+            return f"?/{self.numel}"
+        return f"{self.valid}/{self.numel} {percent(self.share)}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage; never 0% of something or 100% of less than all."""
+    rounded = round(100 * share)
+    if rounded == 100 and share < 1:
+        return ">99%"
+    return "<1%" if rounded == 0 and share > 0 else f"{rounded}%"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a call did to validity.
+
+    lost, grown  whether elements became invalid, or valid
+    lost_elements, grown_elements  how many; None where result and operands do not have the same positions, so that
+                 only the shares can be compared
+    """
+
+    lost: bool = False
+    grown: bool = False
+    lost_elements: int | None = None
+    grown_elements: int | None = None
+
+
+@dataclass(repr=False)
+class Call:
+    """One call of an operator or a module.
+
+    number     its position in the trace
+    name       the overload, as torch prints it, or the module's name in its model and its class
+    kind       "operator", "module" or "compiled region"
+    rule       the category of the operator's rule, or how else it is served; "" of a module
+    parent     the number of the module or composite operator that made the call, or None
+    depth      how many there are around it
+    backward   whether the autograd engine made it
+    operands, results  the tensors, in order
+    change     what became invalid or valid
+    densified  what was stored densely for it, and why
+    seconds    how long it took, with the calls it made, without the time for counting; on the host, for a device
+    error      what it raised, or ""
+    """
+
+    number: int
+    name: str
+    kind: Kind
+    rule: str = ""
+    parent: int | None = None
+    depth: int = 0
+    backward: bool = False
+    operands: tuple[Operand, ...] = ()
+    results: tuple[Operand, ...] = ()
+    change: Change = field(default_factory=Change)
+    densified: tuple[Densification, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def masked_operands(self) -> tuple[Operand, ...]:
+        """The masked operands."""
+        return tuple(operand for operand in self.operands if operand.masked)
+
+    @property
+    def storage(self) -> str:
+        """How its masked operands and results are stored: "csr", or "csr → dense"."""
+        before = _storages(self.masked_operands)
+        after = _storages(tuple(result for result in self.results if result.masked))
+        return f"{before} → {after}" if after and before and after != before else before or after
+
+    def __str__(self) -> str:
+        before = ", ".join(map(str, self.masked_operands)) or "plain"
+        after = ", ".join(map(str, self.results)) or "nothing"
+        marks = [self.rule, self.storage, *self.marks]
+        return f"{self.name}: {before} → {after} ({'; '.join(mark for mark in marks if mark)})"
+
+    __repr__ = __str__
+
+    @property
+    def marks(self) -> list[str]:
+        """What is to be noticed about the call, in words."""
+        change, found = self.change, []
+        if change.lost:
+            found.append("lost" if change.lost_elements is None else f"lost {change.lost_elements}")
+        if change.grown:
+            found.append("grown" if change.grown_elements is None else f"grown {change.grown_elements}")
+        found += ["stored densely"] if self.densified else []
+        found += ["backward"] if self.backward else []
+        found += [f"raised {self.error.partition(':')[0]}"] if self.error else []
+        return found
+
+
+def _storages(operands: tuple[Operand, ...]) -> str:
+    return " and ".join(dict.fromkeys(operand.storage for operand in operands))

@@ -1,0 +1,127 @@
+"""A trace as a page of HTML that needs nothing beside itself: a tree of calls, with bars for the share that is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from masked_dispatch.seeing.calls import Call, Operand
+from masked_dispatch.seeing.text import duration, summary
+
+STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --text: #1d2129; --quiet: #5b6472; --line: #dfe3e8;
+  --hover: #f3f5f8; --valid: #3b7dd8; --rest: #d5dae1; --lost: #b3261e; --lost-back: #fdecea; --grown: #1d6b34;
+  --grown-back: #e8f5ec; --dense: #7a4d00; --dense-back: #fff3dc; }
+@media (prefers-color-scheme: dark) { :root { --page: #14171c; --text: #e4e7ec; --quiet: #9aa4b2; --line: #2c323b;
+  --hover: #1d222a; --valid: #6aa5f0; --rest: #3a424e; --lost: #ff9d94; --lost-back: #43201d; --grown: #86d79d;
+  --grown-back: #1b3524; --dense: #f2c46d; --dense-back: #3d2f12; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1.25rem 3rem; max-width: 76rem; background: var(--page); color: var(--text);
+  font: 15px/1.45 system-ui, sans-serif; }
+h1 { margin: 0 0 .25rem; font-size: 1.35rem; }
+p { margin: .25rem 0 .75rem; color: var(--quiet); }
+fieldset { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0 0 1rem; padding: 0; border: 0; }
+.tree { border-top: 1px solid var(--line); }
+details > div.inner { margin-left: .55rem; padding-left: .7rem; border-left: 1px solid var(--line); }
+summary { cursor: pointer; }
+summary:focus-visible { outline: 2px solid var(--valid); outline-offset: -2px; }
+.call { display: grid; grid-template-columns: minmax(12rem, 1fr) 19rem 13.5rem 5rem; gap: .1rem .9rem;
+  align-items: center; padding: .3rem .4rem; border-bottom: 1px solid var(--line); }
+.call:hover { background: var(--hover); }
+.lost > .call, .call.lost { background: var(--lost-back); }
+.grown > .call, .call.grown { background: var(--grown-back); }
+.name { overflow-wrap: anywhere; font-family: ui-monospace, monospace; font-size: .87rem; }
+details > summary .name::before { content: "\\25B8  "; color: var(--quiet); }
+details[open] > summary .name::before { content: "\\25BE  "; }
+.module .name { font-weight: 600; }
+.shares { display: grid; grid-template-columns: 1fr 1.2rem 1fr; align-items: center; }
+.arrow { color: var(--quiet); text-align: center; }
+.share { display: block; margin: .1rem 0; font-size: .8rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.bar { display: block; height: .4rem; border-radius: .2rem; background: var(--rest); overflow: hidden; }
+.bar i { display: block; height: 100%; background: var(--valid); }
+.rule { font-size: .82rem; color: var(--quiet); }
+.time { text-align: right; font-size: .82rem; color: var(--quiet); font-variant-numeric: tabular-nums; }
+.mark { display: inline-block; margin: .1rem .3rem .1rem 0; padding: 0 .45rem; border: 1px solid; border-radius: .6rem;
+  font: .76rem/1.5 system-ui, sans-serif; white-space: nowrap; color: var(--quiet); }
+.mark.lost, .mark.raised { color: var(--lost); } .mark.grown { color: var(--grown); } .mark.stored { color: var(--dense); }
+.why { grid-column: 1 / -1; margin: .15rem 0 0; padding: .2rem .5rem; border-radius: .25rem; font-size: .82rem;
+  overflow-wrap: anywhere; color: var(--dense); background: var(--dense-back); }
+body:has(#only:checked) .tree .call.quiet:not(.module) { display: none; }
+body:has(#backward:checked) .tree .backward { display: none; }
+@media (max-width: 50rem) { body { padding: 1rem .75rem 2rem; }
+  .call { grid-template-columns: 1fr auto; } .name { grid-column: 1; } .time { grid-column: 2; grid-row: 1; }
+  .shares, .rule { grid-column: 1 / -1; }
+  details > div.inner { margin-left: .2rem; padding-left: .4rem; } }
+"""
+
+CONTROLS = """<fieldset>
+<label><input type="checkbox" id="only"> only calls that change validity or storage</label>
+<label><input type="checkbox" id="backward"> hide backward</label>
+</fieldset>"""
+
+
+def page(calls: Sequence[Call], notes: Iterable[str]) -> str:
+    """The whole page."""
+    inside: dict[int | None, list[Call]] = {}
+    for call in calls:
+        inside.setdefault(call.parent, []).append(call)
+    tree = "\n".join(_branch(call, inside) for call in inside.get(None, []))
+    remarks = "".join(f"<p>{escape(note)}</p>\n" for note in notes)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Where validity went</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>Where validity went</h1>\n<p>{escape(summary(calls))}</p>\n{remarks}{CONTROLS}\n"
+        f'<main class="tree">\n{tree or "<p>Nothing was called with a masked tensor.</p>"}\n</main>\n</body>\n</html>\n'
+    )
+
+
+def _branch(call: Call, inside: dict[int | None, list[Call]]) -> str:
+    """A call, with the calls it made in it."""
+    classes = " ".join(_classes(call))
+    made = inside.get(call.number, [])
+    if not made:
+        return f'<div class="{classes}">{_row(call)}</div>'
+    branches = "\n".join(_branch(child, inside) for child in made)
+    return (
+        f'<details open{" class=backward" if call.backward else ""}><summary class="{classes}">{_row(call)}</summary>\n'
+        f'<div class="inner">\n{branches}\n</div></details>'
+    )
+
+
+def _classes(call: Call) -> list[str]:
+    found = ["call", "module" if call.kind == "module" else "operator"]
+    noticed = [
+        *(["lost"] if call.change.lost else []),
+        *(["grown"] if call.change.grown and not call.change.lost else []),
+        *(["dense"] if call.densified else []),
+        *(["raised"] if call.error else []),
+        *(["compiled"] if call.kind == "compiled region" else []),
+    ]
+    return found + (noticed or ["quiet"]) + (["backward"] if call.backward else [])
+
+
+def _row(call: Call) -> str:
+    marks = "".join(f'<span class="mark {mark.partition(" ")[0]}">{escape(mark)}</span>' for mark in call.marks)
+    rule = ", ".join(text for text in (call.rule, call.storage) if text)
+    why = "".join(f'<span class="why">{escape(str(densification))}</span>' for densification in call.densified)
+    error = f'<span class="why">{escape(call.error)}</span>' if call.error else ""
+    return (
+        f'<span class="name" title="call {call.number}">{escape(call.name)}</span>'
+        f'<span class="shares"><span>{_shares(call.masked_operands)}</span><span class="arrow">→</span>'
+        f"<span>{_shares(call.results)}</span></span>"
+        f'<span class="rule">{escape(rule)} {marks}</span><span class="time">{duration(call.seconds)}</span>{why}{error}'
+    )
+
+
+def _shares(operands: Sequence[Operand]) -> str:
+    return "".join(_share(operand) for operand in operands) or '<span class="share">plain</span>'
+
+
+def _share(operand: Operand) -> str:
+    shape = " × ".join(map(str, operand.shape)) or "one number"
+    title = escape(f"{operand.name}: {shape}, {operand.dtype}, {operand.storage}")
+    bar = ""
+    if operand.masked and operand.share is not None:
+        bar = f'<span class="bar"><i style="width:{100 * operand.share:.1f}%"></i></span>'
+    return f'<span class="share" title="{title}">{escape(str(operand))}{bar}</span>'

@@ -1,0 +1,349 @@
+"""Writes calls down while a trace is open: operators, modules, backward, and what is stored densely."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from masked_dispatch.densification import Densification
+from masked_dispatch.seeing.calls import Call, Kind, Operand
+from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import engine_run, schema_of
+from op_registry.categories import COMPOSITE
+from op_registry.resolve import Meaning, resolve
+from op_registry.sparse.record import Sparse
+
+# The namespace of this library's own operators.
+OWN = "masked_dispatch"
+OWN_RULE = "this library's"
+COMPILED = (
+    "compiled region: its calls are traced into a graph, and not seen when the graph runs; call the function under "
+    "torch.compiler.disable, or open the trace after torch.compile has been used once, to see inside"
+)
+
+_MAKERS = "_made_in_traces"
+
+
+@dataclass
+class Open:
+    """A call that has not returned yet.
+
+    call     what is written down so far
+    shows    whether the calls it makes are written down too: those of modules and of composite operators
+    started  when it began; `spent` is the time that the thread had spent on counting until then
+    """
+
+    call: Call
+    shows: bool
+    started: float
+    spent: float
+    category: str = ""
+    before: list[Snapshot] = field(default_factory=list)
+    operand_tensors: int = 0
+    densified: list[Densification] = field(default_factory=list)
+    module: int = 0
+
+
+class _Stack(threading.local):
+    """The open calls of a thread, the time it has spent on counting, and the names of the modules of the outermost."""
+
+    def __init__(self) -> None:
+        self.open: list[Open] = []
+        self.spent = 0.0
+        self.names: dict[int, str] = {}
+        self.counting = False
+
+
+class Recorder:
+    """The calls of one trace; see :class:`masked_dispatch.seeing.calls.Call`."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.active = True
+        self.thread = threading.get_ident()
+        self._stack = _Stack()
+        self._lock = threading.Lock()
+        # By plain tensor: the call that made it; masked tensors know it themselves. (Weak references to parameters would
+        # keep nn.Module.to from swapping them.)
+        self._made: Any = WeakTensorKeyDictionary()
+        # By what views of a tensor share: the last call that wrote to it.
+        self._written: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+    # ------------------------------------------------------------------------------------------------- operators
+
+    def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Open | None:
+        """Write down that an operator is called with masked arguments; None if nothing is to be written down."""
+        stack = self._stack
+        if stack.counting or (stack.open and not stack.open[-1].shows):
+            return None
+        started = time.perf_counter()
+        stack.counting = True
+        try:
+            named = list(_tensors_of(op, args, kwargs))
+            if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in named):
+                self.compiled_region()
+                return None
+            meaning = resolve(op)
+            opened = self._open(str(op), "operator", _how(meaning), _shows(meaning))
+            opened.category = _category(meaning)
+            opened.call.operands = tuple(operand_of(name, t, self.source_of(t)) for name, t in named)
+            written = schema_of(op).is_mutable
+            opened.before = [snapshot(t, written) for _, t in named if isinstance(t, MaskedTensor)]
+        finally:
+            stack.counting = False
+            stack.spent += time.perf_counter() - started
+        opened.spent, opened.started = stack.spent, time.perf_counter()
+        return opened
+
+    def end(self, opened: Open, op: OpOverload, result: object) -> None:
+        """Write down what the operator returned."""
+        ended = time.perf_counter()
+        stack, call = self._stack, opened.call
+        stack.counting = True
+        try:
+            self._close(opened, ended)
+            tensors = list(_leaves(result))
+            call.results = tuple(operand_of("result", t) for t in tensors)
+            name = schema_of(op).name.rpartition("::")[2]
+            call.change = change_of(
+                opened.category, name, call.masked_operands, opened.before, call.results, tensors
+            )
+            writes = schema_of(op).is_mutable
+            for tensor in tensors:
+                self._made_by(tensor, call.number, writes)
+        finally:
+            opened.before.clear()
+            stack.counting = False
+            stack.spent += time.perf_counter() - ended
+
+    def failed(self, opened: Open, error: BaseException) -> None:
+        """Write down what the call raised."""
+        self._close(opened, time.perf_counter())
+        opened.before.clear()
+        opened.call.error = f"{type(error).__name__}: {error}"
+
+    def compiled_region(self) -> None:
+        """Write down that calls are being traced into a graph; once for a region."""
+        last = self.calls[-1] if self.calls else None
+        if last is None or last.kind != "compiled region":
+            self._new(COMPILED, "compiled region", "")
+
+    # --------------------------------------------------------------------------------------------------- modules
+
+    def enter_module(self, module: torch.nn.Module, args: Sequence[object]) -> None:
+        """Write down that a module is called."""
+        stack = self._stack
+        if stack.open and not stack.open[-1].shows:
+            return
+        if not any(opened.call.kind == "module" for opened in stack.open):
+            stack.names = {id(part): name for name, part in module.named_modules()}
+        kind, name = type(module).__name__, stack.names.get(id(module), "")
+        opened = self._open(f"{name} ({kind})" if name else kind, "module", "", True)
+        opened.module = id(module)
+        opened.call.operands = self._operands(args)
+        opened.spent, opened.started = stack.spent, time.perf_counter()
+
+    def leave_module(self, module: torch.nn.Module, kwargs: Mapping[str, object], result: object) -> None:
+        """Write down what the module returned, None if it raised."""
+        ended = time.perf_counter()
+        opened = next((o for o in reversed(self._stack.open) if o.module == id(module)), None)
+        if opened is None:
+            return
+        self._close(opened, ended)
+        opened.call.operands += self._operands(kwargs)
+        opened.call.results = self._operands(result, "result")
+        self._stack.spent += time.perf_counter() - ended
+
+    def _operands(self, value: object, name: str = "") -> tuple[Operand, ...]:
+        stack = self._stack
+        stack.counting = True
+        try:
+            masked = [t for t in _leaves(value) if isinstance(t, MaskedTensor)]
+            return tuple(operand_of(name, t, self.source_of(t)) for t in masked)
+        finally:
+            stack.counting = False
+
+    # -------------------------------------------------------------------------------------------------- backward
+
+    def current(self) -> int | None:
+        """The number of the operator call that is running in this thread."""
+        stack = self._stack.open
+        return stack[-1].call.number if stack and stack[-1].call.kind == "operator" else None
+
+    def gradient(self, of: str, number: int | None, gradients: object, results: object, seconds: float) -> None:
+        """Write down what a node of autograd made of a gradient.
+
+        of      "result": the gradient of an operator's result, as its formula gets it; "operand": what the formula gave
+        number  the call of that operator, None if it was made before the trace
+        """
+        if self._stack.counting or (self._stack.open and not self._stack.open[-1].shows):
+            return
+        leaves = [t for t in _leaves(gradients) if isinstance(t, Tensor)]
+        made = [t for t in _leaves(results) if isinstance(t, Tensor)]
+        if not all(is_countable(t) for t in (*leaves, *made)):
+            return
+        self._stack.counting = True
+        try:
+            name = "of a call before the trace" if number is None else f"of {self.calls[number].name}, call {number}"
+            call = self._new(f"gradient of {'the' if of == 'result' else 'an'} {of} {name}", "operator", "derivative")
+            call.backward, call.seconds = True, seconds
+            call.operands = tuple(operand_of("gradient", t, self.source_of(t)) for t in leaves)
+            call.results = tuple(operand_of("result", t) for t in made)
+            for tensor in made:
+                self._made_by(tensor, call.number, False)
+        finally:
+            self._stack.counting = False
+
+    # ------------------------------------------------------------------------------------------------- densities
+
+    def densified(self, densification: Densification) -> None:
+        """Write down that something is stored densely: with the call during which it is."""
+        if self._stack.open and self._stack.open[-1].call.kind == "operator":
+            self._stack.open[-1].densified.append(densification)
+            return
+        call = self._new(densification.op, "operator", "stored densely outside of a call")
+        call.densified = (densification,)
+
+    def stored_densely(self, record: Sparse) -> None:
+        """Write down that a record is stored densely, if nobody was asked: the policy has not reported it."""
+        opened = self._stack.open[-1] if self._stack.open else None
+        if self._stack.counting or opened is None or opened.call.kind != "operator" or opened.densified:
+            return
+        size, shape = math.prod(record.shape), tuple(record.shape)
+        if not any(size >= o.numel for o in opened.call.masked_operands if o.storage != "dense"):
+            return  # less than an operand: one number for each slice
+        why = "the call asks for it" if opened.call.rule == OWN_RULE else "without asking the policy"
+        storage = f"shape {shape} as {record.pattern.layout.public} with {record.pattern.stored} stored"
+        opened.densified.append(Densification(opened.call.name, (storage,), size * (record.dtype.itemsize + 1), why))
+
+    # ------------------------------------------------------------------------------------------------ where from
+
+    def has_seen(self, tensor: Tensor) -> bool:
+        """Whether a call has taken the tensor, which is masked, or made it."""
+        return self in _makers_of(tensor) if isinstance(tensor, MaskedTensor) else tensor in self._made
+
+    def source_of(self, tensor: Tensor) -> tuple[int, ...]:
+        """The calls that a tensor comes from: what made it, and what has written to its memory since."""
+        if isinstance(tensor, MaskedTensor):
+            made = _makers_of(tensor).setdefault(self, None)
+        else:
+            made = self._made.get(tensor)
+        memory = _memory_of(tensor)
+        written = None if memory is None else self._written.get(memory)
+        if written is not None and (made is None or written > made):
+            return (written,) if made is None else (made, written)
+        return () if made is None else (made,)
+
+    def _made_by(self, tensor: Tensor, number: int, writes: bool) -> None:
+        with self._lock:
+            if isinstance(tensor, MaskedTensor):
+                _makers_of(tensor)[self] = number
+            else:
+                self._made[tensor] = number
+            memory = _memory_of(tensor)
+            if writes and memory is not None:
+                self._written[memory] = number
+
+    # ----------------------------------------------------------------------------------------------- open, close
+
+    def _new(self, name: str, kind: Kind, rule: str) -> Call:
+        stack = self._stack.open
+        parent = stack[-1].call if stack else None
+        with self._lock:
+            call = Call(
+                len(self.calls),
+                name,
+                kind,
+                rule,
+                parent.number if parent else None,
+                parent.depth + 1 if parent else 0,
+                engine_run() >= 0,
+            )
+            self.calls.append(call)
+        return call
+
+    def _open(self, name: str, kind: Kind, rule: str, shows: bool) -> Open:
+        opened = Open(self._new(name, kind, rule), shows, 0.0, 0.0)
+        self._stack.open.append(opened)
+        return opened
+
+    def _close(self, opened: Open, ended: float) -> None:
+        stack = self._stack
+        while stack.open and stack.open.pop() is not opened:
+            pass  # modules that raised
+        opened.call.seconds = max(0.0, ended - opened.started - (stack.spent - opened.spent))
+        opened.call.densified = tuple(opened.densified)
+
+
+def _in_graph(tensor: MaskedTensor) -> bool:
+    """Whether the tensor stands for a value of a graph that is being traced (under vmap it does not)."""
+    return not tensor._carries_transform and not is_countable(tensor) and not tensor.is_meta
+
+
+def _makers_of(tensor: MaskedTensor) -> weakref.WeakKeyDictionary[Recorder, int | None]:
+    """By trace, the number of the call that has made the tensor; None if it was there before."""
+    makers: weakref.WeakKeyDictionary[Recorder, int | None] | None = tensor.__dict__.get(_MAKERS)
+    if makers is None:
+        makers = tensor.__dict__[_MAKERS] = weakref.WeakKeyDictionary()
+    return makers
+
+
+def _memory_of(tensor: Tensor) -> object | None:
+    """What a tensor shares with its views, or with its detached copies; None if it has none."""
+    if isinstance(tensor, SparseMaskedTensor):
+        return tensor._kept
+    return tensor._family if isinstance(tensor, MaskedTensor) else None
+
+
+def _tensors_of(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, Tensor]]:
+    names = [argument.name for argument in schema_of(op).arguments]
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        for tensor in _leaves(value):
+            yield name, tensor
+
+
+def _leaves(value: object) -> Iterator[Tensor]:
+    """The tensors in a value: in lists, tuples and dicts (what models return is often a dict)."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+
+
+def _shows(meaning: Meaning) -> bool:
+    """Whether the operator calls others, each with its own rule."""
+    if meaning.op.namespace == OWN:
+        return False
+    composite = meaning.rule is not None and meaning.rule.category is COMPOSITE and meaning.base is meaning.op
+    return composite or meaning.kind in ("decomposes", "each of a list")
+
+
+def _category(meaning: Meaning) -> str:
+    return "" if meaning.rule is None else meaning.rule.category.name
+
+
+def _how(meaning: Meaning) -> str:
+    """How an overload is served, in a few words."""
+    if meaning.op.namespace == OWN:
+        return OWN_RULE
+    if meaning.rule is None:
+        return meaning.kind
+    return meaning.rule.category.name + ("" if meaning.base is meaning.op else ", written back")

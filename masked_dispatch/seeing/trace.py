@@ -1,0 +1,142 @@
+"""`masked_dispatch.trace`: every call on masked tensors inside a block, and where elements became invalid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from masked_dispatch.compiler_internals import dynamo_is_loaded
+from masked_dispatch.seeing import page, text
+from masked_dispatch.seeing.calls import Call, Operand
+from masked_dispatch.seeing.recorder import Recorder
+from masked_dispatch.seeing.watching import recording_calls
+
+UNCOMPILED = "functions of torch.compile run uncompiled inside a trace, so that their calls are seen"
+
+
+@dataclass(frozen=True)
+class Path:
+    """How a tensor came to be: the calls that it was computed by, in the order in which they were made.
+
+    calls    from the sources to the tensor; empty if the tensor was there before the trace
+    sources  masked operands of these calls that no call of the trace has made
+    """
+
+    calls: tuple[Call, ...]
+    sources: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return text.path(self.calls, self.sources)
+
+    __repr__ = __str__
+
+
+class Trace:
+    """What a trace has seen; prints as a table, one line a call, indented by module.
+
+    It holds numbers and names, and weak references to tensors: no tensor is kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self._notes = (UNCOMPILED,) if dynamo_is_loaded() else ()
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call of an operator or module that masked tensors took part in, in order."""
+        calls = self._recorder.calls
+        kept: set[int] = set()
+        for call in reversed(calls):
+            if call.kind != "module" or call.number in kept or call.masked_operands or call.results:
+                kept.add(call.number)
+                if call.parent is not None:
+                    kept.add(call.parent)
+        return tuple(call for call in calls if call.number in kept)
+
+    def lost(self) -> tuple[Call, ...]:
+        """The operator calls in which validity was lost.
+
+        That is: an element of an operand became invalid, in an operator whose result has its operands' positions; or
+        a smaller share of the result is valid than of any operand. Of a composite operator the calls it is made of
+        are named.
+        """
+        return self._innermost([call for call in self.calls if call.change.lost])
+
+    def grown(self) -> tuple[Call, ...]:
+        """The operator calls in which what was invalid became valid, or a larger share valid than of any operand."""
+        return self._innermost([call for call in self.calls if call.change.grown])
+
+    def densified(self) -> tuple[Call, ...]:
+        """The calls for which something was stored densely."""
+        return tuple(call for call in self.calls if call.densified)
+
+    def of(self, tensor: Tensor) -> Path:
+        """The calls that `tensor` was computed by, back to its sources, through views and writes to them.
+
+        Raises ValueError if no call of the trace has made or taken the tensor.
+        """
+        calls = {call.number: call for call in self._recorder.calls}
+        known = self._recorder.has_seen(tensor)
+        wanted, found = list(self._recorder.source_of(tensor)), set()
+        if not wanted and not known:
+            raise ValueError(
+                f"no call of this trace has made or taken this tensor of shape {tuple(tensor.shape)}: pass a tensor "
+                "that was computed inside the block, the object itself"
+            )
+        while wanted:
+            number = wanted.pop()
+            if number not in found:
+                found.add(number)
+                wanted += [source for operand in calls[number].operands for source in operand.source]
+        path = tuple(calls[number] for number in sorted(found))
+        return Path(path, tuple(o for call in path for o in call.masked_operands if not o.source))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as a page of HTML that needs nothing beside itself."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page.page(self.calls, self._notes))
+
+    def to_text(self, *, times: bool = True) -> str:
+        """The trace as it prints; without `times`, the same in every run."""
+        return text.table(self.calls, self._notes, times)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @staticmethod
+    def _innermost(calls: list[Call]) -> tuple[Call, ...]:
+        parents = {call.parent for call in calls}
+        return tuple(call for call in calls if call.number not in parents)
+
+
+@contextlib.contextmanager
+def trace() -> Iterator[Trace]:
+    """Write down every call on masked tensors inside the block::
+
+        with masked_dispatch.trace() as t:
+            loss = model(x)
+            loss.backward()
+        print(t)                    # each module and operator: valid before, valid after, rule, storage, time
+        t.lost(), t.grown()         # where elements became invalid, or valid
+        t.of(loss)                  # what a tensor was computed by
+        t.to_html("trace.html")
+
+    Calls of this thread or task are seen, and the backward that it starts, also where the engine runs it in a thread of
+    its own. Functions of torch.compile run uncompiled inside the block. Counting reads masks, which waits for a device.
+    The library's kernels are registered anew when the first trace of the process opens and the last one ends, so no
+    other thread should be computing with masked tensors at these two moments.
+
+    Raises RuntimeError inside a function that torch.compile compiles.
+    """
+    found = Trace()
+    with recording_calls(found._recorder):
+        yield found

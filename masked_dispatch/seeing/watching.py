@@ -1,0 +1,254 @@
+"""Puts recorders around kernels, modules and backward while a trace is open, and takes them away when none is.
+
+While no trace is open nothing of this is in the way of a call: kernels, methods and hooks are replaced when the first
+trace opens, and put back when the last one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from masked_dispatch.autograd.dense import Unwrap, Wrap
+from masked_dispatch.autograd.sparse import SparseUnwrap, SparseWrap
+from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled
+from masked_dispatch.densification import Densification, on_densify
+from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
+from masked_dispatch.dispatch.run_rule import has_masked
+from masked_dispatch.seeing.recorder import Recorder
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import delegating, engine_called_in, engine_run
+from op_registry.sparse.record import Sparse, on_dense
+
+_recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
+# The recorders of all threads.
+_active: list[Recorder] = []
+_lock = threading.Lock()
+_installed = contextlib.ExitStack()
+_KEY = "masked_dispatch.trace"
+
+
+def recorders_here() -> Sequence[Recorder]:
+    """The recorders of this thread or task; in a thread of the autograd engine, of those who are waiting for it."""
+    own = _recorders.get()
+    if own:
+        return [recorder for recorder in own if recorder.active]
+    if engine_run() < 0 or engine_called_in(threading.get_ident()):
+        return ()
+    return [recorder for recorder in _active if engine_called_in(recorder.thread)]
+
+
+@contextlib.contextmanager
+def recording_calls(recorder: Recorder) -> Iterator[None]:
+    """Write down what this thread or task calls inside the block, and the backward that it starts."""
+    _start(recorder)
+    _recorders.set((*_recorders.get(), recorder))
+    try:
+        yield
+    finally:
+        _recorders.set(tuple(other for other in _recorders.get() if other is not recorder))
+        _stop(recorder)
+
+
+def _start(recorder: Recorder) -> None:
+    with _lock:
+        if not _active:
+            _install()
+        _active.append(recorder)
+
+
+def _stop(recorder: Recorder) -> None:
+    with _lock:
+        recorder.active = False
+        _active.remove(recorder)
+        if not _active:
+            _installed.close()
+
+
+def _install() -> None:
+    with contextlib.ExitStack() as stack:
+        if dynamo_is_loaded():
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_kernels_watched())
+        stack.enter_context(_backward_watched())
+        before = register_module_forward_pre_hook(_before_module)
+        stack.callback(before.remove)
+        after = register_module_forward_hook(_after_module, with_kwargs=True, always_call=True)
+        stack.callback(after.remove)
+        stack.enter_context(_listening(on_densify, _densified))
+        stack.enter_context(_listening(on_dense, _stored_densely))
+        _installed.push(stack.pop_all())
+
+
+@contextlib.contextmanager
+def _listening(listeners: list[Any], listener: Callable[[Any], None]) -> Iterator[None]:
+    listeners.append(listener)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
+
+
+# --------------------------------------------------------------------------------------------------------- operators
+
+
+@contextlib.contextmanager
+def _kernels_watched() -> Iterator[None]:
+    below = MaskedTensor.__dict__["__torch_dispatch__"]
+    called_below = below.__func__
+
+    @never_compiled
+    @delegating
+    def watched_below(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        opened = _begin(op, args, kwargs or {})
+        try:
+            result = called_below(cls, op, types, args, kwargs)
+        except BaseException as error:
+            _failed(opened, error)
+            raise
+        _end(opened, op, result)
+        return result
+
+    kernel_table.watch(_watched)
+    MaskedTensor.__torch_dispatch__ = classmethod(watched_below)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        MaskedTensor.__torch_dispatch__ = below
+        kernel_table.unwatch()
+
+
+def _watched(op: OpOverload, kernel: Kernel, before_arguments: int) -> Kernel:
+    @delegating
+    def call(*args: Any, **kwargs: Any) -> Any:
+        opened = _begin(op, args[before_arguments:], kwargs)
+        try:
+            result = kernel(*args, **kwargs)
+        except BaseException as error:
+            _failed(opened, error)
+            raise
+        _end(opened, op, result)
+        return result
+
+    return call
+
+
+def _begin(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What each recorder has written down of the call, with the recorder."""
+    recorders = recorders_here()
+    if not recorders or not (has_masked(args) or has_masked(kwargs.values())):
+        return []
+    opened = [(recorder, recorder.begin(op, args, kwargs)) for recorder in recorders]
+    return [(recorder, call) for recorder, call in opened if call is not None]
+
+
+def _end(opened: list[Any], op: OpOverload, result: object) -> None:
+    for recorder, call in opened:
+        recorder.end(call, op, result)
+        for tensor in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.grad_fn is not None:
+                _mark(tensor.grad_fn, recorder, call.call.number)
+
+
+def _failed(opened: list[Any], error: BaseException) -> None:
+    for recorder, call in opened:
+        recorder.failed(call, error)
+
+
+# ----------------------------------------------------------------------------------------------------------- modules
+
+
+def _before_module(module: torch.nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for recorder in recorders_here():
+        recorder.enter_module(module, args)
+
+
+def _after_module(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for recorder in recorders_here():
+        recorder.leave_module(module, kwargs, result)
+
+
+# ---------------------------------------------------------------------------------------------------------- backward
+
+
+def _mark(node: Any, recorder: Recorder, number: int) -> None:
+    """Remember with a node of autograd the call that has recorded it."""
+    if _KEY not in node.metadata:
+        node.metadata[_KEY] = weakref.WeakKeyDictionary()
+    node.metadata[_KEY].setdefault(recorder, number)
+
+
+@contextlib.contextmanager
+def _backward_watched() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for function in (Wrap, SparseWrap):
+            stack.enter_context(_replaced(function, "backward", _watched_backward("result")))
+        for function in (Unwrap, SparseUnwrap):
+            stack.enter_context(_replaced(function, "forward", _watched_unwrap))
+            stack.enter_context(_replaced(function, "backward", _watched_backward("operand")))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
+    original = owner.__dict__[name]
+    setattr(owner, name, staticmethod(never_compiled(around(original.__func__))))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _watched_unwrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def unwrap(ctx: Any, *args: Any) -> Any:
+        for recorder in recorders_here():
+            number = recorder.current()
+            if number is not None:
+                _mark(ctx, recorder, number)
+        return forward(ctx, *args)
+
+    return unwrap
+
+
+def _watched_backward(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def around(backward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(ctx: Any, grad: Any) -> Any:
+            recorders = recorders_here()
+            started = time.perf_counter()
+            result = backward(ctx, grad)
+            seconds = time.perf_counter() - started
+            for recorder in recorders if grad is not None else ():
+                number = ctx.metadata.get(_KEY, {}).get(recorder)
+                recorder.gradient(of, number, grad, result, seconds)
+            return result
+
+        return watched
+
+    return around
+
+
+# --------------------------------------------------------------------------------------------- what is stored densely
+
+
+def _densified(densification: Densification) -> None:
+    for recorder in recorders_here():
+        recorder.densified(densification)
+
+
+def _stored_densely(record: Sparse) -> None:
+    for recorder in recorders_here():
+        recorder.stored_densely(record)
