@@ -78,7 +78,7 @@ from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_t
 from masked_dispatch.api.stacking import pad_stack
 from masked_dispatch.api.windows import windows
 from masked_dispatch.autograd import engine as _gradients
-from masked_dispatch.densify_policy import densify
+from masked_dispatch.densify_policy import DensificationWarning, densify
 from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
@@ -110,6 +110,7 @@ distributed.install()
 testing.install()
 
 __all__ = [
+    "DensificationWarning",
     "InvalidValueError",
     "MaskedSemanticsError",
     "MaskedTensor",

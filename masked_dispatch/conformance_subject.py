@@ -31,7 +31,8 @@ class Eager(Subject):
     def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
         if not is_masked_tensor(value):
             return value, None
-        return value.get_data(), value.get_mask()
+        dense = value.to_dense()
+        return dense.get_data(), dense.get_mask()
 
     def remember_zero(self, value: Any) -> None:
         if value._validity is not None:
@@ -69,11 +70,11 @@ class Eager(Subject):
         if layout is None or not is_masked_tensor(value) or value.ndim < (2 if storage == HYBRID else layout.min_dims):
             return value
         with torch.no_grad():
-            mask = value.get_mask()
+            mask = value.to_dense().get_mask()
             if explicit_invalid:
                 # Every other element is stored whether it is valid or not, and then declared to be what it is.
                 every_other = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape) % 2 == 0
-                value = masked_tensor(value.get_data(), mask | every_other)
+                value = masked_tensor(value.to_dense().get_data(), mask | every_other)
             stored = value.to_layout(layout.public, **_options(storage, layout, value.shape))
             if explicit_invalid:
                 stored = stored.mask_with(mask)

@@ -33,7 +33,7 @@ def assert_close(actual: Any, expected: Any, **options: Any) -> None:
 def difference_of_masks(actual: Tensor, expected: Tensor) -> str | None:
     """Where one of two tensors of one shape is valid and the other is not, in words."""
     masks = [
-        t.get_mask() if isinstance(t, MaskedTensor) else torch.ones_like(t, dtype=torch.bool)
+        t.to_dense().get_mask() if isinstance(t, MaskedTensor) else torch.ones_like(t, dtype=torch.bool)
         for t in (actual, expected)
     ]
     differs = masks[0] != masks[1].to(masks[0].device)

@@ -8,13 +8,12 @@ masked gradient of a plain leaf becomes plain when the engine stores it: zero wh
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
-from masked_dispatch.autograd.sparse import unwrap_any, wrap_sparse_record
+from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, wrap_sparse_record
+from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -27,7 +26,7 @@ from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import set_wrapper
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense, without_order
+from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense
 from op_registry.sparse.record import NotLowered, Sparse
 
 
@@ -50,8 +49,8 @@ def masked_record(tensor: Tensor) -> Dense | Sparse | None:
     """The record, without derivatives, of a masked or torch.sparse tensor; None for a plain one."""
     if is_plain(tensor):
         return None
-    record = _record_of(tensor.detach())
-    return without_order(record)
+    plain = tensor.detach()
+    return in_stored_order("a gradient", plain, _record_of(plain))
 
 
 def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
@@ -66,8 +65,10 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     records = [_record_of(x), _record_of(y)]
     sparse = [record for record in records if not isinstance(record, Dense)]
     if len(sparse) == len(records):
-        with contextlib.suppress(NotLowered):
+        try:
             return wrap_sparse_record(sum_of_any_order(sparse))
+        except NotLowered as reason:
+            check_allowed("the sum of two gradients", [x, y], str(reason))
     total = accumulate([to_dense(record) for record in records])
     return total.data if any(is_plain(t) for t in (x, y)) else wrap_record(total)
 

@@ -23,8 +23,8 @@ from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.permuted import AnyRecord, Permuted, to_base_order, to_dense, without_order
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.permuted import AnyRecord, Permuted, sparse_dims_first, to_base_order, to_dense
+from op_registry.sparse.record import NotLowered, Sparse
 
 
 class SparseContext(Context, Protocol):
@@ -109,16 +109,34 @@ def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> 
         validity = intersect(stored.values.full_validity, record.values.full_validity)
         return fill_where_invalid(stored.values.data, validity, 0)
     if order is not None:
-        permuted = Permuted(record, order)
-        same_order = isinstance(source, Dense) or (isinstance(source, Permuted) and source.order == order)
-        source = to_base_order(source if same_order else to_dense(source), permuted)
-    aligned = align_to(without_order(source), record)
+        if not isinstance(source, Dense) and not (isinstance(source, Permuted) and source.order == order):
+            assert isinstance(tensor, SparseMaskedTensor)
+            check_allowed(
+                "a gradient", [tensor], "the dimensions of the result that it belongs to are in another order"
+            )
+            source = to_dense(source)
+        source = to_base_order(source, Permuted(record, order))
+    aligned = align_to(in_stored_order("a gradient", tensor, source), record)
     validity = intersect(aligned.full_validity, record.values.full_validity)
     return fill_where_invalid(aligned.data.expand(record.values.shape), validity, 0)
 
 
 def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Permuted:
     return record if order is None else Permuted(record, order)
+
+
+def in_stored_order(operation: str, tensor: Tensor, record: AnyRecord) -> Dense | Sparse:
+    """The record of `tensor` with its sparse dimensions first; where it has none, stored densely if that is allowed.
+
+    operation  what it is stored densely for
+    """
+    if not isinstance(record, Permuted):
+        return record
+    try:
+        return sparse_dims_first(record)
+    except NotLowered as reason:
+        check_allowed(operation, [tensor], str(reason))
+        return to_dense(record)
 
 
 def unwrap_any(tensor: Tensor) -> AnyRecord:

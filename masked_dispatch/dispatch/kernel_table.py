@@ -55,7 +55,9 @@ class KernelTable:
         with self._lock:
             assert self._watch is None
             self._watch = watch
-            self._replace(lambda op, known: Registered(watch(op, known.kernel, int(known.with_keyset)), known.with_keyset))
+            self._replace(
+                lambda op, known: Registered(watch(op, known.kernel, int(known.with_keyset)), known.with_keyset)
+            )
 
     def unwatch(self) -> None:
         """Register the kernels themselves again."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import Library
 
 from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap_record
-from masked_dispatch.autograd.sparse import unwrap_any, values_at, wrap_sparse_record
+from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_at, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
@@ -42,7 +42,6 @@ from op_registry.sparse.permuted import (
     in_visible_order,
     sparse_dims_first,
     to_dense,
-    without_order,
 )
 from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims
 
@@ -81,14 +80,21 @@ def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
     return filled.to(record.dtype) if filled.dtype is not record.dtype else filled
 
 
+def _for_every_element(operation: str, tensor: Tensor) -> Dense:
+    """The record for a plain tensor of every element; sparse storage goes by the policy."""
+    if isinstance(tensor, SparseMaskedTensor):
+        check_allowed(operation, [tensor], "it gives a plain tensor of every element, stored or not")
+    return _record(tensor)
+
+
 def _get_data(tensor: Tensor) -> Tensor:
-    data = _record(tensor).data
+    data = _for_every_element("get_data", tensor).data
     memory_exposed()
     return data.view_as(data)
 
 
 def _get_mask(tensor: Tensor) -> Tensor:
-    record = _record(tensor)
+    record = _for_every_element("get_mask", tensor)
     validity = record.full_validity
     if validity is None:
         return torch.ones_like(record.data, dtype=torch.bool, memory_format=torch.contiguous_format)
@@ -98,7 +104,7 @@ def _get_mask(tensor: Tensor) -> Tensor:
 
 
 def _compressed(tensor: Tensor) -> Tensor:
-    record = without_order(unwrap_any(tensor))
+    record = in_stored_order("compressed", tensor, unwrap_any(tensor))
     if isinstance(record, Sparse):  # COO lists elements in the order of their positions
         record = to_layout(with_sparse_dims(record, record.ndim), COO).flat
     validity = record.full_validity
@@ -281,7 +287,9 @@ def _define(schema: str, function: Callable[..., Any]) -> None:
     _library.impl(name, function, "CompositeImplicitAutograd")
     _library.impl(name, function, "PreDispatch")
     packet, _, overload = name.partition(".")
-    kernel_table.note(getattr(getattr(torch.ops.masked_dispatch, packet), overload or "default"), function, with_keyset=False)
+    kernel_table.note(
+        getattr(getattr(torch.ops.masked_dispatch, packet), overload or "default"), function, with_keyset=False
+    )
     # Without a batching rule vmap would run the operator on one example at a time.
     _library.impl(name, function, "FuncTorchBatched")
 

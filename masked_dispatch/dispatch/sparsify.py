@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from masked_dispatch.autograd.sparse import unwrap_any, wrap_sparse_record
+from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -15,7 +15,7 @@ from op_registry.sparse.compose import call
 from op_registry.sparse.elements import lookup, valid_elements_of
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout_registry import layout_named
-from op_registry.sparse.permuted import to_dense, without_order
+from op_registry.sparse.permuted import to_dense
 from op_registry.sparse.record import (
     NotLowered,
     Sparse,
@@ -36,11 +36,14 @@ def keep_where(
     torch.broadcast_to(torch.empty(selected.shape, device="meta"), record.shape)  # raises torch's own error
     wanted, size = layout_named(layout), None if block is None else (block[0], block[1])
     if isinstance(record, Sparse) and record.pattern.ndim == (record.ndim if sparse_dim is None else sparse_dim):
-        aligned = align_to(without_order(selected), record)
+        aligned = align_to(in_stored_order("sparse_where", condition, selected), record)
         mask = as_int8(aligned.data) if aligned.validity is None else as_int8(aligned.filled(False))
         values = record.values.masked_by(mask.reshape(mask.shape + (1,) * (record.values.ndim - mask.ndim)))
         elements = to_layout(record.like(values), record.pattern.layout.exact_sibling)
         return wrap_sparse_record(to_layout(without_invalid(elements), wanted, size))
+    sparse = [t for t in (tensor, condition) if isinstance(t, SparseMaskedTensor)]
+    if sparse:
+        check_allowed("sparse_where", sparse, "its operands do not have the sparse dimensions of the result")
     dense = to_dense(record)
     mask = as_int8(to_dense(selected).filled(False)).expand(dense.shape)
     return wrap_sparse_record(from_dense(Dense(dense.data, intersect(dense.validity, mask)), wanted, sparse_dim, size))
@@ -49,7 +52,7 @@ def keep_where(
 def keep_top(tensor: Tensor, k: int, dim: int, largest: bool, layout: str, block: list[int] | None) -> MaskedTensor:
     """The k largest or smallest elements of each slice, at the indices that topk returns."""
     record = unwrap_any(tensor)
-    x = without_order(record)
+    x = in_stored_order("sparse_topk", tensor, record)
     try:
         _, index = call(aten.topk.default, x, k, dim, largest, True)
     except NotLowered as reason:

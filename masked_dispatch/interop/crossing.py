@@ -53,7 +53,7 @@ def filled(tensor: Tensor) -> Tensor:
 def mask_of(tensor: Tensor) -> Tensor:
     """The mask of a masked tensor; that of a plain one is True everywhere."""
     if isinstance(tensor, MaskedTensor):
-        return tensor.get_mask()
+        return tensor.to_dense().get_mask()
     return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
 
 

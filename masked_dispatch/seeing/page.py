@@ -1,4 +1,4 @@
-"""A trace as a page of HTML that needs nothing beside itself: a tree of calls, with bars for the share that is valid."""
+"""A trace as a page of HTML that needs nothing beside itself: a tree of calls, with bars for what is valid."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ details[open] > summary .name::before { content: "\\25BE  "; }
 .time { text-align: right; font-size: .82rem; color: var(--quiet); font-variant-numeric: tabular-nums; }
 .mark { display: inline-block; margin: .1rem .3rem .1rem 0; padding: 0 .45rem; border: 1px solid; border-radius: .6rem;
   font: .76rem/1.5 system-ui, sans-serif; white-space: nowrap; color: var(--quiet); }
-.mark.lost, .mark.raised { color: var(--lost); } .mark.grown { color: var(--grown); } .mark.stored { color: var(--dense); }
+.mark.lost, .mark.raised { color: var(--lost); } .mark.grown { color: var(--grown); }
+.mark.stored { color: var(--dense); }
 .why { grid-column: 1 / -1; margin: .15rem 0 0; padding: .2rem .5rem; border-radius: .25rem; font-size: .82rem;
   overflow-wrap: anywhere; color: var(--dense); background: var(--dense-back); }
 body:has(#only:checked) .tree .call.quiet:not(.module) { display: none; }
 body:has(#backward:checked) .tree .backward { display: none; }
-@media (max-width: 50rem) { body { padding: 1rem .75rem 2rem; }
+.headings { position: sticky; top: 0; z-index: 1; background: var(--page); color: var(--quiet); font-size: .78rem; }
+.headings:hover { background: var(--page); }
+@media (max-width: 50rem) { .headings { display: none; }
+  body { padding: 1rem .75rem 2rem; }
   .call { grid-template-columns: 1fr auto; } .name { grid-column: 1; } .time { grid-column: 2; grid-row: 1; }
   .shares, .rule { grid-column: 1 / -1; }
   details > div.inner { margin-left: .2rem; padding-left: .4rem; } }
@@ -58,6 +62,16 @@ CONTROLS = """<fieldset>
 <label><input type="checkbox" id="only"> only calls that change validity or storage</label>
 <label><input type="checkbox" id="backward"> hide backward</label>
 </fieldset>"""
+
+
+HEADINGS = (
+    '<div class="call headings" aria-hidden="true"><span>call</span>'
+    '<span class="shares"><span>valid in</span><span></span><span>valid out</span></span>'
+    '<span>rule, storage</span><span class="time">time</span></div>'
+)
+
+
+NOTHING = "<p>Nothing was called with a masked tensor.</p>"
 
 
 def page(calls: Sequence[Call], notes: Iterable[str]) -> str:
@@ -72,7 +86,7 @@ def page(calls: Sequence[Call], notes: Iterable[str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Where validity went</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f"<h1>Where validity went</h1>\n<p>{escape(summary(calls))}</p>\n{remarks}{CONTROLS}\n"
-        f'<main class="tree">\n{tree or "<p>Nothing was called with a masked tensor.</p>"}\n</main>\n</body>\n</html>\n'
+        f'<main class="tree">\n{HEADINGS}\n{tree or NOTHING}\n</main>\n</body>\n</html>\n'
     )
 
 
@@ -83,8 +97,9 @@ def _branch(call: Call, inside: dict[int | None, list[Call]]) -> str:
     if not made:
         return f'<div class="{classes}">{_row(call)}</div>'
     branches = "\n".join(_branch(child, inside) for child in made)
+    attributes = (" open" if call.kind == "module" else "") + (' class="backward"' if call.backward else "")
     return (
-        f'<details open{" class=backward" if call.backward else ""}><summary class="{classes}">{_row(call)}</summary>\n'
+        f'<details{attributes}><summary class="{classes}">{_row(call)}</summary>\n'
         f'<div class="inner">\n{branches}\n</div></details>'
     )
 
@@ -110,7 +125,8 @@ def _row(call: Call) -> str:
         f'<span class="name" title="call {call.number}">{escape(call.name)}</span>'
         f'<span class="shares"><span>{_shares(call.masked_operands)}</span><span class="arrow">→</span>'
         f"<span>{_shares(call.results)}</span></span>"
-        f'<span class="rule">{escape(rule)} {marks}</span><span class="time">{duration(call.seconds)}</span>{why}{error}'
+        f'<span class="rule">{escape(rule)} {marks}</span><span class="time">{duration(call.seconds)}</span>'
+        f"{why}{error}"
     )
 
 

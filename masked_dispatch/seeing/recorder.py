@@ -75,8 +75,8 @@ class Recorder:
         self.thread = threading.get_ident()
         self._stack = _Stack()
         self._lock = threading.Lock()
-        # By plain tensor: the call that made it; masked tensors know it themselves. (Weak references to parameters would
-        # keep nn.Module.to from swapping them.)
+        # By plain tensor: the call that made it; masked tensors know it themselves. (Weak references to parameters
+        # would keep nn.Module.to from swapping them.)
         self._made: Any = WeakTensorKeyDictionary()
         # By what views of a tensor share: the last call that wrote to it.
         self._written: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -117,9 +117,7 @@ class Recorder:
             tensors = list(_leaves(result))
             call.results = tuple(operand_of("result", t) for t in tensors)
             name = schema_of(op).name.rpartition("::")[2]
-            call.change = change_of(
-                opened.category, name, call.masked_operands, opened.before, call.results, tensors
-            )
+            call.change = change_of(opened.category, name, call.masked_operands, opened.before, call.results, tensors)
             writes = schema_of(op).is_mutable
             for tensor in tensors:
                 self._made_by(tensor, call.number, writes)
@@ -307,9 +305,7 @@ def _memory_of(tensor: Tensor) -> object | None:
     return tensor._family if isinstance(tensor, MaskedTensor) else None
 
 
-def _tensors_of(
-    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
-) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     names = [argument.name for argument in schema_of(op).arguments]
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         for tensor in _leaves(value):

@@ -48,7 +48,7 @@ def table(calls: Sequence[Call], notes: Iterable[str], times: bool) -> str:
 def _line(row: Sequence[str], width: Sequence[int], times: bool) -> str:
     shown = [cell.ljust(size) for cell, size in zip(row, width, strict=True)]
     shown[-1] = row[-1].rjust(width[-1])
-    return "  ".join(cell for cell, size in zip(shown[: None if times else -1], width) if size).rstrip()
+    return "  ".join(cell for cell, size in zip(shown[: None if times else -1], width, strict=False) if size).rstrip()
 
 
 def cells(call: Call) -> tuple[str, ...]:

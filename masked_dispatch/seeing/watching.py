@@ -195,11 +195,11 @@ def _mark(node: Any, recorder: Recorder, number: int) -> None:
 @contextlib.contextmanager
 def _backward_watched() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for function in (Wrap, SparseWrap):
-            stack.enter_context(_replaced(function, "backward", _watched_backward("result")))
-        for function in (Unwrap, SparseUnwrap):
-            stack.enter_context(_replaced(function, "forward", _watched_unwrap))
-            stack.enter_context(_replaced(function, "backward", _watched_backward("operand")))
+        for wrap in (Wrap, SparseWrap):
+            stack.enter_context(_replaced(wrap, "backward", _watched_backward("result")))
+        for unwrap in (Unwrap, SparseUnwrap):
+            stack.enter_context(_replaced(unwrap, "forward", _watched_unwrap))
+            stack.enter_context(_replaced(unwrap, "backward", _watched_backward("operand")))
         yield
 
 

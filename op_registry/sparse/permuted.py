@@ -293,13 +293,3 @@ def sum_of_any_order(records: Sequence[Sparse | Permuted]) -> Sparse | Permuted:
     if len(orders) == 1 and isinstance(first, Permuted):
         return first.like(sum_of_union([to_base_order(record, first) for record in records]))  # type: ignore[misc]
     return sum_of_union([sparse_dims_first(r) if isinstance(r, Permuted) else r for r in records])
-
-
-def without_order(x: AnyRecord) -> Dense | Sparse:
-    """`x` itself if it is not permuted, else with its sparse dimensions first, or stored densely."""
-    if not isinstance(x, Permuted):
-        return x
-    try:
-        return sparse_dims_first(x)
-    except NotLowered:
-        return to_dense(x)

@@ -168,7 +168,7 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
         sparse.tril()
     with md.densify("always", limit=1):
         sparse.tril()
-    with pytest.raises(ValueError, match="densify takes 'auto', 'never' or 'always', not 'maybe'"):  # noqa: SIM117
+    with pytest.raises(ValueError, match="densify takes 'never', 'warn', 'auto' or 'always', not 'maybe'"):  # noqa: SIM117
         with md.densify("maybe"):
             pass
 
