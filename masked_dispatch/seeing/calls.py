@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -134,6 +135,13 @@ class Call:
         found += ["backward"] if self.backward else []
         found += [f"raised {self.error.partition(':')[0]}"] if self.error else []
         return found
+
+
+def innermost(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """Calls without those that have made another of them: composite operators, of which the pieces are named."""
+    found = tuple(calls)
+    parents = {call.parent for call in found}
+    return tuple(call for call in found if call.number not in parents)
 
 
 def _storages(operands: tuple[Operand, ...]) -> str:

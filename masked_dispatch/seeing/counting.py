@@ -21,8 +21,10 @@ from op_registry.records.tracing import has_values
 
 # Categories whose results have the positions of their operands, which broadcast to them.
 _IN_PLACE = {"elementwise", "scan", "normalization", "choice", "random", "assignment", "accumulation"}
-# Categories that move elements: a join, a view, a pad.
-_MOVES = {"movement", "join", "factory", "plumbing", "query", "derivative"}
+# Of them those that write to their first operand.
+_WRITES = {"assignment", "accumulation"}
+# Categories that move elements: a join, a view, a pad, a lookup.
+_MOVES = {"movement", "join", "indexing", "factory", "plumbing", "query", "derivative"}
 # Our own operators that make a plain tensor of every element, invalid ones included.
 EXPORTS = {"to_tensor", "get_data", "to_torch_sparse"}
 
@@ -110,6 +112,8 @@ def change_of(
         missing = sum(o.numel - (o.valid or 0) for o in operands[:1])
         exports = name in EXPORTS and missing > 0
         return Change(grown=exports, grown_elements=missing if exports else None)
+    if category in _WRITES:  # what it writes arrives with its validity
+        operands, before = operands[:1], before[:1]
     if category in _IN_PLACE or name in ("mask_with", "mask_like"):
         found = [
             compared

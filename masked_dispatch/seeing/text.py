@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from masked_dispatch.seeing.calls import Call, Operand
+from masked_dispatch.seeing.calls import Call, Operand, innermost
 
 HEADINGS = ("call", "valid in", "valid out", "rule", "storage", "", "time")
 
@@ -18,8 +18,8 @@ def summary(calls: Sequence[Call]) -> str:
     parts = [
         counted(len(operators), "operator call") + (f" ({backward} in backward)" if backward else ""),
         counted(len(modules), "module call") if modules else "",
-        f"validity lost in {sum(call.change.lost for call in operators)}",
-        f"grown in {sum(call.change.grown for call in operators)}",
+        f"validity lost in {len(innermost(call for call in operators if call.change.lost))}",
+        f"grown in {len(innermost(call for call in operators if call.change.grown))}",
         f"stored densely in {densely}" if densely else "",
     ]
     return ", ".join(part for part in parts if part)

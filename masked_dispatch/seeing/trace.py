@@ -11,7 +11,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded
 from masked_dispatch.seeing import page, text
-from masked_dispatch.seeing.calls import Call, Operand
+from masked_dispatch.seeing.calls import Call, Operand, innermost
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.seeing.watching import recording_calls
 
@@ -64,11 +64,11 @@ class Trace:
         a smaller share of the result is valid than of any operand. Of a composite operator the calls it is made of
         are named.
         """
-        return self._innermost([call for call in self.calls if call.change.lost])
+        return innermost(call for call in self.calls if call.change.lost)
 
     def grown(self) -> tuple[Call, ...]:
         """The operator calls in which what was invalid became valid, or a larger share valid than of any operand."""
-        return self._innermost([call for call in self.calls if call.change.grown])
+        return innermost(call for call in self.calls if call.change.grown)
 
     def densified(self) -> tuple[Call, ...]:
         """The calls for which something was stored densely."""
@@ -111,11 +111,6 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.calls)
-
-    @staticmethod
-    def _innermost(calls: list[Call]) -> tuple[Call, ...]:
-        parents = {call.parent for call in calls}
-        return tuple(call for call in calls if call.number not in parents)
 
 
 @contextlib.contextmanager

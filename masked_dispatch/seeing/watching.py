@@ -175,9 +175,11 @@ def _before_module(module: torch.nn.Module, args: Any) -> None:
         recorder.enter_module(module, args)
 
 
-def _after_module(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+def _after_module(module: torch.nn.Module, args: Any, *kwargs_and_result: Any) -> None:
     if torch.compiler.is_compiling():
         return
+    # If the module has raised, torch leaves the keyword arguments out.
+    kwargs, result = kwargs_and_result if len(kwargs_and_result) == 2 else ({}, None)
     for recorder in recorders_here():
         recorder.leave_module(module, kwargs, result)
 
