@@ -109,6 +109,16 @@ def keep_whole(functions: Iterable[Callable[..., Any]]) -> None:
         raise dynamo.exc.UnspecializeRestartAnalysis(restart_reason="functions traced through are now kept whole")
 
 
+def under_compile() -> bool:
+    """Whether a function that torch.compile has returned is on the stack of this thread."""
+    frame = sys._getframe(1) if dynamo_is_loaded() else None
+    while frame is not None and not (
+        frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
+    ):
+        frame = frame.f_back
+    return frame is not None
+
+
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Tell Dynamo, which is loaded, to expect different sizes of `dim`."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)

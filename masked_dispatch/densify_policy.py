@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -122,14 +123,14 @@ def _warn_once(policy: Policy, densification: Densification) -> None:
 
 def _calling_site() -> Site:
     """The line of the caller's code that runs; a thread of the autograd engine has none."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name and name.partition(".")[0] not in _NOT_THE_CALLER:
+            return Site(frame.f_code.co_filename, frame.f_lineno, name)
         frame = frame.f_back
-    name = frame.f_globals.get("__name__", "")
-    if name.partition(".")[0] in _LIBRARIES:
-        return Site("<backward in a thread of the autograd engine>", 0, name)
-    return Site(frame.f_code.co_filename, frame.f_lineno, name)
+    return Site("<backward in a thread of the autograd engine>", 0, __name__)
 
 
-# Whose frames are not the caller's.
-_LIBRARIES = ("masked_dispatch", "op_registry", "torch")
+# Whose frames are not the caller's: this library, torch, and what they call through.
+_NOT_THE_CALLER = {"masked_dispatch", "op_registry", "torch", *sys.stdlib_module_names} - {"__main__"}

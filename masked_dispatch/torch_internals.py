@@ -55,7 +55,9 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout; a custom
     operator wraps what a functional collective returns
 33. a kernel stays in force after its library is destroyed, until another is registered for the overload; the backward
-    of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node
+    of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node; a
+    removed hook on all modules that took keyword arguments leaves its number behind
+34. what torch.compile returns runs by a function ``compile_wrapper`` of ``torch._dynamo.eval_frame``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -83,6 +85,7 @@ from torch.library import Library
 from torch.testing import _comparison
 from torch.utils import _python_dispatch, _pytree, checkpoint
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
+from torch.utils.hooks import RemovableHandle
 
 from masked_dispatch.compiler_internals import never_compiled, not_compiled
 from op_registry.errors import MaskedSemanticsError
@@ -280,6 +283,12 @@ def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: C
 
     # A property, so that checkpoints from before, which have it in the same place, are served too.
     checkpoint._CheckpointFrame.recompute_fn = property(get, keep)  # type: ignore[attr-defined]
+
+
+def remove_module_hook(handle: RemovableHandle) -> None:
+    """Remove a hook on all modules without a trace: torch remembers that it took keyword arguments."""
+    handle.remove()
+    torch.nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 def in_forward_mode() -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from masked_dispatch.compiler_internals import under_compile
 from masked_dispatch.densification import Densification
 from masked_dispatch.seeing.calls import Call, Kind, Operand
 from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
@@ -28,10 +29,7 @@ from op_registry.sparse.record import Sparse
 # The namespace of this library's own operators.
 OWN = "masked_dispatch"
 OWN_RULE = "this library's"
-COMPILED = (
-    "compiled region: its calls are traced into a graph, and not seen when the graph runs; call the function under "
-    "torch.compiler.disable, or open the trace after torch.compile has been used once, to see inside"
-)
+COMPILED = "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see inside"
 
 _MAKERS = "_made_in_traces"
 
@@ -72,6 +70,8 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.active = True
+        # Whether a call has been traced into a graph; whether one was made in a function of torch.compile.
+        self.saw_graph, self.under_compile = False, False
         self.thread = threading.get_ident()
         self._stack = _Stack()
         self._lock = threading.Lock()
@@ -95,6 +95,7 @@ class Recorder:
             if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in named):
                 self.compiled_region()
                 return None
+            self.under_compile = self.under_compile or under_compile()
             meaning = resolve(op)
             opened = self._open(str(op), "operator", _how(meaning), _shows(meaning))
             opened.category = _category(meaning)
@@ -134,6 +135,7 @@ class Recorder:
 
     def compiled_region(self) -> None:
         """Write down that calls are being traced into a graph; once for a region."""
+        self.saw_graph = True
         last = self.calls[-1] if self.calls else None
         if last is None or last.kind != "compiled region":
             self._new(COMPILED, "compiled region", "")

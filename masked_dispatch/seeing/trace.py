@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from masked_dispatch.compiler_internals import dynamo_is_loaded
 from masked_dispatch.seeing import page, text
 from masked_dispatch.seeing.calls import Call, Operand, innermost
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.seeing.watching import recording_calls
 
-UNCOMPILED = "functions of torch.compile run uncompiled inside a trace, so that their calls are seen"
+UNCOMPILED = "what torch.compile returned ran uncompiled, so that its calls are seen"
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,10 @@ class Trace:
 
     def __init__(self) -> None:
         self._recorder = Recorder()
-        self._notes = (UNCOMPILED,) if dynamo_is_loaded() else ()
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        return (UNCOMPILED,) if self._recorder.under_compile else ()
 
     @property
     def calls(self) -> tuple[Call, ...]:

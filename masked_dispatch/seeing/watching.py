@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,13 +22,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from masked_dispatch.autograd.dense import Unwrap, Wrap
 from masked_dispatch.autograd.sparse import SparseUnwrap, SparseWrap
-from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled
+from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled, uncompiled
 from masked_dispatch.densification import Densification, on_densify
 from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import delegating, engine_called_in, engine_run
+from masked_dispatch.torch_internals import delegating, engine_called_in, engine_run, remove_module_hook
 from op_registry.sparse.record import Sparse, on_dense
 
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
@@ -36,6 +37,8 @@ _active: list[Recorder] = []
 _lock = threading.Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
+# Whether compiled functions run uncompiled: from the beginning, unless nothing had been compiled in the process.
+_stance_is_set = [False]
 
 
 def recorders_here() -> Sequence[Recorder]:
@@ -79,15 +82,21 @@ def _install() -> None:
     with contextlib.ExitStack() as stack:
         if dynamo_is_loaded():
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        _stance_is_set[0] = dynamo_is_loaded()
         stack.enter_context(_kernels_watched())
         stack.enter_context(_backward_watched())
-        before = register_module_forward_pre_hook(_before_module)
-        stack.callback(before.remove)
-        after = register_module_forward_hook(_after_module, with_kwargs=True, always_call=True)
-        stack.callback(after.remove)
+        stack.enter_context(_modules_watched())
         stack.enter_context(_listening(on_densify, _densified))
         stack.enter_context(_listening(on_dense, _stored_densely))
         _installed.push(stack.pop_all())
+
+
+def _run_uncompiled_from_now_on() -> None:
+    """For a trace that was open when the compiler was loaded: what has been compiled runs uncompiled the next time."""
+    with _lock:
+        if _active and not _stance_is_set[0]:
+            _stance_is_set[0] = True
+            _installed.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 @contextlib.contextmanager
@@ -149,6 +158,8 @@ def _begin(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     if not recorders or not (has_masked(args) or has_masked(kwargs.values())):
         return []
     opened = [(recorder, recorder.begin(op, args, kwargs)) for recorder in recorders]
+    if recorders[0].saw_graph and not _stance_is_set[0]:
+        _run_uncompiled_from_now_on()
     return [(recorder, call) for recorder, call in opened if call is not None]
 
 
@@ -168,10 +179,26 @@ def _failed(opened: list[Any], error: BaseException) -> None:
 # ----------------------------------------------------------------------------------------------------------- modules
 
 
+@contextlib.contextmanager
+def _modules_watched() -> Iterator[None]:
+    before = register_module_forward_pre_hook(_before_module)
+    after = register_module_forward_hook(_after_module, with_kwargs=True, always_call=True)
+    # Of hooks that run twice for a compiled module, of which `_before_module` leaves one out.
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+    ignored = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # somebody has restored earlier filters
+            warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+        remove_module_hook(before)
+        remove_module_hook(after)
+
+
 def _before_module(module: torch.nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    for recorder in recorders_here():
+    for recorder in recorders_here() if uncompiled(module) is module else ():
         recorder.enter_module(module, args)
 
 

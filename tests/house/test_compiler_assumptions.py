@@ -21,6 +21,7 @@ from masked_dispatch.compiler_internals import (
     mark_dynamic,
     pending_sizes,
     uncompiled,
+    under_compile,
     while_compiling,
 )
 
@@ -283,3 +284,10 @@ def test_31_tracing_begins_anew_when_a_function_is_to_be_kept_whole(itself: bool
         found = torch.compile(outer, backend=backend)(Telling(torch.ones(2), torch.ones(2)))
         assert torch.equal(found.a, torch.ones(2).sin())
         assert called == ([] if itself else [inner])
+
+
+def test_34_what_torch_compile_returns_is_on_the_stack() -> None:
+    with assumed("what torch.compile returns runs by a function compile_wrapper of torch._dynamo.eval_frame"):
+        assert not under_compile()
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.compile(under_compile, backend="eager")()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +68,7 @@ gradient of an operand of aten.relu.default, call 5    plain               6/8 7
 gradient of the result of aten.linear.default, call 2  6/8 75%             plain      derivative     dense    backward
 gradient of an operand of aten.linear.default, call 2  plain               6/12 50%   derivative     dense    backward
 aten.add.Tensor                                        6/12 50%, 6/12 50%  6/12 50%   elementwise    dense    backward
-aten.detach.default                                    6/12 50%            6/12 50%   plumbing       dense    backward""",
+aten.detach.default                                    6/12 50%            6/12 50%   plumbing       dense    backward""",  # noqa: E501
         )
 
     def test_storage_and_what_is_stored_densely(self) -> None:
@@ -85,7 +86,7 @@ aten.svd.default              6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  decomposes    c
     aten._linalg_svd.default  6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  whole slices  csr → dense  lost, stored densely
         stores densely: aten._linalg_svd.default stores shape (4, 3) as torch.sparse_csr with 6 stored densely, 60 bytes: it works on a whole slice at once, whose elements have to lie side by side
   aten.mH.default             0/9 0%    0/9 0%                   decomposes    dense
-    aten.transpose.int        0/9 0%    0/9 0%                   movement      dense""",
+    aten.transpose.int        0/9 0%    0/9 0%                   movement      dense""",  # noqa: E501
         )
 
     def test_nothing_masked(self) -> None:
@@ -325,12 +326,16 @@ def test_nothing_is_added_to_a_call_while_no_trace_is_open() -> None:
 
 
 def test_hooks_and_methods_are_put_back() -> None:
-    hooks = nn.modules.module._global_forward_hooks
-    before = (len(hooks), md.MaskedTensor.__torch_dispatch__)
+    def replaced() -> Any:
+        hooks = [d for name, d in vars(nn.modules.module).items() if name.startswith("_global_forward")]
+        return [len(d) for d in hooks], md.MaskedTensor.__torch_dispatch__, list(warnings.filters)
+
+    before = replaced()
     for _ in range(3):
         with md.trace(), md.trace(), pytest.raises(ZeroDivisionError), md.trace():
             raise ZeroDivisionError
-    assert (len(hooks), md.MaskedTensor.__torch_dispatch__) == before
+    assert replaced() == before
+    assert replaced()[0]
 
 
 def test_traces_nest() -> None:
