@@ -343,3 +343,40 @@ def test_reads_are_noted() -> None:
         x.cpu()
         x.nonzero()
     assert reads == ["aten._local_scalar_dense.default", "aten._to_copy.default", "aten.nonzero.default"]
+
+
+# -------------------------------------------------------------------------------------------------------------- traces
+
+
+def test_a_trace_sees_the_backward_that_it_starts_in_the_thread_of_the_engine() -> None:
+    threads = set()
+    x = masked("reference")
+    with md.trace() as t:
+        y = x.exp()
+        y.register_hook(lambda gradient: threads.add(threading.current_thread()))
+        (y * x + x).sum().backward()
+    assert threads
+    assert threading.main_thread() not in threads
+    backward = [call for call in t.calls if call.backward]
+    assert "gradient of an operand of aten.exp.default, call 0" in [call.name for call in backward]
+    assert "aten.add.Tensor" in [call.name for call in backward]
+    assert {str(call.results[0]) for call in backward if call.name == "aten.add.Tensor"} == {"3/6 50%"}
+
+
+def test_a_trace_does_not_see_the_backward_of_others() -> None:
+    started, ended = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
+
+    def backward() -> None:
+        x = masked("reference")
+        loss = (x + x * x).sum()
+        started.wait()
+        loss.backward()
+        ended.wait()
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    with md.trace() as t:
+        started.wait()
+        ended.wait()
+    thread.join()
+    assert t.calls == ()

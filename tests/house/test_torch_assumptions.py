@@ -45,7 +45,6 @@ from masked_dispatch.torch_internals import (
     with_facts,
     register_kernel,
     remove_module_hook,
-    summarized_data,
 )
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
