@@ -50,7 +50,7 @@ def same(actual: Any, expected: Any) -> None:
             same(a, e)
     elif isinstance(expected, md.MaskedTensor):
         assert isinstance(actual, md.MaskedTensor)
-        assert_close(actual.get_mask(), expected.get_mask())
+        assert_close(actual.to_dense().get_mask(), expected.to_dense().get_mask())
         assert_close(actual.to_tensor(0), expected.to_tensor(0), equal_nan=True)
     else:
         assert not isinstance(actual, md.MaskedTensor)

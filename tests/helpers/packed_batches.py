@@ -47,7 +47,7 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def mask_of(x: Tensor) -> Tensor:
-    return x.get_mask() if md.is_masked_tensor(x) else torch.ones(x.shape, dtype=torch.bool)
+    return x.to_dense().get_mask() if md.is_masked_tensor(x) else torch.ones(x.shape, dtype=torch.bool)
 
 
 def filled(x: Tensor) -> Tensor:
