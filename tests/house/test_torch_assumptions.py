@@ -477,40 +477,28 @@ def test_32_collectives_get_script_objects() -> None:
 def test_33_what_traces_replace() -> None:
     made = Library("masked_dispatch_assumption", "DEF")
     made.define("f(Tensor x) -> Tensor")
-    op = torch.ops.masked_dispatch_assumption.f.default
-    x = md.masked_tensor(torch.ones(2), None)
+    op, x = torch.ops.masked_dispatch_assumption.f.default, md.masked_tensor(torch.ones(2), None)
     kept, replacing, again = (Library(op.namespace, "IMPL") for _ in range(3))
-    register_kernel(kept, op, lambda keyset, x: x + 1)
-    register_kernel(replacing, op, lambda keyset, x: x + 2)
-    assert op(x).sum().item() == 6
-    del replacing
-    gc.collect()
     with assumed("registering a kernel again puts it in force, also after the library of another one is destroyed"):
+        register_kernel(kept, op, lambda keyset, x: x + 1)
+        register_kernel(replacing, op, lambda keyset, x: x + 2)
+        assert op(x).sum().item() == 6
+        del replacing
         register_kernel(again, op, lambda keyset, x: x + 1)
         assert op(x).sum().item() == 4
 
     class Doubled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.metadata["seen in forward"] = True
+            ctx.metadata["forward"] = True
             return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            raise AssertionError("replaced below")
 
     with assumed("the engine looks backward up when it calls it, and passes the node, whose metadata it keeps"):
         found: list[Any] = []
         y = Doubled.apply(torch.ones(2, requires_grad=True))
         Doubled.backward = staticmethod(lambda ctx, grad: found.append(dict(ctx.metadata)))  # type: ignore[assignment]
         y.sum().backward()
-        assert found == [{"seen in forward": True}]
-
-    with assumed("a hook on all modules that takes keyword arguments leaves its number behind"):
-        module = torch.nn.modules.module
-        handle = module.register_module_forward_hook(lambda *_: None, with_kwargs=True)
-        remove_module_hook(handle)
-        assert not module._global_forward_hooks_with_kwargs
+        assert found == [{"forward": True}]
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -327,6 +327,7 @@ def test_nothing_is_added_to_a_call_while_no_trace_is_open() -> None:
 
 def test_hooks_and_methods_are_put_back() -> None:
     def replaced() -> Any:
+        # A removed hook that takes keyword arguments leaves its number behind in torch.
         hooks = [d for name, d in vars(nn.modules.module).items() if name.startswith("_global_forward")]
         return [len(d) for d in hooks], md.MaskedTensor.__torch_dispatch__, list(warnings.filters)
 
