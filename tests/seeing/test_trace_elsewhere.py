@@ -68,6 +68,7 @@ print([call.name for call in t.calls])
 """
 
 
+@pytest.mark.slow  # a process that loads the compiler
 def test_what_is_compiled_for_the_first_time_inside_a_trace() -> None:
     """The first run goes into a graph, and says so; the next run is seen."""
     done = subprocess.run([sys.executable, "-c", FIRST_COMPILED_INSIDE], capture_output=True, text=True, timeout=120)
