@@ -42,9 +42,8 @@ from masked_dispatch.torch_internals import (
     plainly,
     print_options,
     python_function_of,
-    with_facts,
     register_kernel,
-    remove_module_hook,
+    with_facts,
 )
 
 KEY = DispatchKeySet(DispatchKey.PreDispatch)
