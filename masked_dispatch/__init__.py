@@ -83,6 +83,7 @@ from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import collate as _collation
+from masked_dispatch.interop import distributions as _distributions
 from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import protocols as _protocols
@@ -98,6 +99,7 @@ _dispatch.install()
 _compile.install()
 _torch_masked.install()
 _low_rank.install()
+_distributions.install()
 _torch_script.install()
 _gradients.install()
 _collation.install()

@@ -28,6 +28,7 @@ torch_masked.py  the functions of torch.masked
 torch_script.py  what torch.jit has compiled
 numpy_masked.py  masked arrays of NumPy as data
 low_rank.py      torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank
+distributions.py  torch.distributions of vectors and matrices
 collate.py       torch.utils.data.DataLoader
 processes.py     sending to other processes
 protocols.py     what NumPy, DLPack, Arrow and matplotlib call

@@ -45,10 +45,6 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
     "._values": (("masked_dispatch/", "op_registry/sparse/layout.py"), "values() refuses uncoalesced tensors"),
     "torch._lobpcg": (("masked_dispatch/interop/low_rank.py",), "where torch.lobpcg asks who is to run it"),
     "torch._lowrank": (("masked_dispatch/interop/low_rank.py",), "where torch.svd_lowrank asks who is to run it"),
-    "torch.distributions.multivariate_normal._batch_mv": (
-        ("op_registry/ops/linear_algebra/multivariate.py",),
-        "the function in which normal distributions multiply their matrix",
-    ),
     "torch.distributions.von_mises._rejection_sample": (
         ("op_registry/ops/queries/empty.py",),
         "the loop that draws until every sample is accepted",

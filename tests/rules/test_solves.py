@@ -108,35 +108,3 @@ def test_a_normal_distribution_with_padded_rows() -> None:
     normal.log_prob(alone).sum().backward()
     assert alone.grad is not None
     same(x.grad, torch.cat([alone.grad, torch.zeros(2, 4)]), mask)
-
-
-def test_draws_of_a_normal_distribution_with_a_partly_valid_mean() -> None:
-    """Without one of its coordinates it is the normal distribution of the others, of which the others are a draw."""
-    scale = torch.linalg.cholesky(torch.eye(3) + 0.5)
-    loc = wrapped(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([[True, False, True], [True] * 3]))
-    torch.manual_seed(0)
-    found = torch.distributions.MultivariateNormal(loc, scale_tril=scale).rsample((5,))
-    torch.manual_seed(0)
-    wanted = torch.distributions.MultivariateNormal(loc.detach().to_tensor(0), scale_tril=scale).rsample((5,))
-    same(found, wanted, loc.get_mask().expand(5, 2, 3))
-    found.sum().backward()
-    same(loc.grad, torch.full((2, 3), 5.0), loc.get_mask())
-
-
-@pytest.mark.parametrize("low_rank", [False, True])
-def test_draws_of_a_normal_distribution_with_a_partly_valid_matrix(low_rank: bool) -> None:
-    """With a part of the matrix left out they would be draws of another distribution."""
-    matrices = torch.eye(3).repeat(2, 1, 1) + 0.5 * torch.ones(3, 3).tril(-1)
-    mask = torch.ones(2, 3, 3, dtype=torch.bool)
-    mask[0, 2, 1] = False
-    matrix = wrapped(matrices, mask)
-    torch.manual_seed(0)
-    if low_rank:
-        normal = torch.distributions.LowRankMultivariateNormal(torch.zeros(2, 3), matrix, torch.ones(2, 3))
-    else:
-        normal = torch.distributions.MultivariateNormal(torch.zeros(2, 3), scale_tril=matrix)
-    draws = normal.rsample((4,))
-    assert draws.get_mask().tolist() == [[[False] * 3, [True] * 3]] * 4
-    draws.sum().backward()
-    assert torch.isfinite(matrix.grad.to_tensor(0)).all()
-    assert not matrix.grad.to_tensor(0)[0].any()

@@ -3,11 +3,10 @@
 Law: all or nothing for each matrix. A matrix without a hole gives what torch gives for it alone; one with a hole gives
 nothing, raises nothing, and changes none of its neighbours. The results for a matrix share its validity.
 
-    matrices      operators of one matrix: inverses, decompositions, determinants, functions
-    solves        systems of equations: all or nothing for each column of the solution
-    multivariate  draws of normal distributions: all or nothing for their matrix
+    matrices  operators of one matrix: inverses, decompositions, determinants, functions
+    solves    systems of equations: all or nothing for each column of the solution
 """
 
-from op_registry.ops.linear_algebra import matrices, multivariate, solves
+from op_registry.ops.linear_algebra import matrices, solves
 
-__all__ = ["matrices", "multivariate", "solves"]
+__all__ = ["matrices", "solves"]

@@ -1,0 +1,135 @@
+"""torch.distributions of vectors and matrices: a parameter or value counts whole, slice by slice, or not at all.
+
+A draw of a multivariate normal distribution, its covariance and its entropy depend on the whole matrix. Line by line,
+torch's Python would sum over what is left of one: a covariance without one of its terms is another covariance, and a
+product of random numbers and the rest of a matrix a draw of another distribution. So the methods below take arguments
+of which each slice (the row of a mean, a matrix) is valid or invalid as a whole. They are methods, often called with
+nothing but plain tensors besides, so no operator that they call could tell; and torch.compile traces what stands here
+like any Python. Plain arguments are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributions as D
+from torch import Tensor
+
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.records.tracing import may_be_read
+
+Dims = tuple[int, ...]
+ROW: Dims = (-1,)
+MATRIX: Dims = (-2, -1)
+OF_NORMALS = {"covariance_matrix": MATRIX, "precision_matrix": MATRIX, "scale_tril": MATRIX}
+
+# From each class to its methods, and the dimensions of a slice of each of their arguments.
+METHODS: dict[type, dict[str, dict[str, Dims]]] = {
+    D.MultivariateNormal: {"__init__": {"loc": ROW, **OF_NORMALS}},
+    D.LowRankMultivariateNormal: {
+        "__init__": {"loc": ROW, "cov_factor": MATRIX, "cov_diag": ROW},
+        "log_prob": {"value": ROW},
+    },
+    D.Wishart: {"__init__": OF_NORMALS},
+    D.LKJCholesky: {"log_prob": {"value": MATRIX}},
+    D.CorrCholeskyTransform: {
+        "_call": {"x": ROW},
+        "_inverse": {"y": MATRIX},
+        "log_abs_det_jacobian": {"x": ROW, "y": MATRIX},
+    },
+    D.StickBreakingTransform: {
+        "_call": {"x": ROW},
+        "_inverse": {"y": ROW},
+        "log_abs_det_jacobian": {"x": ROW, "y": ROW},
+    },
+}
+
+
+def whole(value: object, dims: Dims) -> object:
+    """A masked tensor without the slices over `dims` that have an invalid element; anything else as it is.
+
+    One that has no such slices is itself returned, so that a distribution shares its parameters' memory as in torch.
+    """
+    if not isinstance(value, MaskedTensor) or value.dim() < len(dims):
+        return value
+    mask = value.get_mask()
+    slices = mask.all(dims, keepdim=True)
+    if not torch.compiler.is_compiling() and may_be_read(mask) and bool((mask == slices).all()):
+        return value
+    return value.mask_with(slices)
+
+
+def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
+    """Matrices that are valid where their degrees of freedom are, too: without these there is nothing to draw."""
+    if matrices is None or not isinstance(degrees, MaskedTensor):
+        return matrices
+    mask = degrees.get_mask()[..., None, None]
+    batch = torch.broadcast_shapes(matrices.shape, mask.shape)
+    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, "")
+    return masked
+
+
+def taking_whole(function: Callable[..., Any], slices: Mapping[str, Dims]) -> Callable[..., Any]:
+    """The method, with masked arguments made whole; `slices` names them, with the dimensions of a slice."""
+    places = tuple(slices.get(name) for name in inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(a, MaskedTensor) for a in (*args, *kwargs.values())):
+            return function(*args, **kwargs)
+        given = [a if dims is None else whole(a, dims) for a, dims in zip(args, places, strict=False)]
+        named = {name: whole(a, slices[name]) if name in slices else a for name, a in kwargs.items()}
+        return function(*given, *args[len(places) :], **named)
+
+    return method
+
+
+def taking_degrees(function: Callable[..., None]) -> Callable[..., None]:
+    """Wishart's `__init__`, with the matrices invalid where the degrees of freedom are."""
+
+    @functools.wraps(function)
+    def init(
+        self: D.Wishart,
+        df: Tensor | float,
+        covariance_matrix: Tensor | None = None,
+        precision_matrix: Tensor | None = None,
+        scale_tril: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        matrices = [valid_with(m, df) for m in (covariance_matrix, precision_matrix, scale_tril)]
+        function(self, df, *matrices, validate_args)
+
+    return init
+
+
+def of_whole_matrices(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """PositiveDefiniteTransform's `_call`, which writes zeros into a triangle: its products are not all of holes."""
+
+    @functools.wraps(function)
+    def call(self: D.PositiveDefiniteTransform, x: Tensor) -> Tensor:
+        result = function(self, x)
+        if isinstance(x, MaskedTensor) and isinstance(result, MaskedTensor):
+            return result.mask_with(x.get_mask().all(MATRIX, keepdim=True))
+        return result
+
+    return call
+
+
+# Methods with a wrapper of their own.
+WRAPPED: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (D.Wishart, "__init__", taking_degrees),
+    (D.PositiveDefiniteTransform, "_call", of_whole_matrices),
+)
+
+
+def install() -> None:
+    """Replace the methods: called once, when the package is imported."""
+    for owner, methods in METHODS.items():
+        for name, slices in methods.items():
+            setattr(owner, name, taking_whole(getattr(owner, name), slices))
+    for owner, name, wrapped in WRAPPED:
+        setattr(owner, name, wrapped(getattr(owner, name)))

@@ -1,0 +1,235 @@
+"""torch.distributions of vectors and matrices with a hole in a parameter or a value: that element of the batch has no
+answer, and the others have what plain torch gives for the batch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributions as D
+from torch import Tensor
+
+import masked_dispatch as md
+from masked_dispatch.interop.distributions import METHODS
+from padded_slices import GARBAGE, same, wrapped
+
+BATCH, SIZE, DRAWS = 3, 4, 5
+Parameters = dict[str, Tensor]
+
+
+def parameters() -> Parameters:
+    """Good parameters of every distribution below, with the batch in front."""
+    torch.manual_seed(0)
+    factor = torch.randn(BATCH, SIZE, SIZE, dtype=torch.float64)
+    covariance = factor @ factor.mT + SIZE * torch.eye(SIZE)
+    return {
+        "loc": torch.randn(BATCH, SIZE, dtype=torch.float64),
+        "covariance_matrix": covariance,
+        "precision_matrix": covariance,
+        "scale_tril": torch.linalg.cholesky(covariance),
+        "cov_factor": factor[..., :2].contiguous(),
+        "cov_diag": torch.rand(BATCH, SIZE, dtype=torch.float64) + 0.5,
+        "df": torch.rand(BATCH, dtype=torch.float64) + SIZE + 2,
+        "concentration": torch.rand(BATCH, dtype=torch.float64) + 0.5,
+    }
+
+
+Make = Callable[..., D.Distribution]
+
+KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "normal, covariance": (D.MultivariateNormal, ("loc", "covariance_matrix")),
+    "normal, precision": (D.MultivariateNormal, ("loc", "precision_matrix")),
+    "normal, triangle": (D.MultivariateNormal, ("loc", "scale_tril")),
+    "low rank": (D.LowRankMultivariateNormal, ("loc", "cov_factor", "cov_diag")),
+    "Wishart, covariance": (D.Wishart, ("df", "covariance_matrix")),
+    "Wishart, triangle": (D.Wishart, ("df", "scale_tril")),
+    "LKJ": (lambda **given: D.LKJCholesky(SIZE, **given), ("concentration",)),
+}
+HOLES = [(kind, name) for kind, (_, names) in KINDS.items() for name in names]
+
+
+def with_hole(name: str, data: Tensor, hidden: float = math.nan) -> Tensor:
+    """The parameter without one element of the first of the batch: of a triangle, one below its diagonal."""
+    mask = torch.ones(data.shape, dtype=torch.bool)
+    mask[(0, *(-1 - d for d in range(data.dim() - 1)))[: data.dim()]] = False
+    if name == "scale_tril":
+        mask[0], mask[0, 2, 1] = True, False
+    return wrapped(data, mask, hidden)
+
+
+def made(kind: str, given: Parameters, **changed: Tensor) -> D.Distribution:
+    make, names = KINDS[kind]
+    return make(**{name: changed.get(name, given[name]) for name in names})
+
+
+def drawn(distribution: D.Distribution) -> Tensor:
+    """Draws with one seed; the first draw of Wishart's loop, which looks at whether its draws are singular."""
+    torch.manual_seed(1)
+    return distribution.sample((DRAWS,)) if isinstance(distribution, D.LKJCholesky) else distribution.rsample((DRAWS,))
+
+
+def without_first(shape: torch.Size, batch_dim: int) -> Tensor:
+    """True but in the first element of the batch."""
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask.select(batch_dim, 0).fill_(False)
+    return mask
+
+
+@pytest.mark.filterwarnings("ignore:Singular sample detected")  # torch's, of plain parameters too
+@pytest.mark.parametrize("hidden", GARBAGE)
+@pytest.mark.parametrize(("kind", "name"), HOLES)
+def test_draws_and_likelihoods_of_the_others(kind: str, name: str, hidden: float) -> None:
+    given = parameters()
+    hole = with_hole(name, given[name], hidden)
+    holey, plain = made(kind, given, **{name: hole}), made(kind, given)
+    draws = drawn(plain)
+    same(holey.log_prob(draws), plain.log_prob(draws), without_first(torch.Size((DRAWS, BATCH)), 1))
+    found = drawn(holey)
+    valid = without_first(draws.shape, 1)
+    assert torch.equal(found.get_mask(), valid)
+    if not isinstance(plain, (D.Wishart, D.LKJCholesky)):  # rejection consumes the stream as the replacement does
+        same(found, draws, valid)
+        found.sum().backward()
+        assert hole.grad is not None
+        assert torch.equal(hole.grad.get_mask(), hole.get_mask())
+        gradient = hole.grad.to_tensor(0)
+        assert gradient.isfinite().all()
+        assert not gradient[0].any()
+
+
+OF_MATRICES = ("variance", "stddev", "covariance_matrix", "precision_matrix")
+MOMENTS = [
+    *((kind, moment) for kind in KINDS if kind != "LKJ" for moment in OF_MATRICES),
+    *((kind, moment) for kind in KINDS if "Wishart" in kind for moment in ("mean", "mode")),
+    *((kind, "scale_tril") for kind in KINDS if kind != "LKJ" and "triangle" not in kind and "Wishart" not in kind),
+]
+
+
+@pytest.mark.parametrize(("kind", "moment"), MOMENTS)
+def test_moments_need_the_whole_matrix(kind: str, moment: str) -> None:
+    given = parameters()
+    name = KINDS[kind][1][1]
+    wanted = getattr(made(kind, given), moment)
+    holey = made(kind, given, **{name: with_hole(name, given[name])})
+    same(getattr(holey, moment), wanted, without_first(wanted.shape, 0))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in HOLES if kind != "LKJ" and name != "loc"])
+def test_entropy_needs_the_whole_matrix(kind: str, name: str) -> None:
+    given = parameters()
+    holey, plain = made(kind, given, **{name: with_hole(name, given[name])}), made(kind, given)
+    same(holey.entropy(), plain.entropy(), without_first(torch.Size((BATCH,)), 0))
+
+
+def test_entropy_does_not_depend_on_the_mean() -> None:
+    given = parameters()
+    normal = made("normal, triangle", given, loc=with_hole("loc", given["loc"]))
+    assert torch.equal(normal.entropy(), made("normal, triangle", given).entropy())
+
+
+NORMALS = ("normal, covariance", "normal, triangle", "low rank")
+
+
+@pytest.mark.parametrize("other", NORMALS)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in HOLES if kind in NORMALS])
+def test_divergences(kind: str, name: str, other: str) -> None:
+    given = parameters()
+    holey, plain, second = (
+        made(kind, given, **{name: with_hole(name, given[name])}),
+        made(kind, given),
+        made(other, {n: t + 1 if n == "loc" else t * 2 for n, t in given.items()}),
+    )
+    valid = without_first(torch.Size((BATCH,)), 0)
+    same(D.kl_divergence(holey, second), D.kl_divergence(plain, second), valid)
+    same(D.kl_divergence(second, holey), D.kl_divergence(second, plain), valid)
+
+
+@pytest.mark.filterwarnings("ignore:Singular sample detected")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "LKJ"])
+def test_a_value_with_a_hole(kind: str) -> None:
+    plain = made(kind, parameters())
+    value = drawn(plain)[0]
+    same(plain.log_prob(with_hole("value", value)), plain.log_prob(value), without_first(torch.Size((BATCH,)), 0))
+
+
+def test_a_cholesky_factor_without_an_element_of_its_diagonal() -> None:
+    plain = made("LKJ", parameters())
+    value = drawn(plain)[0]
+    same(plain.log_prob(with_hole("value", value)), plain.log_prob(value), without_first(torch.Size((BATCH,)), 0))
+
+
+IN_A_GRAPH = [("normal, covariance", "loc"), ("normal, triangle", "scale_tril"), ("low rank", "loc")]
+
+
+@pytest.mark.parametrize(("kind", "name"), IN_A_GRAPH)
+def test_compiled(kind: str, name: str) -> None:
+    """Plain torch cannot compile draws of Wishart and LKJ in one graph; with a masked `cov_diag` torch's line that adds
+    an identity is a write that a graph cannot express, and refused by name."""
+    given = parameters()
+    value = torch.randn(BATCH, SIZE, dtype=torch.float64)
+
+    def program(hole: Tensor) -> tuple[Tensor, Tensor]:
+        distribution = made(kind, given, **{name: hole})
+        return distribution.log_prob(value), distribution.rsample((DRAWS,))
+
+    hole = with_hole(name, given[name])
+    likelihood, draws = torch.compile(program, fullgraph=True, backend="aot_eager")(hole)
+    same(likelihood, program(hole)[0], without_first(likelihood.shape, 0))
+    assert torch.equal(draws.get_mask(), without_first(draws.shape, 1))
+
+
+ROW = torch.linspace(-1, 1, 6, dtype=torch.float64).repeat(BATCH, 1)
+
+TRANSFORMS: dict[str, tuple[D.Transform, Tensor]] = {
+    "to a positive definite matrix": (D.PositiveDefiniteTransform(), parameters()["covariance_matrix"] / SIZE),
+    "to a Cholesky factor": (D.CorrCholeskyTransform(), ROW),
+    "to a simplex": (D.StickBreakingTransform(), ROW),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name: str) -> None:
+    transform, x = TRANSFORMS[name]
+    y = transform(x)
+    found, valid = transform(with_hole("x", x)), without_first(y.shape, 0)
+    if name == "to a Cholesky factor":
+        valid[0] = torch.ones_like(y[0]).triu(1).bool()  # zeros, and the 1 in the corner, whatever x is
+        valid[0, 0, 0] = True
+    same(found, y, valid)
+    hole, x = with_hole("y", y), transform.inv(y)
+    valid = without_first(x.shape, 0)
+    if name == "to a positive definite matrix":
+        valid[0] = torch.ones_like(x[0]).triu(1).bool()  # zeros, whatever y is
+    same(transform.inv(hole), x, valid)
+    if name != "to a positive definite matrix":  # which has none in torch
+        wanted = transform.log_abs_det_jacobian(x, y)
+        valid = without_first(wanted.shape, 0)
+        same(transform.log_abs_det_jacobian(with_hole("x", x), y), wanted, valid)
+        same(transform.log_abs_det_jacobian(x, with_hole("y", y)), wanted, valid)
+
+
+def test_whole_parameters_share_memory() -> None:
+    """A parameter of which every row is valid or invalid as a whole is not copied: later writes show, as in torch."""
+    loc = md.masked_tensor(torch.zeros(2, 3), torch.tensor([[True], [False]]))
+    normal = D.MultivariateNormal(loc, torch.eye(3))
+    loc[0] = 5.0
+    assert normal.mean[0].tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr"])
+def test_stored_sparsely(layout: str) -> None:
+    given = parameters()
+    value = torch.randn(BATCH, SIZE, dtype=torch.float64)
+    hole = with_hole("loc", given["loc"])
+    stored = hole.detach().to_layout(getattr(torch, layout))
+    found = D.MultivariateNormal(stored, given["covariance_matrix"]).log_prob(value)
+    same(found, made("normal, covariance", given).log_prob(value), without_first(found.shape, 0))
+
+
+def test_the_arguments_are_those_of_torch() -> None:
+    for owner, methods in METHODS.items():
+        for name, slices in methods.items():
+            assert set(slices) <= set(inspect.signature(getattr(owner, name)).parameters), (owner, name)
