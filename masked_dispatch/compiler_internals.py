@@ -214,19 +214,23 @@ def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     return is_wrapper and not isinstance(tensor, FunctionalTensor)
 
 
+# How many dispatch modes are in force, such as that in which Dynamo runs what it compiles on fake tensors.
+modes_in_force: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
 def pending_sizes() -> list[Any]:
     """The sizes that depend on data, of what Dynamo is running on fake tensors; to be changed in place."""
-    if not torch._C._len_torch_dispatch_stack():
+    if not modes_in_force():
         return []
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return [] if mode is None or mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
 
 
-def sizes_from_data(tensors: list[torch.Tensor]) -> set[Any]:
-    """The sizes of `tensors` that depend on data."""
+def sizes_from_data(values: list[torch.Tensor | torch.SymInt]) -> set[Any]:
+    """The sizes of tensors, and numbers, that depend on data."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    return set(free_unbacked_symbols(tensors))
+    return set(free_unbacked_symbols(values))
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

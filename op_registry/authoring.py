@@ -69,6 +69,7 @@ from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.inside import inside
 from op_registry.records.broadcast import (
     aligned_validity,
+    broadcast_along,
     concatenated,
     expand_validity,
     full_mask,
@@ -83,7 +84,7 @@ from op_registry.records.dense import (
     records_in,
     valid_in_all,
 )
-from op_registry.records.dims import Dims, Number, with_leading_dims, wrap_dim, wrap_dims
+from op_registry.records.dims import Dims, Number, known_to_hold, with_leading_dims, wrap_dim, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
@@ -233,6 +234,7 @@ __all__ = [
     "contract",
     "data_of",
     "known_all_valid",
+    "known_to_hold",
     "masked_rule",
     "refusal",
     "results_like",
@@ -266,6 +268,7 @@ __all__ = [
     "on_device_of",
     "unite",
     "aligned_validity",
+    "broadcast_along",
     "expand_validity",
     "concatenated",
     "full_mask",

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from op_registry.categories import Operator, argument, results_like
 from op_registry.records.dense import Dense
-from op_registry.records.dims import wrap_dims
+from op_registry.records.dims import known_to_hold, wrap_dims
 from op_registry.records.slices import any_masked, has_whole_slices, plain_data
 from op_registry.records.tracing import gradients_may_flow
 from op_registry.registry import registry
@@ -32,7 +32,7 @@ def masked_slices(*operators: Operator, category: Category, slices: Slices | Non
         @functools.wraps(function)
         def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
             others_masked = any_masked((*args, *kwargs.values()))
-            if x.data.numel() == 0 or (x.validity is None and not others_masked):
+            if known_to_hold(x.data.numel() == 0) or (x.validity is None and not others_masked):
                 result = op(*map(plain_data, (x, *args)), **{k: plain_data(v) for k, v in kwargs.items()})
                 return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
             # (Where elements are put in order, torch leaves the order of equal ones open, and the rules do not.)

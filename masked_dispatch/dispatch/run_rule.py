@@ -9,8 +9,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch
@@ -88,6 +90,12 @@ def _wrap_records(value: object, rule: Rule, result: int) -> Any:
 
 def run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Unwrap, run, wrap. If the rule returns one of its argument records, the result is that argument itself."""
+    if modes_in_force():
+        return run_in_steps(_run_rule, (run, rule, args, kwargs), {})
+    return _run_rule(run, rule, args, kwargs)
+
+
+def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs:
         kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
     records = [unwrap_argument(a) for a in args]

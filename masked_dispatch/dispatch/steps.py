@@ -1,10 +1,11 @@
-"""Operators that call several others, while Dynamo runs them on fake tensors."""
+"""Operators and rules that call several others, while Dynamo runs them on fake tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import pending_sizes, sizes_from_data
@@ -23,18 +24,18 @@ def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     try:
         result = run(*args, **kwargs)
         if len(pending) > len(kept):
-            kept |= sizes_from_data(_plain_tensors_of(result))
+            kept |= sizes_from_data(_parts_of(result))
     finally:
         pending[:] = [size for size in pending if size in kept]
     return result
 
 
-def _plain_tensors_of(result: object) -> list[Tensor]:
-    """The tensors in a result; in place of a masked one those that it is made of."""
-    found: list[Tensor] = []
+def _parts_of(result: object) -> list[Tensor | torch.SymInt]:
+    """The tensors and numbers in a result; in place of a masked tensor those that it is made of."""
+    found: list[Tensor | torch.SymInt] = []
     for leaf in tree_flatten(result)[0]:
         if isinstance(leaf, MaskedTensor):
             found += [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]]
-        elif isinstance(leaf, Tensor):
+        elif isinstance(leaf, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             found.append(leaf)
     return found

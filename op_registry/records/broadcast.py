@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from op_registry.records.dense import Dense
-from op_registry.records.dims import with_leading_dims
+from op_registry.records.dense import Dense, same_sizes
+from op_registry.records.dims import known_to_hold, with_leading_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
@@ -23,6 +23,14 @@ def aligned_validity(x: Dense) -> Tensor | None:
     """The validity with the data's number of dimensions, each of the data's size or 1; None when all is valid."""
     v = x.validity
     return v if v is None or v.ndim == x.ndim else with_leading_dims(v, x.ndim - v.ndim)
+
+
+def broadcast_along(validity: Tensor, dim: int) -> bool:
+    """Whether an aligned validity has one element for all of a dimension.
+
+    One that a graph knows only as a number of elements found, as in ``x[mask]``, is stored in full.
+    """
+    return known_to_hold(validity.shape[dim] == 1)
 
 
 def expand_validity(validity: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:
@@ -51,12 +59,17 @@ def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -
     validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one over whose last dimensions it is broadcast stays so in
     the last dimensions that divide them, (B, 1) of (B, 2 · 4) → (2 · B, 1) of (2 · B, 4); else it is expanded.
     """
-    if tuple(validity.shape) == tuple(old):
+    if same_sizes(validity.shape, old) if being_traced(validity) else tuple(validity.shape) == tuple(old):
         return validity.reshape(new)
-    if math.prod(old) == 0:
+    if known_to_hold(math.prod(old) == 0):
         return validity.expand(old).reshape(new)
-    plan = _reshaping if being_traced(validity) else _remembered_reshaping
-    expanded, result = plan(tuple(validity.shape), tuple(old), tuple(new))
+    if being_traced(validity):
+        plan = _reshaping(tuple(validity.shape), tuple(old), tuple(new))
+    else:
+        plan = _remembered_reshaping(tuple(validity.shape), tuple(old), tuple(new))
+    if plan is None:
+        return validity.expand(old).reshape(new)
+    expanded, result = plan
     if tuple(validity.shape) != expanded:
         validity = validity.expand(expanded)
     return validity.reshape(result)
@@ -64,12 +77,15 @@ def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -
 
 def _reshaping(
     validity: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape to which a validity is expanded first, and the shape that it then gets."""
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shape to which a validity is expanded first, and the one that it then gets; None if they depend on data."""
     sizes: list[int] = []
     result: list[int] = []
-    for before, after in _groups(old, new):
-        same = _last_run(before, lambda d: validity[d] == 1)
+    groups = _groups(old, new)
+    if groups is None:
+        return None
+    for before, after in groups:
+        same = _last_run(before, lambda d: known_to_hold(validity[d] == 1))
         repeats = math.prod(old[d] for d in same)
         kept = after if len(same) == len(before) else _last_dividing(after, new, repeats)
         inside = math.prod(new[d] for d in kept)
@@ -93,30 +109,35 @@ def _last_run(dims: range, holds: Callable[[int], bool]) -> range:
 def _last_dividing(dims: range, sizes: Sequence[int], number: int) -> range:
     """The longest run of last dimensions whose product of sizes divides `number`."""
     start, product = dims.stop, 1
-    while start > dims.start and number % (product * sizes[start - 1]) == 0:
+    while start > dims.start and known_to_hold(number % (product * sizes[start - 1]) == 0):
         start -= 1
         product *= sizes[start]
     return range(start, dims.stop)
 
 
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """The finest matching runs of dimensions of two shapes of the same, non-zero number of elements."""
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]] | None:
+    """The finest matching runs of dimensions of two shapes of the same, non-zero number of elements.
+
+    None in a graph in which sizes depend on data, and with them where a run ends.
+    """
     groups = []
     i = j = 0
     while i < len(old) or j < len(new):
         a, b = i, j
-        if i < len(old) and (j == len(new) or (old[i] == 1 and new[j] != 1)):
+        if i < len(old) and (j == len(new) or (known_to_hold(old[i] == 1) and not known_to_hold(new[j] == 1))):
             i += 1
-        elif j < len(new) and (i == len(old) or (new[j] == 1 and old[i] != 1)):
+        elif j < len(new) and (i == len(old) or (known_to_hold(new[j] == 1) and not known_to_hold(old[i] == 1))):
             j += 1
         else:
             before, after = old[i], new[j]
             i, j = i + 1, j + 1
-            while before != after:
-                if before < after:
+            while not known_to_hold(before == after):
+                if known_to_hold(before < after) and i < len(old):
                     before, i = before * old[i], i + 1
-                else:
+                elif known_to_hold(before > after) and j < len(new):
                     after, j = after * new[j], j + 1
+                else:
+                    return None
         groups.append((range(a, i), range(b, j)))
     return groups
 
@@ -128,7 +149,8 @@ def joinable_validities(records: Sequence[Dense], along: int | None = None) -> l
     """
     ndim = records[0].ndim
     aligned_validities = [aligned_validity(x) for x in records]
-    full = [d == along or any(v is not None and v.shape[d] != 1 for v in aligned_validities) for d in range(ndim)]
+    stored = [v for v in aligned_validities if v is not None]
+    full = [d == along or not all(broadcast_along(v, d) for v in stored) for d in range(ndim)]
     joinable = []
     for x, v in zip(records, aligned_validities, strict=True):
         sizes = [x.shape[d] if full[d] else 1 for d in range(ndim)]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.counting import count_ones
-from op_registry.records.dims import Dims, Number, wrap_dims
+from op_registry.records.dims import Dims, Number, known_to_hold, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced, may_be_read, under_transform
@@ -84,7 +84,7 @@ class Dense:
         v = self.validity
         if v is None:
             return v
-        same = _same_sizes(v.shape, self.data.shape) if being_traced(v) else v.shape == self.data.shape
+        same = same_sizes(v.shape, self.data.shape) if being_traced(v) else v.shape == self.data.shape
         return v if same else v.expand(self.data.shape)
 
     def filled(self, value: Number | Tensor) -> Tensor:
@@ -126,7 +126,8 @@ class Dense:
         if validity is None:
             return None
         dims = wrap_dims(dim, self.ndim)
-        if keepdim and all(validity.shape[d] == 1 and self.shape[d] != 0 for d in dims):
+        one_for_all = keepdim and all(known_to_hold(validity.shape[d] == 1) for d in dims)
+        if one_for_all and not any(known_to_hold(self.shape[d] == 0) for d in dims):
             return validity  # one validity for all of the slice: the same object, so that masks stay shared
         return self._fact("some", dims, keepdim)
 
@@ -163,7 +164,7 @@ class Dense:
         if kind == "each":
             return self._fact("some", dims, keepdim).all()
         # A broadcast dimension is counted by multiplying, without reading its elements again.
-        repeated = math.prod(self.shape[d] for d in dims if validity.shape[d] == 1)
+        repeated = math.prod(self.shape[d] for d in dims if known_to_hold(validity.shape[d] == 1))
         if not dims:
             count = validity.to(torch.int64)
         else:
@@ -172,16 +173,19 @@ class Dense:
             exact_in_float = (
                 being_traced(validity)
                 and not torch.compiler.is_exporting()
-                and math.prod(validity.shape[d] for d in dims) <= 2**24
+                and known_to_hold(math.prod(validity.shape[d] for d in dims) <= 2**24)
             )
             ones = as_int8(validity)
             summed = ones.sum(dims, keepdim=keepdim, dtype=torch.float32) if exact_in_float else None
             count = (count_ones(ones, dims, keepdim) if summed is None else summed).to(torch.int64)
         if kind == "count":
             return count * repeated
-        if math.prod(self.shape[d] for d in dims) == 0:
+        places = math.prod(self.shape[d] for d in dims)
+        if known_to_hold(places == 0):
             return torch.ones_like(count, dtype=torch.int8)
-        return as_int8(count > 0)
+        if known_to_hold(places != 0):
+            return as_int8(count > 0)
+        return as_int8((count > 0) | (torch.full_like(count, places) == 0))
 
 
 def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:
@@ -193,7 +197,7 @@ def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ..
     return value
 
 
-def _same_sizes(validity: Sequence[int], data: Sequence[int]) -> bool:
+def same_sizes(validity: Sequence[int], data: Sequence[int]) -> bool:
     """Whether a validity in a graph has its data's sizes, without asking whether one that depends on data is 1."""
     for mine, size in zip(validity, data, strict=False):
         broadcast = type(mine) is int and mine == 1 and type(size) is not int

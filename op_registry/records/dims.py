@@ -26,6 +26,15 @@ def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
     return tuple(d % ndim if ndim else 0 for d in dims) if ndim else ()
 
 
+def known_to_hold(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes holds; False in a graph in which they depend on data, as those of ``x[mask]`` do."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
 def with_leading_dims(t: Tensor, count: int) -> Tensor:
     """A view of `t` with `count` more dimensions, of size 1, in front.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from op_registry.records.broadcast import aligned_validity
+from op_registry.records.broadcast import aligned_validity, broadcast_along
 from op_registry.records.dense import Dense, all_valid
 from op_registry.records.validity import intersect
 
@@ -21,9 +21,9 @@ def product_validity(a: Dense, b: Dense) -> Tensor | None:
     rows, columns = aligned_validity(a), aligned_validity(b)
     assert rows is not None
     assert columns is not None
-    if rows.shape[-1] == 1:
+    if broadcast_along(rows, -1):
         return intersect(rows, b.any_valid(-2, keepdim=True))
-    if columns.shape[-2] == 1:
+    if broadcast_along(columns, -2):
         return intersect(a.any_valid(-1, keepdim=True), columns)
     # Counts are sums of non-negative terms: one term keeps them ≥ 1, whatever the precision.
     return torch.matmul(rows.to(torch.float32), columns.to(torch.float32)) > 0.5

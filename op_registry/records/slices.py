@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.records.broadcast import broadcast_along
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
@@ -31,7 +32,7 @@ def any_masked(arguments: tuple[Any, ...]) -> bool:
 def has_whole_slices(x: Dense, dims: tuple[int, ...]) -> bool:
     """Whether each slice along `dims` is stored with one validity: valid as a whole or not at all."""
     validity = x.validity
-    return validity is not None and validity.ndim == x.ndim and all(validity.shape[d] == 1 for d in dims)
+    return validity is not None and validity.ndim == x.ndim and all(broadcast_along(validity, d) for d in dims)
 
 
 def plain_data(argument: Any) -> Any:

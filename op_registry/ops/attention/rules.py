@@ -29,6 +29,7 @@ from op_registry.authoring import (
     aligned_validity,
     all_valid,
     as_bool,
+    broadcast_along,
     data_of,
     intersect,
     known_all_valid,
@@ -101,7 +102,7 @@ def plan(
 def _for_every_query_head(x: Dense, heads: int) -> Dense:
     """Keys or values of grouped-query attention, with the validity repeated for every query head."""
     v = aligned_validity(x)
-    if v is None or v.shape[-3] == 1:
+    if v is None or broadcast_along(v, -3):
         return x
     return Dense(x.data, v.repeat_interleave(heads // x.shape[-3], -3))
 
@@ -111,7 +112,7 @@ def _related(query: Dense, key: Dense) -> Tensor | None:
     if key.validity is None or 0 in key.shape[-2:]:
         return None
     q = aligned_validity(query)
-    if q is None or q.shape[-1] == 1:
+    if q is None or broadcast_along(q, -1):
         key_validity = key.any_valid(-1, keepdim=True)
         related = None if key_validity is None else key_validity.mT
     else:
@@ -139,7 +140,7 @@ def _output_validity(
     v = aligned_validity(value)
     assert v is not None
     allowed = allowed.expand(*allowed.shape[:-1], value.shape[-2])
-    if v.shape[-1] == 1:
+    if broadcast_along(v, -1):
         has_value = (allowed & as_bool(v).mT).any(-1, keepdim=True)
     else:
         has_value = (

@@ -21,6 +21,7 @@ from op_registry.authoring import (
     all_valid,
     as_bool,
     as_int8,
+    broadcast_along,
     full_mask,
     gradient_can_be_sparse,
     intersect,
@@ -90,7 +91,7 @@ def _rows_validity(weight: Dense, safe: Tensor) -> Tensor | None:
     v = aligned_validity(weight)
     if v is None:
         return None
-    if v.shape[0] == 1:
+    if broadcast_along(v, 0):
         return v[0]
     return as_int8(v).index_select(0, safe.reshape(-1)).reshape(*safe.shape, v.shape[1])
 

@@ -20,6 +20,7 @@ from op_registry.authoring import (
     Sparse,
     aligned_validity,
     as_int8,
+    broadcast_along,
     expand_validity,
     intersect,
     masked_rule,
@@ -113,7 +114,7 @@ def _unsafe_masked_index(x: Dense, mask: Dense, indices: Indices, fill: Number) 
 def index_select(x: Dense, dim: int, index: Dense) -> Dense:
     safe = index.filled(0)
     data, v = aten.index_select(x.data, dim, safe), aligned_validity(x)
-    if v is not None and v.ndim and v.shape[dim] != 1:
+    if v is not None and v.ndim and not broadcast_along(v, dim):
         v = aten.index_select(v, dim, safe)
     return Dense(data, intersect(v, reshape_along(index.full_validity, dim, data.ndim)))
 
@@ -131,10 +132,10 @@ def gather(x: Dense, dim: int, index: Dense, *, sparse_grad: bool = False) -> De
     data, v = aten.gather(x.data, dim, safe, sparse_grad=sparse_grad), aligned_validity(x)
     if v is None:
         return Dense(data, index.validity)
-    if data.ndim == x.ndim and x.ndim and v.shape[dim] == 1:
+    if data.ndim == x.ndim and x.ndim and broadcast_along(v, dim):
         # Whatever the index is along `dim`, the validity is the same; in other dimensions the index may be smaller.
         for d in range(v.ndim):
-            v = v if v.shape[d] == 1 else v.narrow(d, 0, data.shape[d])
+            v = v if broadcast_along(v, d) else v.narrow(d, 0, data.shape[d])
     else:
         v = aten.gather(expand_validity(v, x.shape, range(x.ndim)), dim, safe)
     return Dense(data, intersect(v, index.validity))

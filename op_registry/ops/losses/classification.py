@@ -25,6 +25,7 @@ from op_registry.authoring import (
     aligned_validity,
     all_valid,
     as_bool,
+    broadcast_along,
     fill_where_invalid,
     filled_for_exp,
     intersect,
@@ -68,7 +69,7 @@ def _validity_at_class(x: Dense, classes: Tensor) -> Tensor | None:
     v, dim = aligned_validity(x), class_dim(x)
     if v is None:
         return None
-    if v.shape[dim] == 1:
+    if broadcast_along(v, dim):
         return v.squeeze(dim)
     index = classes.clamp(0, x.shape[dim] - 1).unsqueeze(dim)
     return v.expand(x.shape).gather(dim, index).squeeze(dim)
@@ -146,7 +147,7 @@ def cross_entropy_loss(
 def _scores(x: Dense) -> Tensor:
     """The input with -inf at invalid classes, for a softmax over the valid ones; 0 in rows without valid classes."""
     v = aligned_validity(x)
-    if v is None or v.shape[class_dim(x)] == 1:
+    if v is None or broadcast_along(v, class_dim(x)):
         return x.filled(0)
     return filled_for_exp(Dense(x.data, v), class_dim(x))
 

@@ -25,6 +25,7 @@ from op_registry.authoring import (
     data_of,
     fill_where_invalid,
     intersect,
+    known_to_hold,
     masked_rule,
     upcast_under_autocast,
     valid_in_all,
@@ -43,8 +44,15 @@ def reduced(loss: Dense, reduction: int, zero_where_invalid: bool = False) -> De
     if reduction == MEAN:
         n = loss.count()
         # Without valid losses an invalid 0, not 0/0, whose derivative would be NaN; without any losses torch's NaN.
-        total = total / (n.clamp(min=1) if isinstance(n, Tensor) and loss.data.numel() else n)
+        total = total / (n if not isinstance(n, Tensor) else at_least_one(n, loss.data.numel()))
     return Dense(total.to(loss.dtype), loss.any_valid())
+
+
+def at_least_one(count: Tensor, size: int) -> Tensor:
+    """A count of some among `size` elements, or 1; 0 where there are none at all."""
+    if known_to_hold(size == 0) or known_to_hold(size != 0):
+        return count.clamp(min=1) if size else count
+    return torch.maximum(count, torch.full_like(count, size).clamp(max=1))
 
 
 def elementwise_loss(

@@ -18,6 +18,7 @@ from op_registry.authoring import (
     Dense,
     aligned_validity,
     as_int8,
+    broadcast_along,
     intersect,
     joinable_validities,
     masked_rule,
@@ -35,7 +36,7 @@ def cat(tensors: Sequence[Dense], dim: int = 0) -> Dense:
     if all(x.validity is None for x in joined):
         return Dense(data)
     first = aligned_validity(joined[0])
-    if first is not None and first.shape[dim] == 1 and all(x.validity is joined[0].validity for x in joined):
+    if first is not None and broadcast_along(first, dim) and all(x.validity is joined[0].validity for x in joined):
         return Dense(data, first)
     return Dense(data, aten.cat(joinable_validities(joined, along=dim % data.ndim), dim))
 

@@ -23,6 +23,7 @@ from op_registry.authoring import (
     Number,
     aligned_validity,
     as_int8,
+    broadcast_along,
     contract,
     expand_validity,
     known_all_valid,
@@ -66,7 +67,7 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
     if v is None:
         return Dense(data)
     v = with_leading_dims(v, data.ndim - v.ndim)
-    return Dense(data, aten.repeat(v, [1 if n == 1 else times for n, times in zip(v.shape, repeats, strict=True)]))
+    return Dense(data, aten.repeat(v, [1 if broadcast_along(v, d) else times for d, times in enumerate(repeats)]))
 
 
 @masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,))

@@ -25,7 +25,9 @@ from op_registry.authoring import (
     Permuted,
     Sparse,
     aligned_validity,
+    broadcast_along,
     expand_validity,
+    known_to_hold,
     masked_rule,
     offset_within_data,
     reshape_validity,
@@ -163,13 +165,13 @@ def squeeze(op: OpOverload, x: Dense, dim: int | Sequence[int] | None = None) ->
         return Dense(data)
     candidates = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     # Only dimensions in which the data has size 1 are removed; a broadcast validity has more of size 1.
-    return Dense(data, v.squeeze([d for d in candidates if x.ndim and x.shape[d] == 1]))
+    return Dense(data, v.squeeze([d for d in candidates if x.ndim and known_to_hold(x.shape[d] == 1)]))
 
 
 @masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True)
 def select(op: OpOverload, x: Dense, dim: int, index: int) -> Dense:
     data, v = op(x.data, dim, index), aligned_validity(x)
-    return Dense(data, None if v is None else v.select(dim, 0 if v.shape[dim] == 1 else index))
+    return Dense(data, None if v is None else v.select(dim, 0 if broadcast_along(v, dim) else index))
 
 
 @masked_rule(aten.slice.Tensor, aten.slice_copy.Tensor, category=MOVEMENT, takes_op=True)
@@ -177,7 +179,7 @@ def slice(
     op: OpOverload, x: Dense, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Dense:
     data, v = op(x.data, dim, start, end, step), aligned_validity(x)
-    if v is None or v.shape[dim] == 1:
+    if v is None or broadcast_along(v, dim):
         return Dense(data, v)
     moved = aten.slice.Tensor(v, dim, start, end, step)
     # While tracing with a data-dependent start, the two sizes would be two unrelated symbols.
@@ -188,7 +190,7 @@ def slice(
 @masked_rule(aten.narrow_copy.default, category=MOVEMENT)
 def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
     data, v = aten.narrow_copy(x.data, dim, start, length), aligned_validity(x)
-    if v is None or v.shape[dim] == 1:
+    if v is None or broadcast_along(v, dim):
         return Dense(data, v)
     return Dense(data, v.narrow(dim, start, length))
 
@@ -198,7 +200,7 @@ def diagonal(op: OpOverload, x: Dense, offset: int = 0, dim1: int = 0, dim2: int
     data, v = op(x.data, offset, dim1, dim2), aligned_validity(x)
     if v is None:
         return Dense(data)
-    if v.shape[dim1] == 1 and v.shape[dim2] == 1:
+    if broadcast_along(v, dim1) and broadcast_along(v, dim2):
         return Dense(data, v.diagonal(0, dim1, dim2))
     return Dense(data, expand_validity(v, x.shape, (dim1, dim2)).diagonal(offset, dim1, dim2))
 
@@ -208,7 +210,7 @@ def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> De
     data, v = op(x.data, dimension, size, step), aligned_validity(x)
     if v is None:
         return Dense(data)
-    if x.ndim and v.shape[dimension] != 1:
+    if x.ndim and not broadcast_along(v, dimension):
         return Dense(data, v.unfold(dimension, size, step))
     return Dense(data, v.unsqueeze(-1))
 
@@ -245,7 +247,7 @@ def unsafe_split_with_sizes(x: Dense, split_sizes: Sequence[int], dim: int = 0) 
 
 def _pieces(pieces: Sequence[Tensor], x: Dense, dim: int) -> list[Dense]:
     v = aligned_validity(x)
-    if v is None or v.shape[dim] == 1:
+    if v is None or broadcast_along(v, dim):
         return [Dense(piece, v) for piece in pieces]
     sizes = [piece.shape[dim] for piece in pieces]
     return [Dense(piece, part) for piece, part in zip(pieces, v.split_with_sizes(sizes, dim), strict=True)]
@@ -256,7 +258,7 @@ def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
     pieces, v = op(x.data, dim), aligned_validity(x)
     if v is None:
         return [Dense(piece) for piece in pieces]
-    if v.shape[dim] == 1:
+    if broadcast_along(v, dim):
         shared = v.select(dim, 0)
         return [Dense(piece, shared) for piece in pieces]
     return [Dense(piece, part) for piece, part in zip(pieces, v.unbind(dim), strict=True)]
@@ -280,7 +282,7 @@ def view_as_complex(op: OpOverload, x: Dense) -> Dense:
 @masked_rule(aten.view.dtype, aten.view_copy.dtype, category=MOVEMENT, takes_op=True)
 def view_dtype(op: OpOverload, x: Dense, dtype: torch.dtype) -> Dense:
     data, v = op(x.data, dtype), aligned_validity(x)
-    if v is None or data.shape == x.shape or v.shape[-1] == 1:
+    if v is None or data.shape == x.shape or broadcast_along(v, -1):
         return Dense(data, v)
     if data.shape[-1] > x.shape[-1]:
         return Dense(data, v.repeat_interleave(x.dtype.itemsize // dtype.itemsize, -1))

@@ -34,6 +34,7 @@ from op_registry.authoring import (
     flattened,
     gradients_may_flow,
     known_all_valid,
+    known_to_hold,
     lowest,
     masked_rule,
     masked_slices,
@@ -67,7 +68,7 @@ def topk(
     op: OpOverload, x: Dense, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Dense, Dense]:
     """The first k elements of the order."""
-    if x.ndim == 0 or not 0 <= k <= x.shape[dim]:
+    if x.ndim == 0 or k < 0 or known_to_hold(k > x.shape[dim]):
         values, index = op(x.data, k, dim, largest, sorted)  # raises torch's error
         return Dense(values, x.validity if k else None), Dense(index, x.validity if k else None)
 
@@ -86,8 +87,9 @@ Pick = Callable[[Dense], tuple[Dense, Dense]]
 
 def some_slices_at_a_time(pick: Pick, x: Dense, dim: int) -> tuple[Dense, Dense]:
     """`pick`, of which each slice gives few elements: a whole order takes several times the memory of the data."""
-    slices_of_all = x.data.numel() // max(1, x.shape[dim])
-    if slices_of_all < 2 or not computed_at_once(x.data) or gradients_may_flow(x.data):
+    if not computed_at_once(x.data) or gradients_may_flow(x.data):
+        return pick(x)
+    if x.data.numel() // max(1, x.shape[dim]) < 2:
         return pick(x)
     across = next(d for d in range(x.ndim) if d != dim % x.ndim and x.shape[d] > 1)
     count = max(1, _AT_ONCE * x.shape[across] // x.data.numel())
@@ -120,7 +122,7 @@ def element_at(x: Dense, order: Order, rank: Tensor, dim: int, keepdim: bool, ex
 @masked_slices(aten.kthvalue, category=REDUCTION, slices=Slices(positions=(1,), number="k"))
 def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Valid where there are at least k valid elements."""
-    if x.ndim == 0 or not 1 <= k <= x.shape[dim]:
+    if x.ndim == 0 or k < 1 or known_to_hold(k > x.shape[dim]):
         values, index = op(x.data, k, dim, keepdim)  # raises torch's error
         return x.like(values), x.like(index)
 

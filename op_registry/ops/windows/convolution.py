@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import CONTRACTION, Dense, aligned_validity, as_int8, intersect, masked_rule
+from op_registry.authoring import CONTRACTION, Dense, aligned_validity, as_int8, broadcast_along, intersect, masked_rule
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ def convolved_validity(
     if weight.validity is None:
         assert valid_inputs is not None
         taps = _valid_taps_by_group(convolve, valid_inputs, one_tap, weight, groups, transposed)
-    elif valid_inputs is None or valid_inputs.shape[1] == 1:
+    elif valid_inputs is None or broadcast_along(valid_inputs, 1):
         one_channel = one_position if valid_inputs is None else valid_inputs.to(torch.float32)
         taps = convolve(one_channel, _any_input_channel(weight, groups, transposed), None, 1)
     else:
@@ -80,7 +80,7 @@ def _valid_taps_by_group(
     convolve: Convolve, valid_inputs: Tensor, one_tap: Tensor, weight: Dense, groups: int, transposed: bool
 ) -> Tensor:
     """The number of valid inputs in each group's window, for each output channel (or one for all)."""
-    if valid_inputs.shape[1] == 1 or groups == 1:
+    if broadcast_along(valid_inputs, 1) or groups == 1:
         taps: Tensor = convolve(valid_inputs.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
         return taps
     by_group = valid_inputs.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
