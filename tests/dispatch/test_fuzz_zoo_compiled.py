@@ -97,6 +97,31 @@ def test_a_write_to_a_copy_of_a_sparse_argument(storage: str) -> None:
     assert_compiled_as_eager(lambda x: x.clone().nan_to_num_(), lambda: (STORAGES[storage](of("full")),))
 
 
+REFUSED_WRITES: dict[str, Callable[[Tensor], object]] = {
+    "nan_to_num_": lambda x: x.nan_to_num_(),
+    "clamp_": lambda x: x.clamp_(0),
+    "relu, inplace": lambda x: F.relu(x, inplace=True),
+    "fill_": lambda x: x.fill_(2.0),
+    "copy_": lambda x: x.copy_(torch.ones(x.shape)),
+    "by an index": lambda x: x.__setitem__((0, 0), 5.0),
+    "out": lambda x: torch.exp(torch.ones(x.shape), out=x),
+    "of a list": lambda x: torch._foreach_mul_([x], 2.0),
+}
+
+
+@pytest.mark.parametrize("write", REFUSED_WRITES)
+@pytest.mark.parametrize("storage", [s for s in STORAGES if s != "dense"])
+def test_a_write_to_a_sparse_argument_is_refused(storage: str, write: str) -> None:
+    """Outside a graph it replaces what is stored, which nothing in a graph can do to an argument."""
+    x = STORAGES[storage](of("full"))
+    before, mask = x.to_tensor(0), x.get_mask()
+    compiled = torch.compile(REFUSED_WRITES[write], fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"an argument of a compiled function: .* work on x\.clone\(\)"):
+        compiled(x)
+    assert torch.equal(x.to_tensor(0), before)
+    assert torch.equal(x.get_mask(), mask)
+
+
 def test_a_rule_over_as_many_elements_as_the_data_say() -> None:
     def function(x: Tensor) -> Tensor:
         part = x.to_sparse(1).narrow(0, 1, 1)
