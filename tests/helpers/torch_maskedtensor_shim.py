@@ -1,6 +1,9 @@
 """Runs PyTorch's own test/test_maskedtensor.py, which its wheels don't contain, against this library.
 
-    python tests/helpers/torch_maskedtensor_shim.py CHECKOUT      CHECKOUT is a source tree of pytorch; a table as JSON
+    python tests/helpers/torch_maskedtensor_shim.py CHECKOUT [--dense-masks]
+
+CHECKOUT is a source tree of pytorch; prints a table as JSON. With --dense-masks a mask of a sparse layout is passed as
+``mask.to_dense()``, which is what the error says that refuses one.
 
 The file imports its masked tensors from torch.masked and torch.masked.maskedtensor; the shim puts this library's in
 their place before it is loaded, in this process alone.
@@ -9,13 +12,14 @@ their place before it is loaded, in this process alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import json
 import sys
 import unittest
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +34,7 @@ import masked_dispatch as md
 FILE = Path("test") / "test_maskedtensor.py"
 
 # Every name by which PyTorch's tests reach a masked tensor; the lists of operators that they try stay PyTorch's own.
-NAMES = {
+NAMES: dict[str, Any] = {
     "masked_tensor": md.masked_tensor,
     "as_masked_tensor": md.as_masked_tensor,
     "MaskedTensor": md.MaskedTensor,
@@ -38,12 +42,25 @@ NAMES = {
 }
 
 
+def with_dense_mask(construct: Callable[..., md.MaskedTensor]) -> Callable[..., md.MaskedTensor]:
+    """A constructor that gets a sparse mask as a dense one."""
+
+    @functools.wraps(construct)
+    def constructed(data: Any, mask: Any = None, *args: Any, **kwargs: Any) -> md.MaskedTensor:
+        sparse = isinstance(mask, torch.Tensor) and mask.layout is not torch.strided
+        return construct(data, mask.to_dense() if sparse else mask, *args, **kwargs)
+
+    return constructed
+
+
 @contextlib.contextmanager
-def in_place_of_torchs() -> Iterator[None]:
+def in_place_of_torchs(dense_masks: bool) -> Iterator[None]:
     """torch.masked's masked tensors are this library's."""
+    constructors = ("masked_tensor", "as_masked_tensor") if dense_masks else ()
+    names = NAMES | {name: with_dense_mask(NAMES[name]) for name in constructors}
     with contextlib.ExitStack() as stack:
         for module in (torch.masked, maskedtensor, core, creation):
-            for name, value in NAMES.items():
+            for name, value in names.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, value))
         yield
@@ -82,10 +99,10 @@ class Outcomes(unittest.TestResult):
     addError = addFailure
 
 
-def run(checkout: Path) -> dict[str, str]:
+def run(checkout: Path, dense_masks: bool = False) -> dict[str, str]:
     """Every test of the file, run against this library."""
     outcomes = Outcomes()
-    with in_place_of_torchs(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+    with in_place_of_torchs(dense_masks), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         sys.argv = sys.argv[:1]  # PyTorch's test utilities read the command line
         unittest.defaultTestLoader.loadTestsFromModule(loaded(checkout / FILE)).run(outcomes)
@@ -93,4 +110,4 @@ def run(checkout: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1])), indent=1))
+    print(json.dumps(run(Path(sys.argv[1]), "--dense-masks" in sys.argv[2:]), indent=1))
