@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -226,11 +226,11 @@ def pending_sizes() -> list[Any]:
     return [] if mode is None or mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
 
 
-def sizes_from_data(values: list[torch.Tensor | torch.SymInt]) -> set[Any]:
+def sizes_from_data(values: Sequence[torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool]) -> set[Any]:
     """The sizes of tensors, and numbers, that depend on data."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    return set(free_unbacked_symbols(values))
+    return set(free_unbacked_symbols(list(values)))
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ from masked_dispatch.compiler_internals import pending_sizes, sizes_from_data
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_flatten
 
+Part = Tensor | torch.SymInt | torch.SymFloat | torch.SymBool
+
 
 def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of `run`, which calls several operators.
@@ -30,9 +32,9 @@ def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     return result
 
 
-def _parts_of(result: object) -> list[Tensor | torch.SymInt]:
+def _parts_of(result: object) -> list[Part]:
     """The tensors and numbers in a result; in place of a masked tensor those that it is made of."""
-    found: list[Tensor | torch.SymInt] = []
+    found: list[Part] = []
     for leaf in tree_flatten(result)[0]:
         if isinstance(leaf, MaskedTensor):
             found += [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]]
