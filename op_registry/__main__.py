@@ -10,7 +10,7 @@ from pathlib import Path
 
 from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
-from op_registry.conformance.masks import DESCRIPTIONS, KINDS
+from op_registry.conformance.masks import DESCRIPTIONS
 from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import storage_of
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--sample", type=int, help="only this sample, by its number")
     masks = "; ".join(f"{kind}: {description}" for kind, description in DESCRIPTIONS.items())
     check.add_argument(
-        "--mask", action="append", choices=KINDS, help=f"only this kind of mask (may be repeated). {masks}"
+        "--mask", action="append", choices=DESCRIPTIONS, help=f"only this kind of mask (may be repeated). {masks}"
     )
     check.add_argument("--dtype", help="dtypes, separated by commas; or 'preferred', or 'all'")
     check.add_argument("--mode", action="append", choices=MODES, help="the mode that P7 compares with eager")

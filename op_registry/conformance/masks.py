@@ -29,8 +29,10 @@ _PARTIAL = {
     "broadcast": "a random mask with every other dimension of size 1",
     "rows": "the first tensor under a random mask with a last dimension of size 1, the others plain",
 }
-DESCRIPTIONS = _WHOLE | _PARTIAL
-WHOLE, PARTIAL, KINDS = tuple(_WHOLE), tuple(_PARTIAL), tuple(DESCRIPTIONS)
+# A kind for operators of whole slices, which have no valid result under most others.
+ONE_HOLE = "one_hole"
+DESCRIPTIONS = _WHOLE | _PARTIAL | {ONE_HOLE: "one element of each tensor invalid"}
+WHOLE, PARTIAL, KINDS = tuple(_WHOLE), (*_PARTIAL, ONE_HOLE), (*_WHOLE, *_PARTIAL)
 
 # The kinds under which every masked tensor has a random mask of its own.
 RANDOM = ("half", "half_others")
@@ -84,6 +86,11 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
         mask = torch.zeros(shape, dtype=torch.bool)
         if mask.numel():
             mask.reshape(-1)[0] = True
+        return mask
+    if kind == ONE_HOLE:
+        mask = torch.ones(shape, dtype=torch.bool)
+        if mask.numel():
+            mask.reshape(-1)[int(torch.randint(mask.numel(), (), generator=generator))] = False
         return mask
     if kind == "slices":
         mask = torch.ones(shape, dtype=torch.bool)

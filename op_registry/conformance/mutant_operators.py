@@ -20,6 +20,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.dtypes import lowest
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule
+from op_registry.whole_slices import whole_slices
 
 NAMESPACE = "op_registry_mutants"
 
@@ -132,6 +133,19 @@ def forbidden(x: Tensor) -> Tensor:
     return x.flatten().flip(0).reshape(x.shape)
 
 
+def gram(x: Tensor) -> Tensor:
+    return x @ x.mT
+
+
+def _gram_backward(ctx: Context, grad: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return (grad + grad.mT) @ x
+
+
+def poured(x: Tensor, places: Tensor, source: Tensor) -> Tensor:
+    return x.masked_scatter(places > 0, source)
+
+
 def noisy(x: Tensor) -> Tensor:
     return x + torch.rand(x.shape)
 
@@ -164,6 +178,8 @@ PRODUCT = _defined(product, _product_backward)
 CENTERED = _defined(centered, _centered_backward)
 WHITENED = _defined(whitened, _whitened_backward)
 FORBIDDEN = _defined(forbidden)
+GRAM = _defined(gram, _gram_backward)
+POURED = _defined(poured)
 NOISY = _defined(noisy)
 GLUED = _defined(glued, _glued_backward)
 PICKED = _defined(picked)
@@ -207,6 +223,42 @@ def _centered() -> Rule:
 def _slices(data: Tensor, dim: int) -> Tensor:
     """(slices, size of the dimension)."""
     return data.movedim(dim, -1).reshape(-1, data.shape[dim])
+
+
+def _gram() -> Rule:
+    rule = whole_slices(GRAM)
+
+    @rule.samples
+    def batches(make: Callable[..., Tensor]) -> list[tuple[Tensor, ...]]:
+        return [(make(shape),) for shape in ((4, 2, 3), (2, 3, 2, 2), (3, 4))]
+
+    return rule
+
+
+def _poured() -> Rule:
+    @categories.masked_rule(POURED, category=categories.ASSIGNMENT)
+    def poured_rule(x: Dense, places: Dense, source: Dense) -> Dense:
+        written = places.filled(0)  # an invalid place is not written, and takes nothing
+        data = POURED(x.data, written, source.data)
+        if x.validity is None and source.validity is None:
+            return Dense(data)
+        ones = [torch.ones(r.shape, dtype=torch.int8) if r.valid is None else r.full_validity for r in (x, source)]
+        return Dense(data, POURED(ones[0], written, ones[1]))
+
+    @poured_rule.oracle
+    def by_hand(x: Expected, places: Expected, source: Expected) -> Expected:
+        data, mask = x.data.flatten().clone(), x.mask.flatten().clone()
+        values, valid = source.data.flatten(), source.mask.flatten()
+        written = ((places.data > 0) & places.mask).flatten().nonzero().flatten()
+        for n, place in enumerate(written.tolist()):
+            data[place], mask[place] = values[n], valid[n]
+        return Expected(data.reshape(x.shape), mask.reshape(x.shape))
+
+    @poured_rule.samples
+    def of_one_shape(make: Callable[..., Tensor]) -> list[tuple[Tensor, ...]]:
+        return [(make(shape), make(shape), make(shape)) for shape in ((5,), (3, 4), (2, 3, 4))]
+
+    return poured_rule
 
 
 def _noisy() -> Rule:
@@ -274,6 +326,8 @@ RULES: dict[str, Callable[[], Rule]] = {
     "movement": lambda: categories.movement(REVERSED),
     "contraction": lambda: categories.contraction(PRODUCT),
     "normalization": _centered,
+    "whole slices": _gram,
+    "assignment": _poured,
     "opaque": lambda: categories.opaque(WHITENED),
     "refused": lambda: categories.refused(FORBIDDEN, reason="it reverses all elements", instead="Use torch.flip"),
     "random": _noisy,

@@ -45,7 +45,7 @@ EXPENSIVE = ("P7",)
 TRIED = 12
 # The most samples for mutants that survive the first run.
 THOROUGH = 16
-KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others", "rows")
+KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others", "rows", masks.ONE_HOLE)
 
 # Ways of being wrong that no law may notice, each with the proof.
 EQUIVALENT: dict[str, str] = {

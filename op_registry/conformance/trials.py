@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from op_registry.conformance import closed, gradients, laws, modes, storages
 from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gaps import covers, gaps_of
-from op_registry.conformance.masks import KINDS, PARTIAL, WHOLE, Masking, masking
+from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.sample import Operator, Sample
@@ -129,7 +129,7 @@ def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = F
     whole   whether to use the masks of WANTED_WHOLE
     """
     key = "P4" if stored else law
-    wanted = WANTED_WHOLE.get(key, KINDS) if whole else WANTED.get(key, KINDS)
+    wanted = (WANTED_WHOLE if whole else WANTED).get(key, tuple(DESCRIPTIONS))
     return [kind for kind in settings.masks if kind in wanted]
 
 
@@ -142,7 +142,9 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
 }
-# The same for an operator that refuses partly valid input.
+# Where a call has no valid result under P7's kinds: an operator of whole matrices, all of which have a hole under them.
+LAST_RESORTS = (ONE_HOLE, "stored")
+# The kinds for an operator that refuses partly valid input.
 WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
 
 
@@ -162,32 +164,43 @@ def trials_of(
         for sample in samples:
             kinds = kinds_of(law, settings, stored, whole)
             if law == "P7":
-                kinds = _first_with_valid_results(subject, sample, kinds, settings.seed)
+                others = LAST_RESORTS if not whole and len(settings.masks) > 1 else ()
+                kinds = _first_with_valid_results(subject, sample, kinds, others, settings.seed)
             for kind in kinds:
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
                     yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
 
 
-def _first_with_valid_results(subject: Subject, sample: Sample, kinds: list[str], seed: int) -> list[str]:
+def _first_with_valid_results(
+    subject: Subject, sample: Sample, kinds: list[str], others: Sequence[str], seed: int
+) -> list[str]:
     """The first kind of mask under which a call succeeds with a valid element in its results; else the first kind.
 
     Compiling is slow, so only one mask is used. Under some masks there is nothing to compare: a call may require valid
-    lengths, and windows that need every element may all be invalid.
+    lengths, and windows that need every element may all be invalid. The `others` are tried after calls that have no
+    valid result.
     """
-    for kind in kinds:
-        masks = masking(kind, sample.tensors, seed)
-        if masks is None:
-            continue
-        trial = Trial(subject, sample, masks, seed)
-        try:
-            args, kwargs, _ = trial.wrapped()
-            results = observed(subject, trial.run(args, kwargs))
-        except Exception:
-            continue
-        if any(not isinstance(value, tuple) or value[1] is None or bool(value[1].any()) for value in results):
-            return [kind]
-    return kinds[:1]
+    found = [_has_valid_results(subject, sample, kind, seed) for kind in kinds]
+    if True in found:
+        return [kinds[found.index(True)]]
+    if False not in found:
+        return kinds[:1]
+    return [kind for kind in others if _has_valid_results(subject, sample, kind, seed)][:1] or kinds[:1]
+
+
+def _has_valid_results(subject: Subject, sample: Sample, kind: str, seed: int) -> bool | None:
+    """Whether a call under a kind of mask has a valid element in its results; None if it fails or there is no call."""
+    masks = masking(kind, sample.tensors, seed)
+    if masks is None:
+        return None
+    trial = Trial(subject, sample, masks, seed)
+    try:
+        args, kwargs, _ = trial.wrapped()
+        results = observed(subject, trial.run(args, kwargs))
+    except Exception:
+        return None
+    return any(not isinstance(value, tuple) or value[1] is None or bool(value[1].any()) for value in results)
 
 
 def _compiled_samples(operator: Operator, dtype: torch.dtype, settings: Settings) -> list[Sample]:

@@ -34,11 +34,12 @@ SEEN = [
     ("choice", "another shape", "P1"),
     ("reduction", "sevens for holes", "P2"),
     ("normalization", "zeros for holes", "P2"),
+    ("whole slices", "a part counts as the whole", "P2"),
     ("random", "remembers the first call", "P1"),
-    ("reduction", "another value when compiled", "P7"),
+    ("whole slices", "another value when compiled", "P7"),
     ("reduction", "reads the mask in Python", "P7"),
     ("normalization", "garbage leaks into values", "P2"),
-    ("elementwise", "hidden NaN leaks", "P3"),
+    ("assignment", "hidden NaN leaks", "P3"),
     ("scan", "garbage leaks into the mask", "P3"),
     ("elementwise", "garbage leaks into gradients", "P3"),
     ("refused", "raises on hidden NaN", "P3"),
@@ -87,6 +88,8 @@ def test_a_wrong_run_on_sparse_records_is_seen_there_alone() -> None:
 SEEN_BUILT_IN = [
     ("aten.glu", "nn_functional_glu", "another value when compiled", False, "P7"),
     ("aten.repeat", "repeat", "another value when compiled", False, "P7"),
+    ("aten.linalg_inv_ex.default", "linalg_inv_ex", "another value when compiled", False, "P7"),
+    ("aten.linalg_inv_ex.default", "linalg_inv_ex", "a part counts as the whole", False, "P2"),
     ("aten.fill.Scalar", "fill", "remembers the first call", False, "P1"),
     (
         "aten.linalg_matrix_rank.atol_rtol_tensor",
