@@ -41,6 +41,7 @@ from masked_dispatch.api.construct import (
     pad_sequence,
 )
 from masked_dispatch.api.explain import explain
+from masked_dispatch.api.export import export
 from masked_dispatch.api.reductions import (
     all,
     amax,
@@ -133,6 +134,7 @@ __all__ = [
     "densify",
     "distributed",
     "explain",
+    "export",
     "from_lengths",
     "from_nan",
     "functional",

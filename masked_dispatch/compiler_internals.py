@@ -233,6 +233,47 @@ def sizes_from_data(values: Sequence[torch.Tensor | torch.SymInt | torch.SymFloa
     return set(free_unbacked_symbols(list(values)))
 
 
+def check_dtype_in_graph(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise for a tensor of another dtype, by an operator that graphs keep."""
+    torch.ops.aten._assert_tensor_metadata.default(tensor, dtype=dtype)
+
+
+def exported_arguments() -> list[Any]:
+    """The arguments with which torch.export has been called, if it is running: the leaves, as the caller passed them.
+
+    Read from the frame of torch.export's own function, which is the last place where they are told from parameters.
+    """
+    export: Any = sys.modules.get("torch.export._trace")
+    if export is None:
+        return []
+    code, frame = inspect.unwrap(export._export).__code__, sys._getframe(1).f_back
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None:
+        return []
+    return torch.utils._pytree.tree_leaves((frame.f_locals["args"], frame.f_locals["kwargs"]))
+
+
+@functools.cache
+def before_export_unwraps(split: Callable[[torch.nn.Module], object]) -> None:
+    """Call `split(module)` before run_decompositions replaces parameters that are wrappers by the tensors in them.
+
+    torch lets every inner tensor require grad if the parameter does, which a mask cannot.
+    """
+    from torch._functorch._aot_autograd import subclass_parametrization
+
+    owner: Any = subclass_parametrization
+    original = owner.unwrap_tensor_subclass_parameters
+
+    @functools.wraps(original)
+    def unwrap_tensor_subclass_parameters(module: torch.nn.Module) -> torch.nn.Module:
+        split(module)
+        unwrapped: torch.nn.Module = original(module)
+        return unwrapped
+
+    owner.unwrap_tensor_subclass_parameters = unwrap_tensor_subclass_parameters
+
+
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """What torch.compile was given to return `function`; the function itself if it is not compiled."""
     given: Callable[..., Any] | None = getattr(function, "_orig_mod", None)

@@ -58,6 +58,10 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node; a
     removed hook on all modules that took keyword arguments leaves its number behind
 34. what torch.compile returns runs by a function ``compile_wrapper`` of ``torch._dynamo.eval_frame``
+35. torch's older vmap takes the batch dimension of results off in ``torch._vmap_internals._unwrap_batched``, and always
+    puts it in front
+36. the arguments of torch.export are in the frame of ``torch.export._trace._export``; what it decomposes goes through
+    ``unwrap_tensor_subclass_parameters``, which is looked up when it is called
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
@@ -75,6 +79,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import _vmap_internals
 from torch._C import DispatchKey
 from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
 from torch._ops import HigherOrderOperator, OpOverload
@@ -289,6 +294,37 @@ def remove_module_hook(handle: RemovableHandle) -> None:
     """Remove a hook on all modules without a trace: torch remembers that it took keyword arguments."""
     handle.remove()
     torch.nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+
+# Whether a tensor carries torch's older vmap, which `is_grads_batched` and `jacobian(vectorize=True)` use.
+carries_older_vmap: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+def let_older_vmap_return(
+    kind: type, parts: Callable[[Any], tuple[Any, Any]], whole: Callable[[Any, Any], Any]
+) -> None:
+    """Let functions that torch's older vmap runs return tensors of `kind`, a wrapper that it knows nothing of.
+
+    parts  the tensor inside, which carries the batch dimension, and what is the same for all of the batch
+    whole  the opposite, of the tensor with its batch dimension in front
+    """
+    owner: Any = _vmap_internals
+    original = owner._unwrap_batched
+
+    @functools.wraps(original)
+    def unwrap_batched(outputs: Any, out_dims: Any, *rest: Any, **options: Any) -> Any:
+        listed = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        taken = [parts(output) if isinstance(output, kind) else (output, None) for output in listed]
+        inner = tuple(tensor for tensor, _ in taken) if isinstance(outputs, tuple) else taken[0][0]
+        found = original(inner, out_dims, *rest, **options)
+        results = found if isinstance(outputs, tuple) else (found,)
+        results = tuple(
+            whole(result, same) if isinstance(output, kind) else result
+            for result, output, (_, same) in zip(results, listed, taken, strict=True)
+        )
+        return results if isinstance(outputs, tuple) else results[0]
+
+    owner._unwrap_batched = unwrap_batched
 
 
 def in_forward_mode() -> bool:

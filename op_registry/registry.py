@@ -16,9 +16,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, MappingProxyType
 
+import torch
 from torch._ops import OpOverload
 
 from op_registry.digests import digest_of, source_digest
+from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import OVERRIDE, InsideRule, Rule, Run, written_at
 
 Listener = Callable[[OpOverload], None]
@@ -228,6 +230,7 @@ class Registry:
         opened = Overlay(self) if prepared is None else prepared
         is_outermost = opened not in self.scope
         if is_outermost:
+            refuse_while_exporting("An overlay of the registry")
             self._scope.set((*self.scope, opened))
         try:
             yield opened
@@ -243,6 +246,16 @@ class Registry:
             yield
         finally:
             self._scope.reset(token)
+
+
+def refuse_while_exporting(scope: str) -> None:
+    """Raise if torch.export is running: its programs record operators, and not the scope in which each was called."""
+    if torch.compiler.is_exporting():
+        raise MaskedSemanticsError(
+            f"{scope} is entered inside of a module that is being exported, and the exported program would run "
+            "without it. Enter it around the export of the whole module, with masked_dispatch.export, which writes the "
+            "rules in force into the program."
+        )
 
 
 registry = Registry()

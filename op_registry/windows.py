@@ -7,7 +7,7 @@ import functools
 from typing import Literal
 
 from op_registry.ops.windows.padding import RULES
-from op_registry.registry import Overlay, registry
+from op_registry.registry import Overlay, refuse_while_exporting, registry
 
 Meaning = Literal["missing", "padding"]
 
@@ -29,5 +29,14 @@ def windows_mean(meaning: Meaning) -> contextlib.AbstractContextManager[object]:
         if not overlay_for_padding.cache_info().currsize:
             return contextlib.nullcontext()
         padding = overlay_for_padding()
+        if padding in registry.scope:
+            refuse_while_exporting("windows('missing')")
         return registry.within(tuple(overlay for overlay in registry.scope if overlay is not padding))
     raise ValueError(f"windows takes 'missing' or 'padding', not {meaning!r}")
+
+
+def windows_mean_now() -> Meaning:
+    """What windows mean to the caller."""
+    if overlay_for_padding.cache_info().currsize and overlay_for_padding() in registry.scope:
+        return "padding"
+    return "missing"

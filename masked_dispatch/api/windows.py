@@ -46,6 +46,7 @@ class HasMeaning:
     """What `with_meaning` adds to a class."""
 
     own_class: type[nn.Module]
+    meaning: Meaning
 
 
 def _own_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -68,4 +69,5 @@ def with_meaning(cls: type[nn.Module], meaning: Meaning) -> type[nn.Module]:
         return windows, (meaning, own)
 
     members = {"__call__": call, "__reduce_ex__": reduce, "__module__": cls.__module__, "own_class": cls}
+    members["meaning"] = meaning
     return type(cls.__name__, (HasMeaning, cls), members)

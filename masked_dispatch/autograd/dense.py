@@ -21,8 +21,9 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.messages import TRACED_BY_JIT, linearized, passed_to_torch_func
+from masked_dispatch.tensor.messages import BATCH_OF_TANGENTS, TRACED_BY_JIT, linearized, passed_to_torch_func
 from masked_dispatch.torch_internals import (
+    carries_older_vmap,
     hidden_in_transform,
     in_forward_mode,
     recorded_as_constant,
@@ -68,6 +69,7 @@ class Wrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def jvp(ctx: Context, tangent: Tensor, _: object) -> MaskedTensor:
+        check_single_tangent(tangent)
         result: MaskedTensor = Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
         return result
 
@@ -92,7 +94,15 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def jvp(ctx: Context, tangent: Tensor) -> Tensor:
+        check_single_tangent(tangent)
         return plain_gradient(tangent, ctx.validity)
+
+
+def check_single_tangent(tangent: Tensor) -> None:
+    """Refuse a batch of tangents of torch's older vmap, which has no views of them."""
+    inner = tangent._data if isinstance(tangent, MaskedTensor) else tangent
+    if carries_older_vmap(inner):
+        raise MaskedSemanticsError(BATCH_OF_TANGENTS)
 
 
 def in_layout_of_gradient(data: Tensor) -> Tensor:

@@ -17,7 +17,13 @@ from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import called_by_engine, engine_run, leaf_accumulated_into, under_transform
+from masked_dispatch.torch_internals import (
+    called_by_engine,
+    engine_run,
+    leaf_accumulated_into,
+    let_older_vmap_return,
+    under_transform,
+)
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.zeros import known_zero, remember_zero
@@ -136,6 +142,19 @@ def needs_plain_gradient(grad: Tensor, depth: int) -> bool:
     return leaf is not None and not isinstance(leaf, MaskedTensor) and leaf.layout is torch.strided
 
 
+def _parts(batch: MaskedTensor) -> tuple[Tensor, Tensor | None]:
+    return batch._data, batch._validity
+
+
+def _whole(data: Tensor, validity: Tensor | None) -> MaskedTensor:
+    return wrap(data, None if validity is None else validity.unsqueeze(0))
+
+
 def install() -> None:
-    """Let embedding lookups produce masked gradients: called once, when the package is imported."""
+    """Called once, when the package is imported.
+
+    * Embedding lookups produce masked gradients.
+    * Batches of gradients (``is_grads_batched``, ``jacobian(vectorize=True)``) may be masked.
+    """
     set_wrapper(wrap_sparse_record)
+    let_older_vmap_return(MaskedTensor, _parts, _whole)

@@ -4,24 +4,32 @@
 * Higher-order operators (checkpoint …) take masked tensors.
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
 * x.new_tensor(data) is the method of the masked tensor.
+* torch.export takes masked parameters and buffers, and refuses masked arguments.
 """
 
 from __future__ import annotations
 
 import functools
 
+from torch import nn
+
 from masked_dispatch.compiler_internals import (
     accept_unused_outputs,
+    before_export_unwraps,
     before_tracing,
     dynamo_is_loaded,
+    exported_arguments,
     fused_multiply_add,
     record_new_tensor_of,
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
+from masked_dispatch.dispatch.plain_state import split_masked_state
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.messages import passed_to_export
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
 from masked_dispatch.torch_internals import serve_higher_order_operators
+from op_registry import MaskedSemanticsError
 from op_registry.categories import ELEMENTWISE, run_elementwise
 from op_registry.rule import Rule
 
@@ -32,12 +40,21 @@ def install() -> None:
 
 
 def prepare() -> None:
-    """Called whenever a masked tensor enters a graph that is being traced; has an effect once."""
+    """Called whenever a masked tensor enters a graph that is being traced; prepares once."""
+    for argument in exported_arguments():
+        if isinstance(argument, MaskedTensor):
+            raise MaskedSemanticsError(passed_to_export(argument))
     accept_unused_outputs({MaskedTensor: lambda zeros: wrap(zeros, None), SparseMaskedTensor: refuse_tangent})
     serve_higher_order_operators()
+    before_export_unwraps(_split_exported_state)
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
         _teach_fused_multiply_add()
+
+
+def _split_exported_state(module: nn.Module) -> None:
+    # The state of the new program is what this module has: torch refuses buffers in it that are not to be saved.
+    split_masked_state(module, save_all=True)
 
 
 @functools.cache

@@ -64,6 +64,7 @@ from masked_dispatch.torch_internals import (
     DispatchKeySet,
     aten_overloads,
     calling_frame,
+    carries_older_vmap,
     delegating,
     in_forward_mode,
     recording,
@@ -461,7 +462,11 @@ def dual_kernel(op: OpOverload) -> Kernel:
 def install() -> None:
     """Install all kernels: called once, when the package is imported."""
     set_transform_probes(
-        lambda: under_transform() or in_forward_mode(), under_transform, recording, stands_for_value_of_graph
+        lambda: under_transform() or in_forward_mode(),
+        under_transform,
+        recording,
+        stands_for_value_of_graph,
+        carries_older_vmap,
     )
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()

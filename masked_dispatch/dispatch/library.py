@@ -23,8 +23,11 @@ from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.stored_pieces import stored_indices, stored_values
 from masked_dispatch.interop.torch_sparse import to_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
+from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.messages import EXPORTED_BY_ANOTHER_VERSION
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from op_registry import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, wrap_dims
@@ -48,10 +51,10 @@ from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout,
 _library = Library("masked_dispatch", "DEF")
 
 
-def _as_masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> MaskedTensor:
-    # `code_version` is unused. As a constant in every graph that makes a masked tensor, it keeps torch's caches from
-    # returning a graph that was compiled under other rules or by another version of this library.
-    del code_version
+def _as_masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:
+    # As a constant in every graph that makes a masked tensor, `version` keeps torch's caches from returning a graph
+    # that was compiled under other rules or by another version of this library.
+    _check_exported(version)
     if being_traced(data):
         prepare_for_tracing()
     if mask is None:
@@ -59,8 +62,17 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> M
     return wrap_record(Dense(data, stored_validity(data, mask)))
 
 
-def _masked_tensor(data: Tensor, mask: Tensor | None, code_version: str) -> MaskedTensor:
-    del code_version
+def _check_exported(version: str) -> None:
+    """Refuse a program of torch.export that was recorded under other rules, by the version that it holds.
+
+    What a graph of torch.compile holds is guarded on, and is compiled where scopes may have ended.
+    """
+    if version != code_version() and (torch.compiler.is_exporting() or not torch.compiler.is_compiling()):
+        raise MaskedSemanticsError(EXPORTED_BY_ANOTHER_VERSION)
+
+
+def _masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:
+    _check_exported(version)
     record = _record(data)
     if mask is not None:
         record = record.masked_by(stored_validity(record.data, mask))

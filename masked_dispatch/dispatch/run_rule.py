@@ -110,14 +110,14 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A kernel that runs the rule, unwrapping and wrapping differentiably."""
-    run = rule.bind(op)
+    run, steps = rule.bind(op), bool(rule.traits.get("data_sizes"))
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         storage = storage_among(args)
         if kwargs:
             storage = max(storage, storage_among(kwargs.values()))
         if storage == DENSE:
-            return run_rule(run, rule, args, kwargs)
+            return run_in_steps(run_rule, (run, rule, args, kwargs), {}) if steps else run_rule(run, rule, args, kwargs)
         return redispatch(op, keyset, args, kwargs) if storage == PLAIN else lowered(op, args, kwargs)
 
     return kernel

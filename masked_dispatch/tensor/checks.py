@@ -104,7 +104,9 @@ def stored_validity(data: Tensor, mask: Tensor) -> Tensor:
     missing_dims = data.ndim - mask.ndim
     if missing_dims:
         mask = with_leading_dims(mask, missing_dims)
-    if is_value_of_graph(mask) and mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
+    # Exported programs hold operators of torch alone.
+    in_graph = is_value_of_graph(mask) and not torch.compiler.is_exporting()
+    if in_graph and mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
         teach_inductor()
         return torch.ops.masked_dispatch.bytes_of(mask)
     # The conversion makes 1 of every byte of a bool mask that is not 0.

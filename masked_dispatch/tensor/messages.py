@@ -218,3 +218,26 @@ def alias_of_another_type(like: Tensor, other: Tensor) -> str:
         f"x.new(tensor) shares the tensor's memory, so that has to be {like.dtype} on {like.device}, like x; it is "
         f"{other.dtype} on {other.device}. To copy it, use x.new_tensor(tensor)."
     )
+
+
+def passed_to_export(tensor: Tensor) -> str:
+    """Why torch.export takes no masked arguments, and what does."""
+    return (
+        f"torch.export was given a masked tensor of shape {tuple(tensor.shape)} as an argument, and an exported "
+        "program takes plain tensors. Use masked_dispatch.export(module, args), whose program takes (data, mask) in "
+        "place of it and runs without this library."
+    )
+
+
+EXPORTED_BY_ANOTHER_VERSION = (
+    "this exported program makes masked tensors by operators of masked_dispatch, and was exported by another version "
+    "of the library, or under other rules (windows, an overlay of the registry), so that what they mean now may "
+    "differ. Export it again; a program of masked_dispatch.export, or one after run_decompositions(), holds its rules "
+    "itself."
+)
+
+
+BATCH_OF_TANGENTS = (
+    "torch.autograd.functional.jacobian(vectorize=True, strategy='forward-mode') batches tangents in a way that "
+    "autograd functions cannot take. Use masked_dispatch.functional.jacfwd(f)(x), or strategy='reverse-mode'."
+)

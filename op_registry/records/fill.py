@@ -18,7 +18,7 @@ from torch import Tensor
 
 from op_registry.records.dims import Number
 from op_registry.records.kept import kept_with
-from op_registry.records.tracing import may_be_read, under_transform
+from op_registry.records.tracing import is_older_batch, may_be_read, under_transform
 from op_registry.records.validity import as_bool
 from op_registry.records.zeros import known_zero, remember_zero
 
@@ -90,6 +90,7 @@ def _fills_bits(data: Tensor, validity: Tensor, value: Number) -> bool:
         and data.is_cpu
         and can_fill_bits(data, value)
         and not under_transform()
+        and not is_older_batch(data)
     )
 
 

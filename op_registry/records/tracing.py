@@ -13,6 +13,8 @@ from torch import Tensor
 _transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False, lambda: False]
 # Set by the same: does a tensor of a subclass stand for a value of a graph? Unless somebody knows better, it does.
 _graph_probe: list[Callable[[Tensor], bool]] = [lambda tensor: True]
+# Set by the same: is a tensor a batch of gradients of torch's older vmap (`is_grads_batched`), whose memory nobody sees?
+_batch_probe: list[Callable[[Tensor], bool]] = [lambda tensor: False]
 
 
 def set_transform_probes(
@@ -20,18 +22,26 @@ def set_transform_probes(
     functorch: Callable[[], bool],
     recording: Callable[[], bool],
     in_graph: Callable[[Tensor], bool],
+    batch: Callable[[Tensor], bool],
 ) -> None:
     """Set the functions that tell whether either of the two, functorch alone, or make_fx is running.
 
     in_graph  whether a tensor of a subclass stands for a value of a graph under construction
+    batch     whether a tensor is a batch of torch's older vmap
     """
     _transform_probes[:] = [transform, functorch, recording]
     _graph_probe[0] = in_graph
+    _batch_probe[0] = batch
 
 
 def under_transform() -> bool:
     """Whether a transform of torch.func, or forward mode, is running."""
     return _transform_probes[0]()
+
+
+def is_older_batch(tensor: Tensor) -> bool:
+    """Whether `tensor` is a batch of torch's older vmap, which runs few operators and shows no memory."""
+    return _batch_probe[0](tensor)
 
 
 def being_traced(tensor: Tensor) -> bool:

@@ -136,7 +136,7 @@ def count_nonzero(op: OpOverload, self: Dense, *dim: Any, **options: Any) -> Ten
     return result
 
 
-@masked_rule(aten.bincount, category=QUERY)
+@masked_rule(aten.bincount, category=QUERY, data_sizes=True)
 def bincount(self: Dense, weights: Dense | None = None, minlength: int = 0) -> Tensor:
     """How often each number occurs among the valid ones, or the sum of their valid weights."""
     records = [r for r in (self, weights) if r is not None]
@@ -258,19 +258,19 @@ def distinct(op: OpOverload, self: Dense, *flags: Any, inverse: bool) -> tuple[A
     return tuple(result)
 
 
-@masked_rule(aten._unique, category=QUERY)
+@masked_rule(aten._unique, category=QUERY, data_sizes=True)
 def _unique(self: Dense, sorted: bool = True, return_inverse: bool = False) -> Any:
     """The distinct valid values, and for each element the index of its value."""
     return distinct(aten._unique.default, self, sorted, return_inverse, inverse=return_inverse)
 
 
-@masked_rule(aten._unique2, category=QUERY)
+@masked_rule(aten._unique2, category=QUERY, data_sizes=True)
 def _unique2(self: Dense, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """The distinct valid values, for each element the index of its value, and the number of elements of each value."""
     return distinct(aten._unique2.default, self, sorted, return_inverse, return_counts, inverse=return_inverse)
 
 
-@masked_rule(aten.unique_consecutive, category=QUERY)
+@masked_rule(aten.unique_consecutive, category=QUERY, data_sizes=True)
 def unique_consecutive(
     self: Dense, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
@@ -279,10 +279,6 @@ def unique_consecutive(
     if dim is not None:
         return data_of(run_opaque(op, self, return_inverse, return_counts, dim))
     return distinct(op, self, return_inverse, return_counts, inverse=return_inverse)
-
-
-for rule in (bincount, _unique, _unique2, unique_consecutive):
-    rule.gap("P7", why="the number of valid elements is a data-dependent size inside the rule")
 
 
 @masked_rule(aten.unique_dim, aten.unique_dim_consecutive, category=QUERY, takes_op=True)
@@ -298,6 +294,12 @@ def unique_dim(op: OpOverload, self: Dense, *args: Any, **options: Any) -> Any:
 def _assert_async(op: OpOverload, self: Dense, *message: str) -> None:
     """Fails where the number is zero, or invalid."""
     op(self.filled(0), *message)
+
+
+@masked_rule(aten._assert_tensor_metadata.default, category=QUERY)
+def _assert_tensor_metadata(a: Dense, *args: Any, **options: Any) -> None:
+    """Fails for another shape, dtype or device; masks do not matter. torch.export adds it to conversions."""
+    aten._assert_tensor_metadata.default(a.data, *args, **options)
 
 
 # ------------------------------------------------------------------------------------------------------------- memory

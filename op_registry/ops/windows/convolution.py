@@ -113,7 +113,10 @@ def covers(weight: Dense, padding: Sizes | str, dilation: Sizes) -> bool:
 
 
 def per_dim(sizes: Sizes, ndim: int) -> Sizes:
-    """One number for each dimension, of a list that may give one for all."""
+    """One number for each dimension, of a list that may give one for all, as a schema's default does.
+
+    Operators take either; what reads graphs (ONNX) expects all of them.
+    """
     return list(sizes) * ndim if len(sizes) == 1 else sizes
 
 
@@ -131,6 +134,8 @@ def conv(
     dilation: Sizes = (1,),
     groups: int = 1,
 ) -> Dense:
+    stride, padding, dilation = (per_dim(sizes, weight.ndim - 2) for sizes in (stride, padding, dilation))
+
     def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
         return op(x, w, b, stride, padding, dilation, g)
 
@@ -156,6 +161,7 @@ def conv_padding(
     groups: int = 1,
 ) -> Dense:
     """Padding by name. torch's decomposition may pad the input first, and those zeros would count as elements."""
+    stride, dilation = (per_dim(sizes, weight.ndim - 2) for sizes in (stride, dilation))
 
     def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
         return op(x, w, b, stride, padding, dilation, g)
@@ -181,6 +187,10 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sizes = (1,),
 ) -> Dense:
+    stride, padding, output_padding, dilation = (
+        per_dim(sizes, weight.ndim - 2) for sizes in (stride, padding, output_padding, dilation)
+    )
+
     def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
         return op(x, w, b, stride, padding, output_padding, g, dilation)
 
