@@ -42,6 +42,15 @@ def not_compiled(function: _Function) -> _Function:
     return function
 
 
+def outside_of_graphs(function: _Function) -> _Function:
+    """Decorator: a graph that calls `function` breaks there, and it runs uncompiled with everything that it calls.
+
+    As torch.compiler.disable, which would load the compiler here.
+    """
+    outside: _Function = torch._disable_dynamo(function)
+    return outside
+
+
 def constant_in_graphs(function: _Function) -> _Function:
     """Decorator: Dynamo calls `function` once while tracing, and treats the result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -122,6 +131,37 @@ def under_compile() -> bool:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Tell Dynamo, which is loaded, to expect different sizes of `dim`."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+@functools.cache
+def break_graphs_at(kind: type[RuntimeError]) -> None:
+    """Let exceptions of `kind` that an operator raises while Dynamo, which is loaded, runs it on fake tensors break the
+    graph there, so that the operator runs, and may raise, outside; with fullgraph=True they reach the caller.
+
+    What is raised is of `kind` and of the class that Dynamo breaks graphs at. Other exceptions Dynamo turns into a
+    TorchRuntimeError.
+    """
+    from torch._dynamo import utils
+    from torch._dynamo.exc import Unsupported
+
+    class Refused(kind, Unsupported):  # type: ignore[misc, valid-type]
+        def __init__(self, message: str) -> None:
+            Unsupported.__init__(self, message, gb_type="refused by masked_dispatch")
+
+    Refused.__name__ = Refused.__qualname__ = kind.__name__
+    Refused.__module__ = kind.__module__
+    owner: Any = utils
+    original = owner._wrap_graph_break_with_torch_runtime_err
+
+    @functools.wraps(original)
+    def wrap_graph_break(break_graph: Callable[[], Any]) -> Any:
+        error = sys.exc_info()[1]
+        cause = error if error is None or error.__cause__ is None else error.__cause__
+        if isinstance(cause, kind):
+            raise Refused(str(cause)) from cause
+        return original(break_graph)
+
+    owner._wrap_graph_break_with_torch_runtime_err = wrap_graph_break
 
 
 @functools.cache

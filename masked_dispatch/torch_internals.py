@@ -62,6 +62,9 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     puts it in front
 36. the arguments of torch.export are in the frame of ``torch.export._trace._export``; what it decomposes goes through
     ``unwrap_tensor_subclass_parameters``, which is looked up when it is called
+35. Dynamo fails for a plain tensor whose `.grad` is a wrapper, and breaks the graph at a function marked to be disabled
+36. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; of others
+    Dynamo decides in ``_wrap_graph_break_with_torch_runtime_err``, called while it handles them
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

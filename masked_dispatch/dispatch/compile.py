@@ -4,6 +4,7 @@
 * Higher-order operators (checkpoint …) take masked tensors.
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
 * x.new_tensor(data) is the method of the masked tensor.
+* What is refused breaks the graph.
 * torch.export takes masked parameters and buffers, and refuses masked arguments.
 """
 
@@ -17,6 +18,7 @@ from masked_dispatch.compiler_internals import (
     accept_unused_outputs,
     before_export_unwraps,
     before_tracing,
+    break_graphs_at,
     dynamo_is_loaded,
     exported_arguments,
     fused_multiply_add,
@@ -49,6 +51,7 @@ def prepare() -> None:
     before_export_unwraps(_split_exported_state)
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
+        break_graphs_at(MaskedSemanticsError)
         _teach_fused_multiply_add()
 
 

@@ -18,6 +18,7 @@ from torch import _lobpcg as lobpcg_module
 from torch import _lowrank as low_rank_module
 from torch.overrides import handle_torch_function, has_torch_function
 
+from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.categories import known_all_valid
@@ -61,7 +62,7 @@ def plain(value: object) -> object:
 
 def as_masked(result: Tensor) -> Tensor:
     """A result as a masked tensor that is valid everywhere."""
-    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(result, None, "")
+    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(result, None, code_version())
     return masked
 
 

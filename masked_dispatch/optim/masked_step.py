@@ -17,6 +17,7 @@ from torch import Tensor
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.autograd.engine import masked_record
 from masked_dispatch.autograd.sparse import wrap_sparse_record
+from masked_dispatch.compiler_internals import outside_of_graphs
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dense import Dense
 from op_registry.records.fill import fill_where_invalid
@@ -64,6 +65,8 @@ class StandIn(NamedTuple):
 class MaskedStep(torch.optim.Optimizer):
     """Mixin for one of torch's optimizers: its step, taken only on the elements of masked gradients.
 
+    A step runs uncompiled: a compiled function that calls it is compiled in two parts, before and after.
+
     What the optimizer keeps of a parameter has to have the parameter's shape or no dimension, and to exist before the
     first step or start as one number everywhere: 0, or that of the group's option that `initial_state` names.
     """
@@ -78,6 +81,8 @@ class MaskedStep(torch.optim.Optimizer):
             )
         super().__init__(*args, **kwargs)
 
+    # Dynamo cannot take a plain parameter with a masked `.grad` into a graph (assumption 35 of torch_internals.py).
+    @outside_of_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step; `closure`, if given, re-evaluates the model and returns the loss, which `step` returns."""

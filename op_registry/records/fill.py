@@ -96,7 +96,11 @@ def _fills_bits(data: Tensor, validity: Tensor, value: Number) -> bool:
 
 def zero_where_invalid(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient with zeros wherever `validity` says invalid; the gradient itself if it is known to have them."""
-    if validity is None or known_zero(grad, validity):
+    if validity is None:
+        return grad
+    if is_older_batch(grad):
+        return fill_where_invalid(grad, validity, 0)
+    if known_zero(grad, validity):
         return grad
     filled = fill_where_invalid(grad, validity, 0)
     remember_zero(filled, validity)

@@ -13,7 +13,7 @@ from torch import Tensor
 _transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False, lambda: False]
 # Set by the same: does a tensor of a subclass stand for a value of a graph? Unless somebody knows better, it does.
 _graph_probe: list[Callable[[Tensor], bool]] = [lambda tensor: True]
-# Set by the same: is a tensor a batch of gradients of torch's older vmap (`is_grads_batched`), whose memory nobody sees?
+# Set by the same: is a tensor a batch of torch's older vmap (`is_grads_batched`), whose memory nobody sees?
 _batch_probe: list[Callable[[Tensor], bool]] = [lambda tensor: False]
 
 

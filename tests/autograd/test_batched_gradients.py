@@ -50,9 +50,9 @@ def test_jacobians_are_vectorized(function: Callable[[Tensor], Tensor]) -> None:
 
 def test_batches_of_tangents_are_refused() -> None:
     x = masked(4, 6)
-    with pytest.raises(md.MaskedSemanticsError, match="Use masked_dispatch.functional.jacfwd"):
+    with pytest.raises(md.MaskedSemanticsError, match=r"Use masked_dispatch\.functional\.jacfwd"):
         torch.autograd.functional.jacobian(torch.exp, x, vectorize=True, strategy="forward-mode")
-    with pytest.raises(md.MaskedSemanticsError, match="Use masked_dispatch.functional.jacfwd"):
+    with pytest.raises(md.MaskedSemanticsError, match=r"Use masked_dispatch\.functional\.jacfwd"):
         torch.autograd.functional.jacobian(lambda w: x * w, torch.ones(6), vectorize=True, strategy="forward-mode")
 
 

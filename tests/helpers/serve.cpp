@@ -17,8 +17,9 @@ static std::vector<char> read(const std::string& path) {
 int main(int, char** argv) {
     c10::InferenceMode mode;
     torch::inductor::AOTIModelPackageLoader model(argv[1]);
+    const c10::IValue saved = torch::pickle_load(read(argv[2]));
     std::vector<at::Tensor> inputs;
-    for (const c10::IValue& input : torch::pickle_load(read(argv[2])).toListRef()) {
+    for (const c10::IValue& input : saved.toListRef()) {
         inputs.push_back(input.toTensor());
     }
     std::vector<at::Tensor> results = model.run(inputs);
