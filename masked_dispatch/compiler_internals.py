@@ -47,7 +47,8 @@ def outside_of_graphs(function: _Function) -> _Function:
 
     As torch.compiler.disable, which would load the compiler here.
     """
-    outside: _Function = torch._disable_dynamo(function)
+    disable: Any = torch._compile._disable_dynamo
+    outside: _Function = disable(function)
     return outside
 
 
@@ -162,6 +163,24 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
         return original(break_graph)
 
     owner._wrap_graph_break_with_torch_runtime_err = wrap_graph_break
+
+
+@functools.cache
+def know_storages_of(kind: type) -> None:
+    """Let Dynamo, which is loaded, look for aliases among operands of `kind` in the tensors inside, in while_loop."""
+    from torch._dynamo.variables import higher_order_ops
+
+    owner: Any = higher_order_ops
+    original = owner.get_tensor_storages
+
+    @functools.wraps(original)
+    def get_tensor_storages(tensor: Any) -> set[Any]:
+        if not isinstance(tensor, kind):
+            return set(original(tensor))
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        return set().union(*(original(getattr(tensor, name)) for name in names))
+
+    owner.get_tensor_storages = get_tensor_storages
 
 
 @functools.cache

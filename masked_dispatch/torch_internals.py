@@ -473,12 +473,17 @@ def make_data_pointer_raise(tensor: torch.Tensor) -> None:
     torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
+# Operators that take masked operands, by name: called with the operator, which takes plain ones, and the arguments.
+higher_order: dict[str, Callable[..., Any]] = {}
+
+
 def serve_higher_order_operators() -> None:
     """Define what higher-order operators do with masked tensors; torch has no kernel for them at PreDispatch.
 
     1. checkpoint, autocast and grad-mode regions: redispatched without the key, so that their bodies reach our kernels
     2. nested_compile_region: the region is run inline
-    3. those that need a kernel of their own for tensors that are not plain (cond, scan …): refused
+    3. those in `higher_order` (cond, scan): with masked operands taken apart
+    4. others that need a kernel of their own for tensors that are not plain: refused
 
     Covers the operators defined so far: called at import, and again before a graph is traced.
     """
@@ -487,6 +492,8 @@ def serve_higher_order_operators() -> None:
             continue
         if name == "invoke_subgraph":
             kernel = _run_inline
+        elif name in higher_order:
+            kernel = functools.partial(higher_order[name], operator)
         elif operator.py_kernels or name == "custom_function_call":
             kernel = _refusal(name)
         else:
@@ -511,12 +518,20 @@ def _redispatching(operator: HigherOrderOperator) -> Callable[..., Any]:
     return without_key
 
 
+_WAYS_OUT = {
+    "flex_attention": "torch.nn.functional.scaled_dot_product_attention does, and a block mask is an attn_mask there: "
+    "torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Q, K).",
+}
+_PASS_PARTS = (
+    "Pass x.get_data() and x.get_mask(), make the masked tensor inside with as_masked_tensor(data, mask), and return "
+    "y.to_tensor(fill) and y.get_mask()."
+)
+
+
 def _refusal(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise MaskedSemanticsError(
-            f"torch.ops.higher_order.{name} takes no masked tensors. Pass x.get_data() and x.get_mask(), make the "
-            "masked tensor inside with as_masked_tensor(data, mask), and return y.to_tensor(fill) and y.get_mask()."
-        )
+        way_out = _WAYS_OUT.get(name, _PASS_PARTS)
+        raise MaskedSemanticsError(f"torch.ops.higher_order.{name} takes no masked tensors. {way_out}")
 
     return refuse
 

@@ -22,6 +22,7 @@ from masked_dispatch.compiler_internals import (
     dynamo_is_loaded,
     exported_arguments,
     fused_multiply_add,
+    know_storages_of,
     record_new_tensor_of,
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
@@ -52,6 +53,7 @@ def prepare() -> None:
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
         break_graphs_at(MaskedSemanticsError)
+        know_storages_of(MaskedTensor)
         _teach_fused_multiply_add()
 
 

@@ -30,6 +30,7 @@ from masked_dispatch import scopes
 from masked_dispatch.autograd.dense import plain_gradient
 from masked_dispatch.autograd.engine import needs_plain_gradient
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.dispatch.control_flow import CONTROL_FLOW
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
@@ -66,6 +67,7 @@ from masked_dispatch.torch_internals import (
     calling_frame,
     carries_older_vmap,
     delegating,
+    higher_order,
     in_forward_mode,
     recording,
     redispatch,
@@ -470,6 +472,7 @@ def install() -> None:
     )
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     kernels.follow_registry()
+    higher_order.update(CONTROL_FLOW)
     serve_higher_order_operators()
     for op in (aten._make_dual.default, aten._unpack_dual.default):
         kernel_table.put(op, dual_kernel(op))

@@ -48,10 +48,10 @@ def no_rule(op: OpOverload, called_with: str) -> str:
 def passed_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not be passed to a torch.func transform directly."""
     return (
-        f"a masked tensor of shape {tuple(tensor.shape)} was passed to a transform of torch.func (vmap, grad, jvp …), "
-        "which wraps it without its mask: derivatives would be those of the plain operators. "
-        "Use the transform of the same name from masked_dispatch.functional, or pass x.get_data() and x.get_mask() "
-        "and mask inside."
+        f"a masked tensor of shape {tuple(tensor.shape)} was passed to a transform of torch.func (vmap, grad, jvp …; "
+        "associative_scan runs one), which wraps it without its mask: derivatives would be those of the plain "
+        "operators. Use the transform of the same name from masked_dispatch.functional, or pass x.get_data() and "
+        "x.get_mask() and mask inside."
     )
 
 

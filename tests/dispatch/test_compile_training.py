@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,18 +91,6 @@ def test_a_user_s_autograd_function() -> None:
             return grad * ctx.saved_tensors[0].exp()
 
     check(lambda x, w: Exp.apply(x).mean(-1), x_and_weight)
-
-
-@pytest.mark.parametrize(
-    "control",
-    [
-        lambda x: torch.cond(x.count() > 3, lambda x: x.exp(), lambda x: x * 2, (x,)),
-        lambda x: torch._higher_order_ops.scan(lambda c, r: (c + r, c * r), x[0], x),
-    ],
-)
-def test_control_flow_operators_refuse_masked_tensors(control: Callable[..., Any]) -> None:
-    with pytest.raises(Exception, match="takes no masked tensors"):
-        compiled(control)[0](masked())
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -1,0 +1,162 @@
+"""torch.cond, scan and while_loop with masked operands, each of which is passed as one plain tensor, or as two.
+
+Branches and steps are called with masked tensors made of these, and their masked results are taken apart. What they
+return is copied, because these operators refuse results that are operands or parts of them. And a float's mask travels
+in the same tensor as its data: when these operators are differentiated, every result has to have a derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
+from op_registry.records.dense import Dense
+from op_registry.records.fill import fill_where_invalid
+
+PLAIN, ONE, TWO = 0, 1, 2
+
+
+class Parts:
+    """How several values are passed: as they are, or masked as one or two plain tensors."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.kinds = [_kind(value) for value in values]
+
+    def apart(self, values: Sequence[Any]) -> list[Any]:
+        """The plain values that stand for `values`."""
+        plain: list[Any] = []
+        for value, kind in zip(values, self.kinds, strict=True):
+            plain += [value] if kind == PLAIN else _apart(value, kind)
+        return plain
+
+    def together(self, plain: Sequence[Any]) -> list[Any]:
+        """The opposite of `apart`."""
+        rest, values = list(plain), []
+        for kind in self.kinds:
+            value = rest.pop(0)
+            if kind == ONE:
+                value = wrap_record(Dense(value.select(-1, 0), value.select(-1, 1) != 0))
+            elif kind == TWO:
+                value = wrap_record(Dense(value, rest.pop(0)))
+            values.append(value)
+        return values
+
+    def count(self) -> int:
+        """The number of plain values."""
+        return sum(max(kind, 1) for kind in self.kinds)
+
+
+def _kind(value: object) -> int:
+    if not isinstance(value, MaskedTensor):
+        return PLAIN
+    return ONE if value.is_floating_point() else TWO
+
+
+def _apart(value: Tensor, kind: int) -> list[Tensor]:
+    """Data and validity, both in full, of a masked tensor or of a plain one, which is valid everywhere."""
+    record = unwrap(value._stored_densely()) if isinstance(value, MaskedTensor) else Dense(value, None)
+    filled = fill_where_invalid(record.data, record.validity, 0)
+    validity = torch.ones_like(filled, dtype=torch.int8)
+    if record.full_validity is not None:
+        validity = validity & record.full_validity
+    if kind == ONE:
+        return [torch.stack((filled, validity.to(filled.dtype)), -1)]
+    return [filled.clone(), validity]
+
+
+class Results:
+    """What branches or steps return, taken apart in the same way each time."""
+
+    def __init__(self) -> None:
+        self._parts: Parts | None = None
+
+    def apart(self, values: Any) -> tuple[Any, ...]:
+        """Plain values, in the order of the results."""
+        values = list(values) if isinstance(values, (tuple, list)) else [values]
+        found = Parts(values)
+        if self._parts is None:
+            self._parts = found
+        for number, (wanted, kind) in enumerate(zip(self._parts.kinds, found.kinds, strict=True)):
+            if kind != PLAIN and wanted == PLAIN:
+                raise MaskedSemanticsError(
+                    f"result {number} is masked in one branch, or one step, and plain in another: make it masked in "
+                    "both, masked_dispatch.as_masked_tensor(y), or plain in both, y.to_tensor(fill)"
+                )
+        return tuple(self._parts.apart(values))
+
+    def together(self, plain: Sequence[Any]) -> tuple[Any, ...]:
+        """The results as the caller gets them."""
+        assert self._parts is not None
+        return tuple(self._parts.together(plain))
+
+
+def run_cond(
+    cond: Callable[..., Any], pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any
+) -> Any:
+    """torch.cond of masked operands."""
+    if isinstance(pred, MaskedTensor):
+        raise MaskedSemanticsError(
+            "torch.cond was given a masked predicate, which may be invalid: say what holds then, "
+            "pred.to_tensor(False) or pred.to_tensor(True)"
+        )
+    parts, results = Parts(operands), Results()
+
+    def on_parts(branch: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *plain: results.apart(branch(*parts.together(plain)))
+
+    found = cond(pred, on_parts(true_fn), on_parts(false_fn), tuple(parts.apart(operands)))
+    return results.together(found)
+
+
+def run_scan(scan: Callable[..., Any], combine_fn: Callable[..., Any], init: Any, xs: Any, additional: Any) -> Any:
+    """scan of masked operands; a carry is masked from the start if it is masked after a step."""
+    first = list(combine_fn(*init, *(x.select(0, 0) for x in xs), *additional))[: len(init)]
+    carried, sliced, constant = Parts(first), Parts(xs), Parts(additional)
+    results = Results()
+
+    def step(*plain: Any) -> list[Any]:
+        after_init, after_xs = carried.count(), carried.count() + sliced.count()
+        arguments = [
+            *carried.together(plain[:after_init]),
+            *sliced.together(plain[after_init:after_xs]),
+            *constant.together(plain[after_xs:]),
+        ]
+        return list(results.apart(combine_fn(*arguments)))
+
+    found = scan(step, carried.apart(init), sliced.apart(xs), tuple(constant.apart(additional)))
+    return list(results.together(found))
+
+
+def run_while_loop(
+    while_loop: Callable[..., Any], cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any
+) -> Any:
+    """while_loop of masked operands; what is carried is masked from the start if it is masked after a step."""
+    carried_parts, constant, results = Parts(body_fn(*carried, *more)), Parts(more), Results()
+
+    def arguments(plain: Sequence[Any]) -> list[Any]:
+        number = carried_parts.count()
+        return [*carried_parts.together(plain[:number]), *constant.together(plain[number:])]
+
+    def goes_on(*plain: Any) -> Any:
+        answer = cond_fn(*arguments(plain))
+        if isinstance(answer, MaskedTensor):
+            raise MaskedSemanticsError(
+                "the condition of a while_loop is masked, and may be invalid: say what holds then, "
+                "to_tensor(False) or to_tensor(True)"
+            )
+        return answer
+
+    def step(*plain: Any) -> tuple[Any, ...]:
+        return results.apart(body_fn(*arguments(plain)))
+
+    found = while_loop(goes_on, step, tuple(carried_parts.apart(carried)), tuple(constant.apart(more)))
+    return results.together(found)
+
+
+CONTROL_FLOW = {"cond": run_cond, "scan": run_scan, "while_loop": run_while_loop}
