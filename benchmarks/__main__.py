@@ -24,6 +24,7 @@ NAMES = (
     "untouched",
     "adagrad",
     "choice",
+    "compile",
     "memory",
 )
 
