@@ -310,7 +310,7 @@ def exported_arguments() -> list[Any]:
         frame = frame.f_back
     if frame is None:
         return []
-    return torch.utils._pytree.tree_leaves((frame.f_locals["args"], frame.f_locals["kwargs"]))
+    return torch.utils._pytree.tree_leaves((frame.f_locals["args"], frame.f_locals["kwargs"] or {}))
 
 
 @functools.cache

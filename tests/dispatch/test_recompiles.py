@@ -142,7 +142,9 @@ def test_each_kind_of_mask_is_compiled_once(name: str) -> None:
     assert len(graphs) <= len(KINDS)
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "mean", "softmax", "matmul", "layer_norm", "attention", "sort", "cumsum"])
+@pytest.mark.parametrize(
+    "name", ["arithmetic", "mean", "softmax", "matmul", "layer_norm", "attention", "sort", "cumsum"]
+)
 def test_sizes_are_dynamic(name: str) -> None:
     function = FUNCTIONS[name]
     run = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)

@@ -14,11 +14,15 @@ from torch.testing._internal.two_tensor import TwoTensor
 import masked_dispatch as md
 from assumptions import assumed
 from masked_dispatch.compiler_internals import (
+    before_export_unwraps,
+    break_graphs_at,
     constant_in_graphs,
+    exported_arguments,
     fused_multiply_add,
     guard_on,
     keep_whole,
     mark_dynamic,
+    outside_of_graphs,
     pending_sizes,
     uncompiled,
     under_compile,
@@ -291,3 +295,74 @@ def test_34_what_torch_compile_returns_is_on_the_stack() -> None:
         assert not under_compile()
         with torch.compiler.set_stance("force_eager"):
             assert torch.compile(under_compile, backend="eager")()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own LeafSpec, in export
+@pytest.mark.parametrize("strict", [False, True])
+def test_36_the_arguments_of_an_export_and_what_it_decomposes_are_seen(strict: bool) -> None:
+    class Telling(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            look()
+            return super().forward(x)
+
+    @torch._dynamo.assume_constant_result
+    def look() -> None:
+        seen.extend(exported_arguments())
+
+    seen: list[Any] = []
+    split: list[torch.nn.Module] = []
+    before_export_unwraps(split.append)
+    x = torch.ones(2, 2)
+    program = torch.export.export(Telling(2, 2), (x,), strict=strict)
+    with assumed("the arguments of torch.export are in the frame of its function"):
+        assert seen
+        assert all(argument is x for argument in seen), seen
+    with assumed("what is decomposed goes through unwrap_tensor_subclass_parameters"):
+        program.run_decompositions()
+        assert len(split) == 1
+    assert exported_arguments() == []
+
+
+def test_37_a_plain_tensor_with_a_wrapper_as_its_gradient_is_not_compiled() -> None:
+    """When this fails, Dynamo has learnt it: steps of masked_dispatch.optim may be compiled."""
+
+    def step() -> None:
+        with torch.no_grad():
+            p.sub_(0.1)
+
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = TwoTensor(torch.ones(2), torch.ones(2))
+    torch._dynamo.reset()
+    with pytest.raises(AssertionError, match="Expected SubclassSymbolicContext"):
+        torch.compile(step, backend="aot_eager")()
+    with assumed("a function that is marked to be disabled runs outside of graphs"):
+        torch.compile(lambda: outside_of_graphs(step)(), backend="aot_eager")()
+        assert torch.equal(p.detach(), torch.full((2,), 0.9))
+
+
+class Refusing(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_38_an_exception_of_an_operator_breaks_the_graph(fullgraph: bool) -> None:
+    library = torch.library.Library("assumption38", "FRAGMENT")
+    name = f"refuse_{fullgraph}"
+    library.define(f"{name}(Tensor x) -> Tensor")
+
+    def refuse(x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise Refusing("not in a graph")
+        return x + 1
+
+    library.impl(name, refuse, "CompositeImplicitAutograd")
+    operator = getattr(torch.ops.assumption38, name)
+    break_graphs_at(Refusing)
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: operator(x * 2) * 3, backend="eager", fullgraph=fullgraph)
+    if fullgraph:
+        with pytest.raises(Refusing, match="not in a graph"):
+            run(torch.ones(2))
+        return
+    with assumed("Dynamo breaks graphs at its class Unsupported"):
+        assert torch.equal(run(torch.ones(2)), torch.full((2,), 9.0))

@@ -500,5 +500,13 @@ def test_33_what_traces_replace() -> None:
         assert found == [{"forward": True}]
 
 
+def test_35_the_older_vmap_takes_the_batch_dimension_off_in_one_function() -> None:
+    x = md.masked_tensor(torch.ones(2), torch.tensor([True, False]), requires_grad=True)
+    with assumed("results of the older vmap pass _unwrap_batched, and their batch dimension is in front"):
+        (batch,) = torch.autograd.grad((x * 3).to_tensor(0.0), x, torch.eye(2), is_grads_batched=True)
+        assert torch.equal(batch.to_tensor(0.0), torch.tensor([[3.0, 0.0], [0.0, 0.0]]))
+        assert torch.equal(batch.get_mask(), torch.tensor([[True, False]] * 2))
+
+
 def doubled(x: Tensor) -> Tensor:
     return x * 2
