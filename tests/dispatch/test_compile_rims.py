@@ -117,3 +117,33 @@ def test_a_step_on_masked_gradients_is_left_out_of_graphs(optimizer: Callable[..
         same(run(torch.ones(2)), torch.full((2,), 3.0))
         by_hand.step()
         same(p, q)
+
+
+STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "packed": lambda x: x.to_packed(),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("function", [torch.diff, torch.trapezoid, torch.cumulative_trapezoid])
+def test_differences_of_every_storage(function: Callable[[Tensor], Tensor], storage: str) -> None:
+    x = STORAGES[storage](masked())
+    same(compiled(function)[0](x).to_dense(), function(x).to_dense())
+
+
+@pytest.mark.parametrize("of_mask", [False, True])
+def test_positions_known_at_run_time(of_mask: bool) -> None:
+    def split(x: Tensor, at: Tensor, start: Tensor) -> Any:
+        return (*torch.tensor_split(x, at), x.narrow(0, start, 3))
+
+    run, _ = compiled(split)
+    x, start = masked(6), torch.tensor(2)
+    for numbers in ([2, 4], [1, 5]):
+        at = torch.tensor(numbers)
+        same(run(x, md.masked_tensor(at) if of_mask else at, start), split(x, at, start))
