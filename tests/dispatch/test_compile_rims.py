@@ -137,13 +137,16 @@ def test_differences_of_every_storage(function: Callable[[Tensor], Tensor], stor
     same(compiled(function)[0](x).to_dense(), function(x).to_dense())
 
 
-@pytest.mark.parametrize("of_mask", [False, True])
-def test_positions_known_at_run_time(of_mask: bool) -> None:
-    def split(x: Tensor, at: Tensor, start: Tensor) -> Any:
-        return (*torch.tensor_split(x, at), x.narrow(0, start, 3))
-
-    run, _ = compiled(split)
-    x, start = masked(6), torch.tensor(2)
+@pytest.mark.parametrize("masked_positions", [False, True])
+def test_tensor_split_at_positions_known_at_run_time(masked_positions: bool) -> None:
+    run, _ = compiled(torch.tensor_split)
     for numbers in ([2, 4], [1, 5]):
-        at = torch.tensor(numbers)
-        same(run(x, md.masked_tensor(at) if of_mask else at, start), split(x, at, start))
+        x, at = masked(6), torch.tensor(numbers)
+        same(run(x, md.masked_tensor(at) if masked_positions else at), torch.tensor_split(x, at))
+
+
+def test_narrow_from_a_position_known_at_run_time() -> None:
+    run, _ = compiled(lambda x, start: x.narrow(0, start, 3).exp())
+    for start in (2, 1, 3):
+        x = masked(6)
+        same(run(x, torch.tensor(start)), x.narrow(0, start, 3).exp())
