@@ -199,9 +199,11 @@ def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ..
 
 def same_sizes(validity: Sequence[int], data: Sequence[int]) -> bool:
     """Whether a validity in a graph has its data's sizes, without asking whether one that depends on data is 1."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
     for mine, size in zip(validity, data, strict=False):
         broadcast = type(mine) is int and mine == 1 and type(size) is not int
-        if broadcast or mine != size:
+        if broadcast or not guard_or_false(mine == size):
             return False
     return len(validity) == len(data)
 

@@ -150,3 +150,13 @@ def test_narrow_from_a_position_known_at_run_time() -> None:
     for start in (2, 1, 3):
         x = masked(6)
         same(run(x, torch.tensor(start)), x.narrow(0, start, 3).exp())
+
+
+def test_several_sizes_known_at_run_time() -> None:
+    def split(x: Tensor, at: Tensor, start: Tensor) -> Any:
+        return (*torch.tensor_split(x, at), x.narrow(0, start, 3))
+
+    run, _ = compiled(split)
+    for numbers in ([2, 4], [1, 5]):
+        arguments = masked(6), torch.tensor(numbers), torch.tensor(2)
+        same(run(*arguments), split(*arguments))
