@@ -279,3 +279,16 @@ torch.testing.assert_close(torch.export.load("net.pt2").module()(arguments), wan
 print("equal")
 """
     assert run_without_library(code, folder=tmp_path) == "equal\n"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter and of what it imports
+def test_onnx_needs_no_translations(tmp_path: Path) -> None:
+    """The models are in test_deployment.py; this is a module that makes masked tensors inside, given to torch.onnx."""
+    onnxruntime: Any = pytest.importorskip("onnxruntime", reason="onnxruntime has no build for this Python")
+    pytest.importorskip("onnxscript", reason="onnxscript has no build for this Python")
+    torch.onnx.export(Made(), data_and_mask(), f=tmp_path / "made.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "made.onnx")
+    arguments = data_and_mask()
+    names = [entry.name for entry in session.get_inputs()]
+    found = session.run(None, {name: value.numpy() for name, value in zip(names, arguments, strict=True)})
+    same(torch.from_numpy(found[0]), Made()(*arguments))
