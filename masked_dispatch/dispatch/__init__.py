@@ -13,7 +13,9 @@ steps.py          operators that call several others, where Dynamo runs them
 sparse.py         calls with sparsely stored arguments: a lowering, else dense storage, else a refusal
 sparse_writes.py  writes to sparse storage, and updates of plain tensors at sparse coordinates
 sparsify.py       operators that select the elements to be stored sparsely
+control_flow.py   torch.cond, scan and while_loop with masked operands
 library.py        this library's own operators (torch.ops.masked_dispatch)
 overlays.py       the registry's overlays in backward
-compile.py        preparation for torch.compile
+compile.py        preparation for torch.compile and torch.export
+plain_state.py    masked parameters and buffers of exported modules as plain ones
 """
