@@ -4,6 +4,7 @@ From the ground up; a room imports from those above it in this list:
 
 compiler_internals.py     private parts of torch's compiler, each assumption with a test
 distributed_internals.py  private parts of torch.distributed, likewise
+engine_internals.py       private parts of the autograd engine, and who calls, likewise
 torch_internals.py        all other private torch, likewise
 densification.py          reports of sparse operands stored densely
 scopes.py                 which scopes are in force, and in force again in backward

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from masked_dispatch.torch_internals import run_later_within
+from masked_dispatch.engine_internals import run_later_within
 from op_registry.registry import registry
 
 # The value of each kind of scope.

@@ -1,8 +1,9 @@
 """The module that uses torch's private dispatch machinery (checked on torch 2.11–2.13); of the compiler's,
-compiler_internals.py does, and of torch.distributed's, distributed_internals.py.
+compiler_internals.py does, of the autograd engine's, engine_internals.py, and of torch.distributed's,
+distributed_internals.py.
 
 What they assume, each with a test of the same number in tests/house/test_torch_assumptions.py or,
-about the compiler, in tests/house/test_compiler_assumptions.py:
+about the compiler and the engine, in test_compiler_assumptions.py and test_engine_assumptions.py beside it:
 
  1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
     overload, above functorch, autocast and autograd, before CompositeImplicit operators decompose
@@ -62,8 +63,8 @@ about the compiler, in tests/house/test_compiler_assumptions.py:
     puts it in front
 36. the arguments of torch.export are in the frame of ``torch.export._trace._export``; what it decomposes goes through
     ``unwrap_tensor_subclass_parameters``, which is looked up when it is called
-35. Dynamo fails for a plain tensor whose `.grad` is a wrapper, and breaks the graph at a function marked to be disabled
-36. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; of others
+37. Dynamo fails for a plain tensor whose `.grad` is a wrapper, and breaks the graph at a function marked to be disabled
+38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; of others
     Dynamo decides in ``_wrap_graph_break_with_torch_runtime_err``, called while it handles them
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
@@ -75,14 +76,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import _vmap_internals
 from torch._C import DispatchKey
 from torch._C import DispatchKeySet as DispatchKeySet  # named in the signature of every kernel
 from torch._ops import HigherOrderOperator, OpOverload
@@ -91,11 +89,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
 from torch.testing import _comparison
-from torch.utils import _python_dispatch, _pytree, checkpoint
+from torch.utils import _python_dispatch, _pytree
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
 from torch.utils.hooks import RemovableHandle
 
-from masked_dispatch.compiler_internals import never_compiled, not_compiled
+from masked_dispatch.compiler_internals import never_compiled
 from op_registry.errors import MaskedSemanticsError
 from op_registry.rule import takes_tensor
 
@@ -115,13 +113,6 @@ _autograd: Any = torch._C._autograd
 _saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _DEAD = -2  # the level functorch reports for a tensor whose level has ended
-_AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
-
-# The current run of the autograd engine, -1 for none; and the code of the function that calls the engine.
-engine_run: Callable[[], int] = torch._C._current_graph_task_id
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
 
 # Whether two plain tensors have the same storage.
 share_memory: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
@@ -170,164 +161,10 @@ def outlived_transform(tensor: torch.Tensor) -> bool:
     return level == _DEAD or level > (transform_level() or 0)
 
 
-def called_by_functorch(depth: int) -> bool:
-    """Whether torch's implementation of its transforms called the kernel `depth` frames above this function."""
-    frame = _caller(depth + 1)
-    name = frame.f_globals.get("__name__", "") if frame is not None else ""
-    return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
-
-
-def called_by_engine(depth: int) -> bool:
-    """Whether the autograd engine itself called the kernel `depth` frames above this function.
-
-    If so, no Python backward, hook or formula did. On the CPU the next frame is the one that called the engine; in the
-    threads that run backwards on other devices there is none.
-    """
-    frame = _caller(depth + 1)
-    return frame is None or frame.f_code is _ENGINE_CALL
-
-
-def engine_called_in(thread: int) -> bool:
-    """Whether the thread of that identifier has called the autograd engine, which has not returned."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not _ENGINE_CALL:
-        frame = frame.f_back
-    return frame is not None
-
-
-def calling_frame(depth: int) -> FrameType | None:
-    """The Python frame that called the kernel `depth` frames above this function, through whatever function modes."""
-    frame = _caller(depth + 1)
-    while frame is not None and (frame.f_code.co_name == "__torch_function__" or frame.f_code in _delegating_code):
-        frame = frame.f_back
-    return frame
-
-
-def _caller(depth: int) -> FrameType | None:
-    """The frame that called the kernel `depth` frames above this function; None if no Python did."""
-    frame = sys._getframe(depth).f_back
-    while frame is not None and frame.f_code in _delegating_code:
-        frame = frame.f_back
-    return frame
-
-
-# Code of kernels that only select another kernel, which needs to know who called them.
-_delegating_code: set[CodeType] = set()
-
-
-def delegating(kernel: _Function) -> _Function:
-    """Decorator for a kernel that selects another one and calls it: it does not count as that one's caller."""
-    _delegating_code.add(kernel.__code__)
-    return kernel
-
-
-def current_node() -> Any:
-    """The autograd node that is being evaluated in this thread."""
-    return torch._C._current_autograd_node()
-
-
-def leaf_accumulated_into() -> torch.Tensor | None:
-    """The leaf whose `.grad` the autograd engine is accumulating into in the current node, if any."""
-    leaf: torch.Tensor | None = getattr(current_node(), "variable", None)
-    return leaf
-
-
-def run_later_within(
-    current: Callable[[], object], within: Callable[[Any], contextlib.AbstractContextManager[None]], outside: object
-) -> None:
-    """From now on, run what autograd calls later in Python within what was current when it was recorded.
-
-    current   the state in force; within(state) puts one in force inside a block
-    outside   the state of what has been recorded before
-
-    This is about the backward of autograd functions, and about what a checkpoint computes again.
-    """
-
-    @not_compiled
-    def remember(recorded: Any, *_: object) -> None:
-        state = current()
-        if state != outside:
-            recorded.__dict__[_RECORDED_WITHIN] = state
-
-    @not_compiled
-    def run_as_recorded(recorded: Any, run: Callable[..., Any], *args: Any) -> Any:
-        state = recorded.__dict__.get(_RECORDED_WITHIN, outside)
-        if state == current():
-            return run(*args)
-        with within(state):
-            return run(*args)
-
-    _remember_in_functions(remember, run_as_recorded)
-    _remember_in_checkpoints(remember, run_as_recorded)
-
-
-_RECORDED_WITHIN = "_masked_dispatch_recorded_within"
-
-
-def _remember_in_functions(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
-    node: Any = torch.autograd.function.BackwardCFunction
-    node.__init__ = remember
-
-    def as_recorded(apply: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(apply)
-        @not_compiled
-        def applied(node: Any, *grads: Any) -> Any:
-            return run_as_recorded(node, apply, node, *grads)
-
-        return applied
-
-    for name in ("apply", "apply_boxed"):
-        if hasattr(node, name):
-            setattr(node, name, as_recorded(getattr(node, name)))
-
-
-def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
-    def get(frame: Any) -> Callable[..., Any]:
-        return functools.partial(run_as_recorded, frame, frame.__dict__["recompute_fn"])
-
-    def keep(frame: Any, compute: Callable[..., Any]) -> None:
-        frame.__dict__["recompute_fn"] = compute
-        remember(frame)
-
-    # A property, so that checkpoints from before, which have it in the same place, are served too.
-    checkpoint._CheckpointFrame.recompute_fn = property(get, keep)  # type: ignore[attr-defined]
-
-
 def remove_module_hook(handle: RemovableHandle) -> None:
     """Remove a hook on all modules without a trace: torch remembers that it took keyword arguments."""
     handle.remove()
     torch.nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
-
-
-# Whether a tensor carries torch's older vmap, which `is_grads_batched` and `jacobian(vectorize=True)` use.
-carries_older_vmap: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-
-
-def let_older_vmap_return(
-    kind: type, parts: Callable[[Any], tuple[Any, Any]], whole: Callable[[Any, Any], Any]
-) -> None:
-    """Let functions that torch's older vmap runs return tensors of `kind`, a wrapper that it knows nothing of.
-
-    parts  the tensor inside, which carries the batch dimension, and what is the same for all of the batch
-    whole  the opposite, of the tensor with its batch dimension in front
-    """
-    owner: Any = _vmap_internals
-    original = owner._unwrap_batched
-
-    @functools.wraps(original)
-    def unwrap_batched(outputs: Any, out_dims: Any, *rest: Any, **options: Any) -> Any:
-        listed = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        taken = [parts(output) if isinstance(output, kind) else (output, None) for output in listed]
-        inner = tuple(tensor for tensor, _ in taken) if isinstance(outputs, tuple) else taken[0][0]
-        found = original(inner, out_dims, *rest, **options)
-        results = found if isinstance(outputs, tuple) else (found,)
-        results = tuple(
-            whole(result, same) if isinstance(output, kind) else result
-            for result, output, (_, same) in zip(results, listed, taken, strict=True)
-        )
-        return results if isinstance(outputs, tuple) else results[0]
-
-    owner._unwrap_batched = unwrap_batched
 
 
 def in_forward_mode() -> bool:

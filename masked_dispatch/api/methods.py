@@ -12,8 +12,8 @@ from torch import Tensor
 
 from masked_dispatch.api import reductions
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import delegating
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import delegating
 
 
 def naming_the_function(name: str, options: tuple[str, ...]) -> Callable[..., Any]:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import carries_older_vmap
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import BATCH_OF_TANGENTS, TRACED_BY_JIT, linearized, passed_to_torch_func
 from masked_dispatch.torch_internals import (
-    carries_older_vmap,
     hidden_in_transform,
     in_forward_mode,
     recorded_as_constant,

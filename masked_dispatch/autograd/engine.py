@@ -14,16 +14,11 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.engine_internals import called_by_engine, engine_run, leaf_accumulated_into, let_older_vmap_return
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import (
-    called_by_engine,
-    engine_run,
-    leaf_accumulated_into,
-    let_older_vmap_return,
-    under_transform,
-)
+from masked_dispatch.torch_internals import under_transform
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.zeros import known_zero, remember_zero

@@ -17,17 +17,11 @@ from torch._ops import OpOverload
 from masked_dispatch.autograd.dense import checked_validity
 from masked_dispatch.autograd.engine import sum_of_gradients
 from masked_dispatch.dispatch.run_rule import Kernel, rule_kernel
+from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import (
-    DispatchKeySet,
-    called_by_engine,
-    direct_call,
-    engine_run,
-    plain_eager,
-    schema_of,
-)
+from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
 from op_registry.categories import reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number

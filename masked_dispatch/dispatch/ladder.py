@@ -58,15 +58,13 @@ from masked_dispatch.dispatch.writes import (
     resizing_kernel,
     update,
 )
+from masked_dispatch.engine_internals import calling_frame, carries_older_vmap, delegating
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import no_rule, passed_to_torch_func, returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     aten_overloads,
-    calling_frame,
-    carries_older_vmap,
-    delegating,
     higher_order,
     in_forward_mode,
     recording,

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from masked_dispatch.torch_internals import called_by_engine, current_node, engine_run
+from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
 from op_registry import registry
 from op_registry.registry import Scope
 

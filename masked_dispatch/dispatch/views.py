@@ -14,6 +14,7 @@ from masked_dispatch.autograd.dense import checked_validity, data_under, masked_
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.engine_internals import called_by_functorch
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
@@ -21,7 +22,6 @@ from masked_dispatch.tensor.messages import returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
-    called_by_functorch,
     redispatch,
     share_storage,
     tracking_views_and_versions,

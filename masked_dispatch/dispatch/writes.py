@@ -16,6 +16,7 @@ from masked_dispatch.dispatch.overlap import OverlapCheck
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
+from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -23,8 +24,6 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
-    called_by_engine,
-    engine_run,
     keyset_for_write,
     metadata_only,
     redispatch,

@@ -81,7 +81,7 @@ class MaskedStep(torch.optim.Optimizer):
             )
         super().__init__(*args, **kwargs)
 
-    # Dynamo cannot take a plain parameter with a masked `.grad` into a graph (assumption 35 of torch_internals.py).
+    # Dynamo cannot take a plain parameter with a masked `.grad` into a graph (assumption 37 of torch_internals.py).
     @outside_of_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

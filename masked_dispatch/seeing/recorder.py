@@ -17,11 +17,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from masked_dispatch.compiler_internals import under_compile
 from masked_dispatch.densification import Densification
+from masked_dispatch.engine_internals import engine_run
 from masked_dispatch.seeing.calls import Call, Kind, Operand
 from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import engine_run, schema_of
+from masked_dispatch.torch_internals import schema_of
 from op_registry.categories import COMPOSITE
 from op_registry.resolve import Meaning, resolve
 from op_registry.sparse.record import Sparse

@@ -26,9 +26,10 @@ from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled,
 from masked_dispatch.densification import Densification, on_densify
 from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import has_masked
+from masked_dispatch.engine_internals import delegating, engine_called_in, engine_run
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import delegating, engine_called_in, engine_run, remove_module_hook
+from masked_dispatch.torch_internals import remove_module_hook
 from op_registry.sparse.record import Sparse, on_dense
 
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())

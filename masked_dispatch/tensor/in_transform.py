@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import called_by_functorch
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import returned_to_torch_func
-from masked_dispatch.torch_internals import PRE_DISPATCH, called_by_functorch, make_wrapper_subclass, outlived_transform
+from masked_dispatch.torch_internals import PRE_DISPATCH, make_wrapper_subclass, outlived_transform
 from op_registry import MaskedSemanticsError
 
 

@@ -32,7 +32,7 @@ FLOORS = {
     ),
     "masked_dispatch": (
         ("compiler_internals", "densification", "distributed_internals"),
-        ("torch_internals",),
+        ("engine_internals", "torch_internals"),
         ("scopes",),
         ("densify_policy",),
         ("tensor",),

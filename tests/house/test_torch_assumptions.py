@@ -1,6 +1,7 @@
 """What masked_dispatch/torch_internals.py assumes of torch, one test for each number in its docstring.
 
-Those about the compiler are in test_compiler_assumptions.py.
+Those about the compiler are in test_compiler_assumptions.py, those about the autograd engine in
+test_engine_assumptions.py.
 Most use torch alone and a bare subclass: where one fails after torch has been upgraded, that is what has changed.
 """
 
@@ -10,10 +11,7 @@ import gc
 import importlib
 import inspect
 import re
-import sys
-from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.library import Library
 from torch.testing import _comparison
-from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
@@ -69,31 +66,6 @@ class Carrier(Tensor):
         met.append(("below", func))
         raw = torch.utils._pytree.tree_map_only(Carrier, lambda t: t.inner, (args, kwargs or {}))
         return torch.utils._pytree.tree_map_only(Tensor, Carrier.of, func(*raw[0], **raw[1]))
-
-
-def watched(told: Callable[[Any], None]) -> type[Carrier]:
-    """A wrapper without the key, which tells of every operator that is called on it."""
-
-    class Watched(Carrier):
-        @staticmethod
-        def of(inner: Tensor, requires_grad: bool = False) -> Watched:
-            wrapper: Watched = Tensor._make_wrapper_subclass(Watched, inner.shape, requires_grad=requires_grad)
-            wrapper.inner = inner
-            return wrapper
-
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            told(func)
-            raw = torch.utils._pytree.tree_map_only(Watched, lambda t: t.inner, (args, kwargs or {}))
-            return torch.utils._pytree.tree_map_only(Tensor, Watched.of, func(*raw[0], **raw[1]))
-
-    return Watched
-
-
-def in_the_engine() -> bool:
-    """Asked in what `watched` tells: whether the autograd engine itself called the operator."""
-    caller = sys._getframe(3)  # above this function, what was told and __torch_dispatch__
-    return caller.f_code is torch.autograd.graph._engine_run_backward.__code__
 
 
 library = Library("assumptions", "DEF")
@@ -277,45 +249,6 @@ def test_14_a_storage_can_be_told_to_raise() -> None:
             Tensor.data_ptr(x)
 
 
-def test_16_the_engine_adds_by_itself() -> None:
-    # Its thread for a device, in which no frame is below that: tests_on_reference_device.py.
-    frames = []
-
-    def told(func: Any) -> None:
-        if torch._C._current_graph_task_id() != -1 and "add" in str(func):
-            frames.append((func, in_the_engine()))
-
-    wrap = watched(told).of
-    add = torch.ops.aten.add.Tensor
-    with assumed("the engine calls add itself, in _engine_run_backward's frame, and hooks in their own"):
-        for create_graph in (False, True):
-            x = wrap(torch.ones(2), True)
-            y = x * 2
-            torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=create_graph)
-            assert frames == [(add, True)]
-            frames.clear()
-        y = wrap(torch.ones(2), True) * 2
-        y.register_hook(lambda gradient: gradient + gradient)
-        y.sum().backward()
-        assert frames == [(add, False)]
-        assert torch._C._current_graph_task_id() == -1
-
-
-def test_17_the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
-    leaf = torch.ones(2, requires_grad=True)
-    seen = []
-
-    def told(func: Any) -> None:
-        if func is torch.ops.aten.add_.Tensor:
-            seen.append((in_the_engine(), torch._C._current_autograd_node().variable is leaf))
-
-    with assumed("the engine writes into .grad by add_, in a node that has the leaf as its variable"):
-        leaf.grad = watched(told).of(torch.zeros(2))
-        (leaf * 2).sum().backward()
-        assert seen == [(True, True)]
-        assert getattr(torch._C._current_autograd_node(), "variable", None) is None
-
-
 def test_18_collation_is_looked_up_by_type() -> None:
     class Derived(Tensor):
         pass
@@ -330,21 +263,6 @@ def test_18_collation_is_looked_up_by_type() -> None:
             assert asked == [Derived, Tensor]
     finally:
         default_collate_fn_map[Tensor] = before
-
-
-def test_19_a_node_keeps_notes_for_when_it_is_evaluated() -> None:
-    noted = []
-
-    def told(func: Any) -> None:
-        if func is torch.ops.aten.neg.default:
-            noted.append(torch._C._current_autograd_node().metadata.get("note"))
-
-    with assumed("the node that is evaluated can be asked for, and keeps what its metadata was given"):
-        leaf = torch.ones(2, requires_grad=True)
-        negative = -leaf
-        negative.grad_fn.metadata["note"] = "recorded here"
-        torch.autograd.grad(negative, leaf, watched(told).of(torch.ones(2)))
-        assert noted == ["recorded here"]
 
 
 def test_21_printing_has_options_a_formatter_and_line_breaks() -> None:
@@ -379,47 +297,6 @@ def test_26_assert_close_compares_tensors_with_one_class() -> None:
         assert _comparison.TensorLikePair.__mro__[1].__name__ == "TensorLikePair"
         assert callable(_comparison.TensorLikePair.compare)
         assert callable(_comparison.TensorLikePair._fail)
-
-
-def test_29_what_runs_later_is_made_where_it_is_called() -> None:
-    made: list[Any] = []
-    ran: list[Any] = []
-
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            made.append(ctx)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            ran.append((ctx, sys._getframe(1).f_code.co_name))
-            return grad * 2
-
-    x = torch.ones(2, requires_grad=True)
-    Doubled.apply(x).sum().backward()
-    with assumed("an autograd function makes its node in the call, and the node's method apply calls its backward"):
-        assert [node for node, _ in ran] == made
-        assert isinstance(made[0], torch.autograd.function.BackwardCFunction)
-        assert isinstance(made[0].__dict__, dict)
-        assert ran[0][1] in ("apply", "applied", "apply_boxed")
-    with assumed("a checkpoint makes a _CheckpointFrame in the call, which keeps what it computes again"):
-        frames: list[Any] = []
-        with mock.patch.object(checkpoint, "_CheckpointFrame", noting(checkpoint._CheckpointFrame, frames)):
-            y = checkpoint.checkpoint(torch.exp, x, use_reentrant=False)
-        (frame,) = frames
-        assert "recompute_fn" in frame.__dict__
-        frame.recompute_fn = recompute = mock.Mock(wraps=frame.recompute_fn)
-        y.sum().backward()
-        assert recompute.call_count == 1
-
-
-def noting(cls: type, instances: list[Any]) -> Callable[..., Any]:
-    def make(*args: Any, **kwargs: Any) -> Any:
-        instances.append(cls(*args, **kwargs))
-        return instances[-1]
-
-    return make
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -498,14 +375,6 @@ def test_33_what_traces_replace() -> None:
         Doubled.backward = staticmethod(lambda ctx, grad: found.append(dict(ctx.metadata)))  # type: ignore[assignment]
         y.sum().backward()
         assert found == [{"forward": True}]
-
-
-def test_35_the_older_vmap_takes_the_batch_dimension_off_in_one_function() -> None:
-    x = md.masked_tensor(torch.ones(2), torch.tensor([True, False]), requires_grad=True)
-    with assumed("results of the older vmap pass _unwrap_batched, and their batch dimension is in front"):
-        (batch,) = torch.autograd.grad((x * 3).to_tensor(0.0), x, torch.eye(2), is_grads_batched=True)
-        assert torch.equal(batch.to_tensor(0.0), torch.tensor([[3.0, 0.0], [0.0, 0.0]]))
-        assert torch.equal(batch.get_mask(), torch.tensor([[True, False]] * 2))
 
 
 def doubled(x: Tensor) -> Tensor:
