@@ -54,5 +54,7 @@ def test_tests_and_helpers_are_where_they_belong() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    packages = [file for package in ("masked_dispatch", "op_registry") for file in (ROOT / package).rglob("*.py")]
+    every = [*FILES, *packages]
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in every}
     assert {file: n for file, n in lengths.items() if n > MOST_LINES} == {}, "split it by subject"
