@@ -41,7 +41,7 @@ def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
     """The text of `tensor`, which `record` is without derivatives."""
     with plainly():
         readable = is_readable(tensor, record)
-        summarized = record_size(record) > print_options().threshold
+        summarized = readable and record_size(record) > print_options().threshold
         body = _body(record, summarized) if readable else "..."
         facts = [*_facts_of_values(record, readable, summarized), *_facts_of_storage(tensor, readable, summarized)]
     text = with_facts(_PREFIX + body, [*facts, *facts_of_autograd(tensor)], len(_PREFIX), False)
@@ -92,7 +92,8 @@ def _facts_of_values(record: AnyRecord, readable: bool, summarized: bool) -> lis
         facts.append(f"device='{record.device}'")
     default = torch.get_default_dtype()
     default_complex = torch.complex128 if default is torch.float64 else torch.complex64
-    usual = (default,) if record_size(record) == 0 else (default, default_complex, torch.int64, torch.bool)
+    empty = any(type(n) is int and n == 0 for n in record.shape)  # a size of a graph may not be known
+    usual = (default,) if empty else (default, default_complex, torch.int64, torch.bool)
     return facts if record.dtype in usual else [*facts, f"dtype={record.dtype}"]
 
 

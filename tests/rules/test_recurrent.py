@@ -42,13 +42,11 @@ OVERLOADS = [
 ]
 
 
-# Lengths decide the shapes of their results, of which a graph knows too little. Some of them plain torch cannot compile
-# either; of _pack_padded_sequence it can compile what it is, and masked tensors need the shape of its second result.
+# Lengths decide the shapes of their results, of which a graph knows too little; plain torch cannot compile them either.
 WHY = "lengths decide shapes that a graph does not know"
 BY_LENGTHS: dict[str, dict[str, dict[str, str]]] = {
     **{f"aten.{name}.data": {"allow": {"P7": WHY}} for name in CELLS},
     "aten._pad_packed_sequence": {"allow": {"P7": WHY}},
-    "aten._pack_padded_sequence": {"allow_broken": {"P7": WHY}},
 }
 
 

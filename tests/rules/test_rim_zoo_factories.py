@@ -145,11 +145,13 @@ def test_a_vector_as_triangular_matrix_was_plain(backend: str) -> None:
     assert shown(run(some(1, 0, 3))) == [1, 0, "--", 3]
 
 
-def test_correlations_keep_the_mask() -> None:
+def test_correlations_are_a_matrix_or_nothing() -> None:
     transform = distributions.transforms.CorrCholeskyTransform()
-    mine, plain = transform(some(0.1, 0, 0.3)), transform(torch.tensor([0.1, 0.2, 0.3]))
-    assert mine.get_mask().tolist() == [[True] * 3, [True] * 3, [False, False, True]]
-    torch.testing.assert_close(mine[:2].to_tensor(0), plain[:2])
+    given = torch.tensor([[0.1, 0.2, 0.3], [0.4, torch.nan, 0.5]])
+    mine = transform(md.masked_tensor(given, ~given.isnan()))
+    torch.testing.assert_close(mine[0].to_tensor(0), transform(given[0]))
+    # What is left of the second are the zeros above the diagonal, and the 1 of its first row.
+    assert mine[1].get_mask().tolist() == [[True] * 3, [False, False, True], [False] * 3]
 
 
 SAMPLED: dict[str, Callable[[Tensor], distributions.Distribution]] = {
