@@ -28,8 +28,8 @@ def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
 
 def known_to_hold(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds; False in a graph in which they depend on data, as those of ``x[mask]`` do."""
-    if isinstance(condition, bool):
-        return condition
+    if not isinstance(condition, torch.SymBool):  # sizes are tensors under torch.jit.trace
+        return bool(condition)
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return guard_or_false(condition)

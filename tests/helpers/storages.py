@@ -25,7 +25,7 @@ STORAGES: dict[str, Conversion] = {
     "bsr": lambda x: x.to_sparse_bsr(block_size(x)),
     "bsc": lambda x: x.to_sparse_bsc(block_size(x)),
     "packed": lambda x: x.to_packed(),
-    "permuted": lambda x: x.t().to_sparse(sparse_dim=1).t(),
+    "permuted": lambda x: x.t().to_sparse(sparse_dim=1).t().clone(),  # by itself, not the view
 }
 
 
