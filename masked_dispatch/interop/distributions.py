@@ -19,6 +19,7 @@ import torch
 import torch.distributions as D
 from torch import Tensor
 
+from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.tracing import may_be_read
 
@@ -69,7 +70,7 @@ def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
         return matrices
     mask = degrees.get_mask()[..., None, None]
     batch = torch.broadcast_shapes(matrices.shape, mask.shape)
-    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, "")
+    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, code_version())
     return masked
 
 

@@ -148,7 +148,7 @@ def test_a_sum_of_gradients_and_a_checkpoint_are_backward_calls() -> None:
 
 
 def test_what_is_stored_densely_is_seen_with_its_operator() -> None:
-    x = some().to_sparse()
+    x, listeners = some().to_sparse(), len(on_densify)
     with md.trace() as t:
         torch.fft.fft(x)
         x.exp()
@@ -163,10 +163,7 @@ def test_what_is_stored_densely_is_seen_with_its_operator() -> None:
     ]
     whys = [call.densified[0].why for call in t.densified()]
     assert whys[1:] == ["it gives a plain tensor of every element, stored or not", *["the call asks for it"] * 2]
-    assert (len(on_densify), len(on_dense)) == (LISTENERS, 0)
-
-
-LISTENERS = len(on_densify)
+    assert (len(on_densify), len(on_dense)) == (listeners, 0)
 
 
 def test_what_is_stored_densely_without_asking_is_seen_too() -> None:
