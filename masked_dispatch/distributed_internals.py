@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import distributed
 
 if distributed.is_available():
     from torch._C._distributed_c10d import PythonCallbackWork
     from torch.distributed import distributed_c10d
+
+# How a functional collective gets its group.
+Group: TypeAlias = "str | distributed.ProcessGroup | torch.ScriptObject"
 
 
 def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
@@ -26,12 +30,12 @@ def boxed_work(work: distributed.Work) -> Any:
     return work.boxed()
 
 
-def process_group_of(boxed: Any) -> distributed.ProcessGroup:
+def process_group_of(boxed: distributed.ProcessGroup | torch.ScriptObject) -> distributed.ProcessGroup:
     """The process group in an operator's argument."""
     return boxed if isinstance(boxed, distributed.ProcessGroup) else distributed.ProcessGroup.unbox(boxed)
 
 
-def process_group_named(group: Any) -> distributed.ProcessGroup:
+def process_group_named(group: Group) -> distributed.ProcessGroup:
     """The process group that a functional collective gets, by name or as it is."""
     c10d: Any = distributed_c10d
     return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)

@@ -21,7 +21,7 @@ def __dir__() -> list[str]:
     return [*__all__]
 
 
-def assert_close(actual: Any, expected: Any, **options: Any) -> None:
+def assert_close(actual: object, expected: object, **options: Any) -> None:
     """Raise AssertionError unless masks are equal and valid values close; also inside lists, tuples and dicts.
 
     A plain tensor counts as valid everywhere. How something is stored makes no difference.

@@ -74,13 +74,13 @@ def _exported(
 class _Argument:
     """One argument of a module: what the program takes in place of it, and the way back."""
 
-    def __init__(self, example: Any) -> None:
+    def __init__(self, example: object) -> None:
         leaves, self._spec = tree_flatten(example)
         self._masked = [isinstance(leaf, MaskedTensor) for leaf in leaves]
         pairs = [_pair(leaf) if masked else leaf for leaf, masked in zip(leaves, self._masked, strict=True)]
         self.plain = tree_unflatten(pairs, self._spec)
 
-    def masked_again(self, plain: Any) -> Any:
+    def masked_again(self, plain: object) -> Any:
         """The argument as the module takes it."""
         flat, _ = tree_flatten(plain)
         leaves: list[Any] = []
@@ -90,7 +90,7 @@ class _Argument:
         return tree_unflatten(leaves, self._spec)
 
 
-def _pair(value: Any) -> Any:
+def _pair(value: object) -> object:
     """(data, mask) of a masked tensor; anything else as it is."""
     return (filled(value), mask_of(value)) if isinstance(value, MaskedTensor) else value
 
@@ -140,7 +140,7 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
 
 
-def _shapes_of_pairs(shapes: Any, examples: Mapping[str, Any]) -> Any:
+def _shapes_of_pairs(shapes: object, examples: Mapping[str, Any]) -> Any:
     """`dynamic_shapes` in which a masked tensor's is there twice, for the data and for the mask."""
     if isinstance(shapes, Mapping):
         return {name: _doubled(examples[name], shape) if name in examples else shape for name, shape in shapes.items()}
@@ -149,7 +149,7 @@ def _shapes_of_pairs(shapes: Any, examples: Mapping[str, Any]) -> Any:
     return shapes
 
 
-def _doubled(example: Any, shape: Any) -> Any:
+def _doubled(example: object, shape: object) -> Any:
     if isinstance(example, MaskedTensor):
         return (shape, shape)
     if isinstance(example, Mapping) and isinstance(shape, Mapping):

@@ -76,7 +76,7 @@ class Results:
     def __init__(self) -> None:
         self._parts: Parts | None = None
 
-    def apart(self, values: Any) -> tuple[Any, ...]:
+    def apart(self, values: object) -> tuple[Any, ...]:
         """Plain values, in the order of the results."""
         values = list(values) if isinstance(values, (tuple, list)) else [values]
         found = Parts(values)
@@ -97,7 +97,11 @@ class Results:
 
 
 def run_cond(
-    cond: Callable[..., Any], pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any
+    cond: Callable[..., Any],
+    pred: object,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any],
 ) -> Any:
     """torch.cond of masked operands."""
     if isinstance(pred, MaskedTensor):
@@ -114,7 +118,13 @@ def run_cond(
     return results.together(found)
 
 
-def run_scan(scan: Callable[..., Any], combine_fn: Callable[..., Any], init: Any, xs: Any, additional: Any) -> Any:
+def run_scan(
+    scan: Callable[..., Any],
+    combine_fn: Callable[..., Any],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+) -> list[Any]:
     """scan of masked operands; a carry is masked from the start if it is masked after a step."""
     first = list(combine_fn(*init, *(x.select(0, 0) for x in xs), *additional))[: len(init)]
     carried, sliced, constant = Parts(first), Parts(xs), Parts(additional)
@@ -134,7 +144,11 @@ def run_scan(scan: Callable[..., Any], combine_fn: Callable[..., Any], init: Any
 
 
 def run_while_loop(
-    while_loop: Callable[..., Any], cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any
+    while_loop: Callable[..., Any],
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried: Sequence[Any],
+    more: Sequence[Any],
 ) -> Any:
     """while_loop of masked operands; what is carried is masked from the start if it is masked after a step."""
     carried_parts, constant, results = Parts(body_fn(*carried, *more)), Parts(more), Results()
@@ -159,4 +173,4 @@ def run_while_loop(
     return results.together(found)
 
 
-CONTROL_FLOW = {"cond": run_cond, "scan": run_scan, "while_loop": run_while_loop}
+CONTROL_FLOW: dict[str, Callable[..., Any]] = {"cond": run_cond, "scan": run_scan, "while_loop": run_while_loop}

@@ -25,7 +25,7 @@ from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
 from masked_dispatch.distributed.records import exchanged, moved, reduced
 from masked_dispatch.distributed.transport import Functional
-from masked_dispatch.distributed_internals import process_group_named
+from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch
@@ -40,7 +40,7 @@ class Call:
         self,
         name: str,
         tensor: Tensor,
-        group: Any,
+        group: Group,
         *,
         problem: str | None = None,
         shown: Sequence[str] | None = None,
@@ -71,14 +71,14 @@ def by_storage(function: Callable[..., MaskedTensor]) -> Callable[..., Any]:
 
 
 @by_storage
-def all_reduce(tensor: Tensor, reduce_op: str, group: Any) -> MaskedTensor:
+def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
     return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.width)())
 
 
 @by_storage
-def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group: Any) -> MaskedTensor:
+def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     rows = tensor.shape[0] if tensor.ndim else 0
     problem = reducing_problem(op, tensor)
@@ -90,7 +90,7 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
 
 
 @by_storage
-def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Any) -> MaskedTensor:
+def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> MaskedTensor:
     call = Call("all_gather_into_tensor", tensor, group)
     arriving = moved([call.record], call.partial, call.send.all_gather, call.width or 1)
     parts = stacked(arriving.split([tensor.shape] * call.ranks))
@@ -99,7 +99,7 @@ def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Any) -> Maske
 
 
 @by_storage
-def broadcast(tensor: Tensor, src: int, group: Any) -> MaskedTensor:
+def broadcast(tensor: Tensor, src: int, group: Group) -> MaskedTensor:
     call = Call(f"broadcast from rank {src} of the group", tensor, group)
     arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width or 1)
     return wrap_record(arriving.split([tensor.shape])[0])
@@ -114,7 +114,7 @@ def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
 
 
 @by_storage
-def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Any) -> MaskedTensor:
+def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Group) -> MaskedTensor:
     """`received` and `sent` are rows for each rank."""
     ranks = process_group_named(group).size()
     problem = problem_of_splits("input", tensor, sent, ranks)
@@ -130,19 +130,19 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     return wrap_record(Dense(torch.cat([r.data for r in arrived]), torch.cat(validities) if validities else None))
 
 
-def all_reduce_(tensor: Tensor, reduce_op: str, group: Any) -> Tensor:
+def all_reduce_(tensor: Tensor, reduce_op: str, group: Group) -> Tensor:
     return tensor.copy_(all_reduce(tensor, reduce_op, group))
 
 
-def broadcast_(tensor: Tensor, src: int, group: Any) -> Tensor:
+def broadcast_(tensor: Tensor, src: int, group: Group) -> Tensor:
     return tensor.copy_(broadcast(tensor, src, group))
 
 
-def all_gather_into_tensor_out(tensor: Tensor, group_size: int, group: Any, *, out: Tensor) -> Tensor:
+def all_gather_into_tensor_out(tensor: Tensor, group_size: int, group: Group, *, out: Tensor) -> Tensor:
     return out.copy_(all_gather_into_tensor(tensor, group_size, group))
 
 
-def reduce_scatter_tensor_out(tensor: Tensor, reduce_op: str, group_size: int, group: Any, *, out: Tensor) -> Tensor:
+def reduce_scatter_tensor_out(tensor: Tensor, reduce_op: str, group_size: int, group: Group, *, out: Tensor) -> Tensor:
     return out.copy_(reduce_scatter_tensor(tensor, reduce_op, group_size, group))
 
 

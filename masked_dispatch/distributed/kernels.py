@@ -9,7 +9,7 @@ reduce_scatter and scatter: where only those are masked, the method of the group
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,43 +101,31 @@ def complex_again(argument: Any) -> Any:
     return argument
 
 
-def seeing_lists(method: Callable[..., Any], start: Callable[..., distributed.Work]) -> Callable[..., Any]:
+# Methods of a process group, each with its collective, and what that is given of the method's options.
+_LISTS_OF_LISTS: dict[str, tuple[Collective, Callable[[Any], tuple[object, ...]]]] = {
+    "allgather": (collectives.all_gather, lambda options: ()),
+    "gather": (collectives.gather, lambda options: (options.rootRank,)),
+    "scatter": (collectives.scatter, lambda options: (options.rootRank,)),
+    "reduce_scatter": (collectives.reduce_scatter, lambda options: (collectives.name_of(options.reduceOp.op),)),
+}
+
+
+def seeing_lists(
+    method: Callable[..., Any], collective: Collective, chosen: Callable[[Any], tuple[object, ...]]
+) -> Callable[..., Any]:
     """A method of a process group, which serves lists of lists of masked tensors beside plain tensors."""
 
     @functools.wraps(method)
-    def called(self: distributed.ProcessGroup, outputs: Any, inputs: Any, *options: Any, **named: Any) -> Any:
+    def called(
+        self: distributed.ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], *options: Any, **named: Any
+    ) -> Any:
         seen = any(isinstance(tensor, MaskedTensor) for tensor in (*outputs, *inputs))
         if seen or not has_masked((outputs, inputs)):
             return method(self, outputs, inputs, *options, **named)
-        (chosen,) = (*options, *named.values())
-        return start(self, outputs, inputs, chosen)
+        (given,) = (*options, *named.values())
+        return started(collective, outputs, inputs, self, *chosen(given))
 
     return called
-
-
-def _all_gather(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
-    return started(collectives.all_gather, outputs, inputs, group)
-
-
-def _gather(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
-    return started(collectives.gather, outputs, inputs, group, options.rootRank)
-
-
-def _scatter(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
-    return started(collectives.scatter, outputs, inputs, group, options.rootRank)
-
-
-def _reduce_scatter(group: Any, outputs: Any, inputs: Any, options: Any) -> distributed.Work:
-    op = collectives.name_of(options.reduceOp.op)
-    return started(collectives.reduce_scatter, outputs, inputs, group, op)
-
-
-_LISTS_OF_LISTS = {
-    "allgather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter,
-}
 
 
 def install() -> None:
@@ -146,5 +134,5 @@ def install() -> None:
         op = getattr(torch.ops.c10d, name).default
         kernel_table.put(op, collective_kernel(op, collective, returned))
     methods: Any = distributed.ProcessGroup
-    for name, start in _LISTS_OF_LISTS.items():
-        setattr(methods, name, seeing_lists(getattr(methods, name), start))
+    for name, (collective, chosen) in _LISTS_OF_LISTS.items():
+        setattr(methods, name, seeing_lists(getattr(methods, name), collective, chosen))

@@ -14,36 +14,36 @@ from torch import Tensor
 
 from masked_dispatch.distributed import sparse_collectives
 from masked_dispatch.distributed.collectives import Finish
-from masked_dispatch.distributed_internals import process_group_named
+from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.record import Sparse
 
 
-def all_reduce(tensor: SparseMaskedTensor, reduce_op: str, group: Any) -> Tensor:
+def all_reduce(tensor: SparseMaskedTensor, reduce_op: str, group: Group) -> Tensor:
     result = _copy(tensor, "all_reduce")
     return _done(sparse_collectives.all_reduce([result], process_group_named(group), reduce_op.lower()), result)
 
 
-def broadcast(tensor: SparseMaskedTensor, src: int, group: Any) -> Tensor:
+def broadcast(tensor: SparseMaskedTensor, src: int, group: Group) -> Tensor:
     result = _copy(tensor, "broadcast")
     return _done(sparse_collectives.broadcast([result], process_group_named(group), src), result)
 
 
-def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size: int, group: Any) -> Tensor:
+def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size: int, group: Group) -> Tensor:
     result = _rows_of(tensor, tensor.shape[0] // group_size, "reduce_scatter_tensor")
     start = sparse_collectives.reduce_scatter_tensor
     return _done(start(result, tensor, process_group_named(group), reduce_op.lower()), result)
 
 
-def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: Any) -> Tensor:
+def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: Group) -> Tensor:
     parts: list[Tensor] = [_copy(tensor, "all_gather_into_tensor") for _ in range(group_size)]
     sparse_collectives.all_gather([parts], [tensor], process_group_named(group))()
     return torch.cat(parts)
 
 
-def all_to_all_single(tensor: SparseMaskedTensor, received: Sequence[int], sent: Sequence[int], group: Any) -> Tensor:
+def all_to_all_single(tensor: SparseMaskedTensor, received: Sequence[int], sent: Sequence[int], group: Group) -> Tensor:
     """`received` and `sent` are rows for each rank."""
     result = _rows_of(tensor, sum(received), "all_to_all_single")
     start: Callable[..., Finish] = sparse_collectives.all_to_all_single

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup, ReduceOp
 
+from masked_dispatch.distributed_internals import Group
+
 Awaited = Callable[[], Tensor]
 
 
@@ -103,7 +105,7 @@ class Eager:
 class Functional:
     """torch's functional collectives, whose derivative is torch's own."""
 
-    def __init__(self, group_name: Any, ranks: int) -> None:
+    def __init__(self, group_name: Group, ranks: int) -> None:
         self.group_name = group_name
         self.ranks = ranks
 

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,7 +119,13 @@ def _kernels_watched() -> Iterator[None]:
 
     @never_compiled
     @delegating
-    def watched_below(cls: type, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def watched_below(
+        cls: type,
+        op: OpOverload,
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         opened = _begin(op, args, kwargs or {})
         try:
             result = called_below(cls, op, types, args, kwargs)
@@ -196,14 +202,14 @@ def _modules_watched() -> Iterator[None]:
         remove_module_hook(after)
 
 
-def _before_module(module: torch.nn.Module, args: Any) -> None:
+def _before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
     if torch.compiler.is_compiling():
         return
     for recorder in recorders_here() if uncompiled(module) is module else ():
         recorder.enter_module(module, args)
 
 
-def _after_module(module: torch.nn.Module, args: Any, *kwargs_and_result: Any) -> None:
+def _after_module(module: torch.nn.Module, args: tuple[Any, ...], *kwargs_and_result: Any) -> None:
     if torch.compiler.is_compiling():
         return
     # If the module has raised, torch leaves the keyword arguments out.
