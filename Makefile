@@ -31,11 +31,11 @@ demo: $(INSTALLED)
 
 ## make test        all tests but the slow ones
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 ## make test-full   every test
 test-full: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 ## make third-party every law on the operators of examples/third_party, a package of its own, installed
 third-party: $(INSTALLED)
