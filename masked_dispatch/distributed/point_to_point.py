@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from masked_dispatch.distributed.agreement import HEADER, Description, decoded, described, encoded, unanswered
 from masked_dispatch.distributed.entries import decoded as decoded_entries
 from masked_dispatch.distributed.entries import encoded as encoded_entries
+from masked_dispatch.distributed.entries import form_of
 from masked_dispatch.distributed.fields import packed_size
 from masked_dispatch.distributed.operands import (
     is_partial,
@@ -25,7 +26,7 @@ from masked_dispatch.distributed.operands import (
     write,
 )
 from masked_dispatch.distributed.records import Moved, joined, joined_masks
-from masked_dispatch.distributed.sparse_collectives import Parcel, problem_of_sparse, write_each
+from masked_dispatch.distributed.sparse_collectives import Parcel, problem_of_sparse, stored_record, write_each
 from masked_dispatch.distributed.transport import Awaited, awaited, in_bytes
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
@@ -104,7 +105,7 @@ def recv(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Fin
         return ask_for_entries(offer) if sparse else ask_for_record(offer)
 
     def ask_for_entries(offer: Description) -> Callable[[], None]:
-        form, (entries,) = Parcel(tensor).form, offer.entries
+        form, (entries,) = form_of(stored_record(tensor)), offer.entries
         size = sum(form.sizes_in_bytes(entries, offer.partial))
         arriving = channel.receive(_DATA, torch.empty(size, dtype=torch.uint8, device=tensor.device))
         return lambda: write_each([tensor], [decoded_entries(arriving(), form, entries, offer.partial)], form)

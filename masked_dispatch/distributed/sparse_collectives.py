@@ -31,13 +31,19 @@ from op_registry.sparse.record import Sparse
 Arrived = Callable[[], list[Entries]]
 
 
+def stored_record(tensor: Tensor) -> Sparse:
+    """The record of a sparsely stored tensor that is no view: problem_of_sparse refuses others."""
+    assert isinstance(tensor, SparseMaskedTensor)
+    record = tensor.record
+    assert isinstance(record, Sparse)
+    return record
+
+
 class Parcel:
-    """A sparse tensor that is sent, or another that looks like it: its form and its entries."""
+    """A sparse tensor that is sent: its form and its entries."""
 
     def __init__(self, tensor: Tensor) -> None:
-        assert isinstance(tensor, SparseMaskedTensor)
-        record = tensor.record
-        assert isinstance(record, Sparse)  # problem_of_sparse refuses others
+        record = stored_record(tensor)
         self.form = form_of(record)
         self.entries = entries_of(record)
 
@@ -84,7 +90,7 @@ class Call:
         self.outputs = outputs
 
     def form(self, number: int = 0) -> Form:
-        return (self.parcels or [Parcel(self.outputs[number])])[number].form
+        return self.parcels[number].form if self.parcels else form_of(stored_record(self.outputs[number]))
 
     def message(self, number: int = 0, size: int | None = None) -> Tensor:
         """A parcel as bytes, with zeros behind it if it is shorter than `size`."""
@@ -118,7 +124,7 @@ class Call:
         ranks = range(len(self.everyone))
         forms = [parcel.form for parcel in self.parcels]
         if self.outputs and len(self.outputs) == len(forms):
-            forms = [Parcel(output).form for output in self.outputs]
+            forms = [form_of(stored_record(output)) for output in self.outputs]
         sizes = [self.size(r, self.rank, forms[r]) for r in ranks]
         messages = [self.message(number) for number in ranks]
         arriving = self.transport.all_to_all(torch.cat(messages), sizes, [len(message) for message in messages])
@@ -323,7 +329,7 @@ def _all_to_all(
 
     def finish() -> None:
         for output, entries in zip(outputs, arrived(), strict=True):
-            write(output, rebuilt(entries, Parcel(output).form))
+            write(output, rebuilt(entries, form_of(stored_record(output))))
 
     return finish
 
