@@ -90,7 +90,8 @@ $(INSTALLED): constraints.txt pyproject.toml
 	    { echo "$(PYTHON) cannot make a virtual environment: install its venv package (Debian: python3-venv)"; exit 1; }
 	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(PIP) -c $(VENV)/constraints.txt "$(TORCH)"
-	$(BIN)/python -c 'import torch; print("torch==" + torch.__version__)' >> $(VENV)/constraints.txt
+	# The distribution's version: torch.__version__ may name a CUDA that the distribution's does not.
+	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >> $(VENV)/constraints.txt
 	$(PIP) -c $(VENV)/constraints.txt --editable '.[test,lint,demo]'
 	@if [ "$(TORCH)" = "$(PINNED)" ]; then rm -f $(VENV)/chosen-torch; else echo "$(TORCH)" > $(VENV)/chosen-torch; fi
 	@echo "$(TORCH)" > $@

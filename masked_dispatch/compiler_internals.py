@@ -152,17 +152,19 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
     Refused.__name__ = Refused.__qualname__ = kind.__name__
     Refused.__module__ = kind.__module__
     owner: Any = utils
-    original = owner._wrap_graph_break_with_torch_runtime_err
+    original = owner.run_node
 
     @functools.wraps(original)
-    def wrap_graph_break(break_graph: Callable[[], Any]) -> Any:
-        error = sys.exc_info()[1]
-        cause = error if error is None or error.__cause__ is None else error.__cause__
-        if isinstance(cause, kind):
-            raise Refused(str(cause)) from cause
-        return original(break_graph)
+    def run_node(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            cause = error if error.__cause__ is None else error.__cause__
+            if isinstance(cause, kind):
+                raise Refused(str(cause)) from cause
+            raise
 
-    owner._wrap_graph_break_with_torch_runtime_err = wrap_graph_break
+    owner.run_node = run_node
 
 
 @functools.cache
@@ -197,6 +199,9 @@ def record_new_tensor_of(kind: type) -> None:
         return None if own else original(self, *args, **kwargs)
 
     owner.method_new_tensor = method_new_tensor
+    by_name = getattr(owner, "tp_methods", None)
+    if by_name is not None:  # torch 2.14: calls go by this table
+        by_name["new_tensor"] = type(by_name["new_tensor"])(method_new_tensor)
 
 
 def fused_multiply_add() -> OpOverload:

@@ -42,7 +42,8 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
 24. Dynamo can be told that a dimension of a tensor is dynamic
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with the class ``TensorLikePair`` of its module
-27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call"
+27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call";
+    since 2.14 it is called by the table ``tp_methods``
 28. Dynamo runs an operator on fake tensors, and expects every size that depends on data, which ``ShapeEnv`` lists as
     pending, to be a size of its result
 29. the node of an autograd function is made where the function is called, and the engine calls its backward by
@@ -63,9 +64,10 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
     puts it in front
 36. the arguments of torch.export are in the frame of ``torch.export._trace._export``; what it decomposes goes through
     ``unwrap_tensor_subclass_parameters``, which is looked up when it is called
-37. Dynamo fails for a plain tensor whose `.grad` is a wrapper, and breaks the graph at a function marked to be disabled
-38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; of others
-    Dynamo decides in ``_wrap_graph_break_with_torch_runtime_err``, called while it handles them
+37. before 2.14 Dynamo fails for a plain tensor whose `.grad` is a wrapper; it breaks the graph at a function marked to be
+    disabled
+38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; operators are
+    run in ``torch._dynamo.utils.run_node``, which raises RuntimeError from others
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

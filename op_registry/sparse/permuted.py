@@ -28,7 +28,6 @@ from torch._ops import OpOverload
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import with_leading_dims
-from op_registry.records.tracing import being_traced
 from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
 from op_registry.sparse.pattern import Pattern, pattern_of
@@ -248,11 +247,8 @@ def first_permuted(values: Sequence[Any]) -> Permuted:
 
 
 def keeps_dims_in_view(pattern: Pattern) -> bool:
-    """Whether views may show the sparse dimensions of a pattern in another order, or merged: those of packed batches.
-
-    Not while tracing: sizes are symbols then, and matching them would guard on their values.
-    """
-    return pattern.layout.of_sequences and pattern.ndim == 2 and not being_traced(pattern.pieces[0])
+    """Whether views may show the sparse dimensions of a pattern in another order, or merged: those of packed batches."""
+    return pattern.layout.of_sequences and pattern.ndim == 2
 
 
 def sparse_dims_first(x: Permuted) -> Sparse:

@@ -31,6 +31,7 @@ from op_registry.authoring import (
     concat_values,
     intersect,
 )
+from op_registry.ops.attention import in_graphs
 from op_registry.ops.attention.rules import scaled_dot_product_attention
 
 aten = torch.ops.aten
@@ -59,7 +60,14 @@ def attention(
         raise NotLowered("an operand is empty")
     same_pattern = _list_the_same(q, k)
     unrestricted = attn_mask is None and dropout_p == 0 and (same_pattern or not is_causal)
-    if unrestricted and all_valid(q.values, k.values, v.values):
+    if being_traced(q.values.data):
+        if not unrestricted or not all_valid(q.values, k.values, v.values):
+            raise NotLowered(
+                "in a graph, attention runs on rows that are all valid, without attn_mask or dropout, and is causal only "
+                "between queries and keys of the same pattern"
+            )
+        values = _in_a_graph(q, k, v, is_causal, scale)
+    elif unrestricted and all_valid(q.values, k.values, v.values):
         equal_lengths = all(len(set(x.pattern.lengths())) == 1 for x in (q, k)) and 0 not in (
             q.pattern.stored,
             k.pattern.stored,
@@ -85,8 +93,6 @@ def _stored_by_sequence(x: AnyRecord, query: AnyRecord) -> Sparse:
     order = x.order if isinstance(x, Permuted) else tuple(range(x.ndim))
     if order != ((0, 1, 2) if query.ndim == 3 else HEADS_FIRST):
         raise NotLowered("time is not the second-to-last dimension")
-    if being_traced(base.values.data) or being_traced(base.pattern.pieces[0]):
-        raise NotLowered("the lengths of sequences are not known while tracing")
     return base
 
 
@@ -95,6 +101,8 @@ def _list_the_same(a: Sparse, b: Sparse) -> bool:
     if a.pattern.same_as(b.pattern):
         return True
     one, other = a.pattern, b.pattern
+    if being_traced(one.pieces[0]):
+        return False
     return one.sizes == other.sizes and all(map(torch.equal, one.pieces, other.pieces))
 
 
@@ -127,6 +135,23 @@ def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float |
     if all(keys):
         return Dense(rows)
     has_keys = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.coordinates()[0]]
+    return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
+
+
+def _in_a_graph(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None) -> Dense:
+    """One operator for all sequences, whose bounds are known when the graph runs."""
+    query, key, value = (x.values.data if x.values.ndim == 3 else x.values.data.unsqueeze(1) for x in (q, k, v))
+    if not in_graphs.serves(query, key, value):
+        raise NotLowered("in a graph, attention of sequences runs on a CPU, on floats, with features of one size")
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (key, value))
+    query_bounds, key_bounds = q.pattern.ends(), k.pattern.ends()
+    assert query_bounds is not None and key_bounds is not None
+    rows, _ = in_graphs.attention(query, key, value, query_bounds, key_bounds, is_causal, scale)
+    rows = rows.view(*q.values.shape[:-1], v.values.shape[-1])
+    if _list_the_same(q, k):
+        return Dense(rows)
+    has_keys = as_int8(key_bounds.diff() > 0)[q.pattern.coordinates()[0]]
     return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
 
 

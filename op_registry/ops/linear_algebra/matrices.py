@@ -39,7 +39,8 @@ linalg_inv = whole_slices(aten.linalg_inv)
 linalg_inv_ex = whole_slices(aten.linalg_inv_ex)
 linalg_cholesky = whole_slices(aten.linalg_cholesky)
 linalg_cholesky_ex = whole_slices(aten.linalg_cholesky_ex)
-cholesky = whole_slices(aten.cholesky)
+if hasattr(aten, "cholesky"):  # torch 2.14 has linalg_cholesky alone
+    cholesky = whole_slices(aten.cholesky)
 # Of a Cholesky factor, the inverse of the matrix.
 cholesky_inverse = whole_slices(aten.cholesky_inverse)
 linalg_lu = whole_slices(aten.linalg_lu)
