@@ -64,8 +64,8 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
     puts it in front
 36. the arguments of torch.export are in the frame of ``torch.export._trace._export``; what it decomposes goes through
     ``unwrap_tensor_subclass_parameters``, which is looked up when it is called
-37. before 2.14 Dynamo fails for a plain tensor whose `.grad` is a wrapper; it breaks the graph at a function marked to be
-    disabled
+37. before 2.14 Dynamo fails for a plain tensor whose `.grad` is a wrapper; it breaks the graph at a function that is
+    marked to be disabled
 38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; operators are
     run in ``torch._dynamo.utils.run_node``, which raises RuntimeError from others
 

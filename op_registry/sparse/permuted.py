@@ -247,7 +247,7 @@ def first_permuted(values: Sequence[Any]) -> Permuted:
 
 
 def keeps_dims_in_view(pattern: Pattern) -> bool:
-    """Whether views may show the sparse dimensions of a pattern in another order, or merged: those of packed batches."""
+    """Whether views may show the sparse dimensions of a pattern in another order, or merged: so of packed batches."""
     return pattern.layout.of_sequences and pattern.ndim == 2
 
 

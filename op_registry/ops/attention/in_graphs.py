@@ -4,7 +4,7 @@ A graph is compiled for batches of any lengths, so that it can't hold a call of 
 operator splits the rows when it runs. Forward and backward call torch's kernels, those that eager execution calls, on
 the rows of one sequence at a time; the logarithms of the sums of weights are kept for backward.
 
-Rows are (n, heads, features), contiguous. `bounds` are the positions of the sequences' first rows, and the end, (B + 1,).
+Rows are (n, heads, features). `bounds` are where the sequences begin among them, and their end, (B + 1,).
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ def _attention_backward(
     grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
     for q, k in _sequences(query_bounds, key_bounds):
         of_queries, of_keys = (
-            [_as_batch(x[rows]) for x in operands]
-            for rows, operands in ((q, (grad, query, output)), (k, (key, value)))
+            [_as_batch(x[rows]) for x in operands] for rows, operands in ((q, (grad, query, output)), (k, (key, value)))
         )
         results = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             of_queries[0],

@@ -63,8 +63,8 @@ def attention(
     if being_traced(q.values.data):
         if not unrestricted or not all_valid(q.values, k.values, v.values):
             raise NotLowered(
-                "in a graph, attention runs on rows that are all valid, without attn_mask or dropout, and is causal only "
-                "between queries and keys of the same pattern"
+                "in a graph, attention runs on rows that are all valid, without attn_mask or dropout; if causal, with "
+                "queries and keys of one sparsity pattern"
             )
         values = _in_a_graph(q, k, v, is_causal, scale)
     elif unrestricted and all_valid(q.values, k.values, v.values):
@@ -146,7 +146,8 @@ def _in_a_graph(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float |
     groups = query.shape[1] // key.shape[1]
     key, value = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (key, value))
     query_bounds, key_bounds = q.pattern.ends(), k.pattern.ends()
-    assert query_bounds is not None and key_bounds is not None
+    assert query_bounds is not None
+    assert key_bounds is not None
     rows, _ = in_graphs.attention(query, key, value, query_bounds, key_bounds, is_causal, scale)
     rows = rows.view(*q.values.shape[:-1], v.values.shape[-1])
     if _list_the_same(q, k):
