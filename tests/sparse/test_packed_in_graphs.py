@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import masked_dispatch as md
 from op_registry.ops.attention import in_graphs
@@ -44,6 +45,9 @@ def attend_in_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, heads(k), heads(v), enable_gqa=True).transpose(1, 2).flatten(2)
 
 
+# Without heads, and in groups, torch chooses another kernel outside of graphs, which rounds elsewhere.
+TOLERANCES = {torch.bfloat16: {"rtol": 0.02, "atol": 0.02}}
+
 FUNCTIONS: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
     attend_heads,
     attend_causally,
@@ -75,7 +79,7 @@ def test_attention_in_a_graph_equals_attention_without(function, dtype):
             expected = loss_and_gradients(attend, x, y)
             found = loss_and_gradients(compiled, x, y)
             for a, b in zip(found, expected, strict=True):
-                md.testing.assert_close(a, b)
+                md.testing.assert_close(a, b, **TOLERANCES.get(dtype, {}))
 
 
 def test_the_operator_and_its_gradient_are_sound():
@@ -101,18 +105,20 @@ def compiled_and_eager(model: nn.Module, lengths: Tensor, compiled: Callable[[Te
 def encoder() -> nn.Module:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(D * H, H, 16, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).double()
 
 
-@pytest.mark.parametrize(("dynamic", "graphs"), [(True, 1), (None, 2)])
-def test_a_stock_encoder_stays_packed_in_one_graph_for_batches_of_any_size(dynamic, graphs):
+@pytest.mark.parametrize(("dynamic", "more"), [(True, 0), (None, 1)])
+def test_a_stock_encoder_stays_packed_in_one_graph_for_batches_of_any_size(dynamic, more):
     model = encoder()
     torch.compiler.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=dynamic)
-    for lengths in (*LENGTHS, torch.tensor([3, 6]), torch.tensor([1, 4, 4, 2, 6])):
+    compiled_and_eager(model, LENGTHS[0], compiled)
+    compilations = counter.frame_count
+    for lengths in (LENGTHS[1], torch.tensor([3, 6]), torch.tensor([1, 4, 4, 2, 6])):
         compiled_and_eager(model, lengths, compiled)
-    assert counter.frame_count == graphs
+    assert counter.frame_count - compilations == more
 
 
 def test_what_the_operator_does_not_serve_is_stored_densely():
