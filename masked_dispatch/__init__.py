@@ -28,6 +28,9 @@ command_line/             the commands of python -m masked_dispatch
 __main__.py               python -m masked_dispatch
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import NoReturn as _NoReturn
+
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
@@ -183,3 +186,13 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+if not _TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name: str) -> _NoReturn:
+        inside = [
+            module.__name__ for module in (interop, missing, metrics, optim, functional) if name in module.__all__
+        ]
+        where = f"; use {inside[0]}.{name}" if inside else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}", name=name)

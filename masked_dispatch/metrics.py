@@ -1,6 +1,7 @@
 """Measures of predictions over the elements that are valid in both the prediction and the target.
 
-Each gives a masked scalar, invalid if nothing is valid. All but `accuracy` are differentiable.
+Each gives a masked scalar, invalid if nothing is valid. All but `accuracy` are differentiable. `valid_pairs` gives the
+elements themselves, for measures of other libraries.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.interop.crossing import filled, mask_of
 
-__all__ = ["accuracy", "mse", "perplexity"]
+__all__ = ["accuracy", "mse", "perplexity", "valid_pairs"]
 
 
 def __dir__() -> list[str]:
@@ -57,3 +59,24 @@ def perplexity(logits: Tensor, target: Tensor) -> Tensor:
         as_masked_tensor(logits).flatten(0, -2), target.flatten(), reduction="none"
     )
     return losses.mean().exp()
+
+
+def valid_pairs(predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Predictions and targets where both are valid, as plain tensors, for libraries that know no masks.
+
+    predicted  shape of the target, or (…, C): C scores, a pair if all of them are valid
+    target     shape (…)
+
+    Gives shapes (N,), or (N, C), and (N,). torchmetrics and scikit-learn divide by the *size* of what they are given:
+    pass them pairs rather than masked tensors.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    if target.shape not in (predicted.shape, predicted.shape[:-1]):
+        raise ValueError(
+            f"predictions of shape {tuple(predicted.shape)} do not fit a target of {tuple(target.shape)}: "
+            "they have the same shape, or one more dimension, the last"
+        )
+    mask = mask_of(predicted)
+    mask = mask_of(target) & (mask if predicted.ndim == target.ndim else mask.all(-1))
+    return filled(predicted)[mask], filled(target)[mask]

@@ -6,24 +6,38 @@ is named, and is differentiable; results are stored densely. They need no pandas
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor, from_nan
+from masked_dispatch.api.known_words import WORDS
 from masked_dispatch.interop.crossing import filled, mask_of
 from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 
+
+class HasArray(Protocol):
+    """An array of NumPy, or what NumPy can make one of."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# Integers that number the groups along a dimension.
+Groups = Tensor | Sequence[int] | HasArray
+
 __all__ = [
     "bfill",
     "dropna",
     "ffill",
     "fillna",
+    "group_count",
     "group_mean",
+    "group_sum",
     "interpolate",
     "nan_to_invalid",
     "rolling",
@@ -32,6 +46,13 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name: str) -> NoReturn:
+        word = f"; here it is written {WORDS[name]}" if name in WORDS else f"; it has {', '.join(__all__)}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{word}", name=name)
 
 
 def nan_to_invalid(x: Tensor) -> MaskedTensor:
@@ -115,17 +136,50 @@ def rolling(x: Tensor, window: int, dim: int, step: int = 1) -> Tensor:
     return x.unfold(dim, window, step)
 
 
-def group_mean(x: Tensor, groups: Tensor, num_groups: int | None = None, dim: int = 0) -> MaskedTensor:
+def group_count(x: Tensor, groups: Groups, num_groups: int | None = None, dim: int = 0) -> Tensor:
+    """The number of valid elements of each group along `dim`: a plain int64 tensor. Arguments as of `group_mean`."""
+    return _sum_by_group(mask_of(x).to(torch.int64), *_numbered(x, groups, num_groups, dim), dim)
+
+
+def group_sum(x: Tensor, groups: Groups, num_groups: int | None = None, dim: int = 0) -> MaskedTensor:
+    """The sum of the valid elements of each group along `dim`; invalid for a group that has none.
+
+    Arguments as of `group_mean`, and `x` may be of integers or bool: the result has the dtype that torch.sum gives.
+    """
+    numbers, num_groups = _numbered(x, groups, num_groups, dim)
+    inexact = x.is_floating_point() or x.is_complex()
+    sums = _sum_by_group(
+        filled(x).to(accumulation_dtype(x.dtype) if inexact else torch.int64), numbers, num_groups, dim
+    )
+    counts = _sum_by_group(mask_of(x).to(torch.int64), numbers, num_groups, dim)
+    return as_masked_tensor(sums.to(x.dtype) if inexact else sums, counts > 0)
+
+
+def group_mean(x: Tensor, groups: Groups, num_groups: int | None = None, dim: int = 0) -> MaskedTensor:
     """The mean of the valid elements of each group along `dim`; invalid for a group that has none.
 
     x           floating point or complex
-    groups      integers, shape (x.shape[dim],), between 0 and num_groups - 1; what has an invalid group is in none
+    groups      integers, shape (x.shape[dim],), between 0 and num_groups - 1: a tensor, masked or plain, a list, or an
+                array of NumPy such as ``pandas.factorize(labels)[0]``. What has an invalid group is in none
     num_groups  size of `dim` in the result; one more than the greatest group if not given
 
     Raises TypeError for other dtypes, ValueError for groups that do not fit.
     """
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"group_mean needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
+    numbers, num_groups = _numbered(x, groups, num_groups, dim)
+    sums = _sum_by_group(filled(x).to(accumulation_dtype(x.dtype)), numbers, num_groups, dim)
+    counts = _sum_by_group(mask_of(x).to(torch.int64), numbers, num_groups, dim)
+    return as_masked_tensor((sums / counts.clamp(min=1)).to(x.dtype), counts > 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _numbered(x: Tensor, groups: Groups, num_groups: int | None, dim: int) -> tuple[Tensor, int]:
+    """The group of each index along `dim`, as int64, `num_groups` where it is invalid; and the number of groups."""
+    if not isinstance(groups, Tensor):
+        groups = _as_numbers(groups, x.device)
     of_group, numbers = mask_of(groups), filled(groups)
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"groups are numbered by integers; got {numbers.dtype}. Number labels with labels.unique(…)")
@@ -140,18 +194,33 @@ def group_mean(x: Tensor, groups: Tensor, num_groups: int | None = None, dim: in
     if not values_unknown(numbers) and numbers.numel():
         least, most = least_and_most(numbers)
         if least < 0 or most >= num_groups:
-            raise ValueError(f"groups run from {least} to {most}, and there are num_groups={num_groups}, from 0 on")
-    numbers = torch.where(of_group, numbers, num_groups)
-    sizes = list(x.shape)
+            negative = (
+                ". If -1 stands for a missing label, as in pandas, pass masked_tensor(groups, groups >= 0)"
+                if least == -1
+                else ""
+            )
+            raise ValueError(
+                f"groups run from {least} to {most}, and there are num_groups={num_groups}, from 0 on{negative}"
+            )
+    return torch.where(of_group, numbers, num_groups), num_groups
+
+
+def _as_numbers(groups: object, device: torch.device) -> Tensor:
+    try:
+        numbers = torch.as_tensor(groups, device=device)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise TypeError(
+            f"groups are numbered by integers, and this {type(groups).__name__} holds no numbers that torch has. "
+            "Number labels with numbers, labels = pandas.factorize(labels)"
+        ) from error
+    return numbers if numbers.numel() else numbers.to(torch.int64)  # an empty list has no dtype
+
+
+def _sum_by_group(values: Tensor, numbers: Tensor, num_groups: int, dim: int) -> Tensor:
+    """Sums along `dim` over what has the same number; what has the number `num_groups` is left out."""
+    sizes = list(values.shape)
     sizes[dim] = num_groups + 1
-    values = filled(x).to(accumulation_dtype(x.dtype))
-    sums = values.new_zeros(sizes).index_add(dim, numbers, values)
-    counts = torch.zeros(sizes, dtype=torch.int64, device=x.device).index_add(dim, numbers, mask_of(x).to(torch.int64))
-    sums, counts = sums.narrow(dim, 0, num_groups), counts.narrow(dim, 0, num_groups)
-    return as_masked_tensor((sums / counts.clamp(min=1)).to(x.dtype), counts > 0)
-
-
-# ------------------------------------------------------------------------------------------------------------- helpers
+    return values.new_zeros(sizes).index_add(dim, numbers, values).narrow(dim, 0, num_groups)
 
 
 def _positions(x: Tensor, dim: int) -> Tensor:

@@ -8,12 +8,12 @@ authoring        the vocabulary that rules are written in
 testing          tests of a rule, for pytest
 """
 
-from op_registry import ops
+from op_registry import ops, testing
 from op_registry.conformance import check
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.registry import registry
 from op_registry.resolve import Meaning, resolve
 
-__all__ = ["InvalidValueError", "MaskedSemanticsError", "Meaning", "check", "ops", "registry", "resolve"]
+__all__ = ["InvalidValueError", "MaskedSemanticsError", "Meaning", "check", "ops", "registry", "resolve", "testing"]
 
 registry.close_book()

@@ -410,6 +410,21 @@ PLUMBING = Category("plumbing", "queries by autograd and the compiler; data and 
 # --------------------------------------------------------------------------------------------------- registration
 
 
+# Their runs fill invalid elements with the trait `identity`.
+WITH_IDENTITY = (REDUCTION, SCAN)
+
+
+def identity_needed(category: str, op: OpOverload) -> str:
+    """Why `category` cannot be registered without an identity, and what to write."""
+    name = packet_name(op).replace("::", ".")
+    return (
+        f"{category}(torch.ops.{name}) needs identity=…, the number that takes the place of invalid elements and "
+        "changes no result: 0 for a sum, 1 for a product, op_registry.authoring.lowest (a function of the dtype) for a "
+        "maximum. Where no number does that, as for a mean, write the rule as a function: "
+        f"@masked_rule(torch.ops.{name}, category={category.upper()})"
+    )
+
+
 def of_category(category: Category) -> Callable[..., Rule]:
     assert category.run is not None
     run: Run = category.run
@@ -418,6 +433,8 @@ def of_category(category: Category) -> Callable[..., Rule]:
         ops = tuple(o for operator in operators for o in overloads_of(operator))
         if not ops:
             raise ValueError(f"{operators} has no functional overload that takes a tensor")
+        if category in WITH_IDENTITY and "identity" not in traits:
+            raise TypeError(identity_needed(category.name, ops[0]))
         return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
 
     register.__name__ = register.__qualname__ = category.name

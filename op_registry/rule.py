@@ -7,6 +7,7 @@ operator: a rule that replaces it starts without them.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -247,6 +248,10 @@ def overloads_of(op: OpOverload | OpOverloadPacket) -> tuple[OpOverload, ...]:
     """The overload itself, or a packet's functional overloads that take a tensor."""
     if isinstance(op, OpOverload):
         return (op,)
+    if not isinstance(op, OpOverloadPacket):
+        named = re.search(r"(\w+)::(\w+)", repr(op))  # what torch.library.custom_op returns prints its name
+        way_out = f"torch.ops.{named[1]}.{named[2]}" if named else "torch.ops.mylib.f for an operator mylib::f"
+        raise TypeError(f"{op!r} is no operator of torch's dispatcher, which rules belong to: pass {way_out}")
     overloads = (getattr(op, name) for name in op.overloads())
     return tuple(o for o in overloads if is_functional(o) and takes_tensor(o) and in_dispatcher(o))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -162,7 +162,7 @@ def as_data_and_mask(data: object, mask: object = None, sparse: bool = True) -> 
 def as_data(data: object, sparse: bool = False) -> Tensor:
     """`data` as a tensor that can be masked: a strided one, or a torch.sparse one if `sparse`."""
     if not isinstance(data, Tensor):
-        data = torch.as_tensor(data)
+        data = _tensor_of(data)
     if data.layout in OF_TORCH and not sparse:
         raise MaskedSemanticsError(
             f"data of layout {data.layout} and shape {tuple(data.shape)} is accepted by masked_tensor and "
@@ -183,3 +183,38 @@ def as_data(data: object, sparse: bool = False) -> Tensor:
             f"quantized data ({data.dtype}, shape {tuple(data.shape)}) cannot be masked; pass data.dequantize()"
         )
     return data
+
+
+# Libraries whose objects torch.as_tensor cannot read where something is missing, and the functions that read them.
+DOORS_OF_LIBRARIES = {
+    "pandas": "from_pandas(data)",
+    "polars": "from_polars(data)",
+    "pyarrow": "from_arrow(data)",
+    "scipy": "from_scipy_sparse(data)",
+    "tensordict": "from_tensordict(data)",
+    "transformers": "from_batch_encoding(batch)",
+    "xarray": "from_xarray(data)",
+}
+
+
+def _tensor_of(data: object) -> Tensor:
+    try:
+        return torch.as_tensor(data)
+    except Exception as error:  # of the library that the data comes from, too
+        raise TypeError(
+            f"torch.as_tensor makes no tensor of a {type(data).__name__} ({error}). {_way_in(data)}"
+        ) from error
+
+
+def _way_in(data: object) -> str:
+    """What to write for data that torch.as_tensor does not take."""
+    library = type(data).__module__.partition(".")[0]
+    if library in DOORS_OF_LIBRARIES:
+        return f"Use masked_dispatch.interop.{DOORS_OF_LIBRARIES[library]}, which makes invalid what is missing there"
+    if isinstance(data, Mapping):
+        return "Mask each of its values; the batch of a tokenizer: masked_dispatch.interop.from_batch_encoding(batch)"
+    if isinstance(data, (list, tuple)) and any(isinstance(item, Tensor) for item in data):
+        return "Use masked_dispatch.pad_sequence(tensors, batch_first=True), or pad_stack(tensors)"
+    if isinstance(data, (list, tuple)):
+        return "For missing numbers write float('nan') and use masked_dispatch.from_nan(data)"
+    return "Pass a tensor, a number, nested lists of numbers, or an array of NumPy"

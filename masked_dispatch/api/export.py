@@ -48,6 +48,8 @@ def export(
     Raises MaskedSemanticsError for a module that holds masked tensors in lists or dicts, and what torch.export.export
     raises.
     """
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args is a tuple of the module's arguments: export(module, (x,)), not a {type(args).__name__}")
     own_meaning = windows(module.meaning) if isinstance(module, HasMeaning) else contextlib.nullcontext()
     with own_meaning:
         return _exported(module, args, dict(kwargs or {}), dynamic_shapes, strict)
@@ -145,6 +147,11 @@ def _shapes_of_pairs(shapes: object, examples: Mapping[str, Any]) -> Any:
     if isinstance(shapes, Mapping):
         return {name: _doubled(examples[name], shape) if name in examples else shape for name, shape in shapes.items()}
     if isinstance(shapes, (tuple, list)):
+        if len(shapes) != len(examples):
+            raise ValueError(
+                f"dynamic_shapes has {len(shapes)} entries, and the module takes {len(examples)} arguments "
+                f"({', '.join(examples)}): write one for each, a single one for a masked tensor"
+            )
         return type(shapes)(_doubled(value, shape) for value, shape in zip(examples.values(), shapes, strict=True))
     return shapes
 

@@ -25,6 +25,11 @@ def from_batch_encoding(batch: Mapping[str, Any], keys: Iterable[str] | None = N
 
     Raises KeyError for a batch without attention_mask or one of the keys; as `from_attention_mask` does.
     """
+    if isinstance(batch, Tensor) or not isinstance(batch, Mapping):
+        raise TypeError(
+            f"a batch maps names to tensors, as a tokenizer returns it, and this is a {type(batch).__name__}: "
+            f"pass {{'input_ids': ids, {MASK!r}: mask}}, or use from_attention_mask(data, mask) for one tensor"
+        )
     if MASK not in batch:
         raise KeyError(
             f"the batch has no {MASK!r}, only {', '.join(map(repr, batch))}: pass return_attention_mask=True to the "

@@ -92,7 +92,12 @@ def _parts(column: Any, name: str) -> Parts:
     if getattr(dtype, "kind", "O") in "mM":
         refuse(name, dtype, "make it a number: (series - series.min()).dt.total_seconds()")
     if not isinstance(stored, np.dtype) or stored.kind not in "biufc":
-        refuse(name, dtype, "convert it: pd.to_numeric(series), or series.convert_dtypes() for Python's objects")
+        refuse(
+            name,
+            dtype,
+            "convert it: pd.to_numeric(series), or series.convert_dtypes() for Python's objects; number labels: "
+            "pd.factorize(series)[0], which is -1 where one is missing; or leave it out: frame.select_dtypes('number')",
+        )
     missing = np.array(column.isna(), dtype=bool)
     if isinstance(dtype, np.dtype):
         values = np.array(column)

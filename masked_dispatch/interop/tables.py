@@ -13,6 +13,7 @@ def stacked(columns: dict[str, Parts], rows: int, dtype: torch.dtype | None, ins
 
     Raises TypeError, which says what to do `instead`, for columns of several dtypes without `dtype`.
     """
+    check_dtype(dtype)
     if dtype is None and len({parts.values.dtype for parts in columns.values()}) > 1:
         kinds = ", ".join(f"{name} {parts.values.dtype}" for name, parts in columns.items())
         raise TypeError(f"a tensor has one dtype, and these columns have several: {kinds}. Choose one, {instead}")
@@ -20,3 +21,9 @@ def stacked(columns: dict[str, Parts], rows: int, dtype: torch.dtype | None, ins
         return as_masked(torch.empty(rows, 0, dtype=dtype))
     values = [parts.values if dtype is None else parts.values.to(dtype) for parts in columns.values()]
     return as_masked(torch.stack(values, 1), torch.stack([parts.valid for parts in columns.values()], 1))
+
+
+def check_dtype(dtype: object) -> None:
+    """Refuse the names of dtypes that other libraries take."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype={dtype!r} is no dtype of torch: pass one, such as torch.float64")

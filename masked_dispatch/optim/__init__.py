@@ -19,6 +19,8 @@ optimizers.py   torch's optimizers with it
 stock.py        torch's optimizers that cannot take masked gradients
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from masked_dispatch.optim import stock as stock
 from masked_dispatch.optim.optimizers import (
     SGD,
@@ -40,3 +42,20 @@ __all__ = ["SGD", "Adadelta", "Adagrad", "AdamW", "Adamax", "LazyAdam", "NAdam",
 
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+# What torch.optim has beside these, and why not, or under which name.
+ELSEWHERE = {
+    "Adam": "use LazyAdam, which is Adam but for elements without a gradient: their state does not decay",
+    "SparseAdam": "use LazyAdam, which takes every layout and dense gradients too",
+    "ASGD": "its average of a parameter counts the steps without a gradient; use torch.optim.ASGD, or SGD",
+    "Adafactor": "its state belongs to rows and columns, not to elements; use LazyAdam or Adagrad",
+    "Muon": "its state belongs to a matrix, not to elements; use LazyAdam or SGD",
+    "LBFGS": "its state belongs to all parameters as one vector; use LazyAdam or SGD",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name: str) -> NoReturn:
+        why = ELSEWHERE.get(name, f"it has {', '.join(__all__)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {why}", name=name)

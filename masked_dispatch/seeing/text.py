@@ -29,11 +29,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def table(calls: Sequence[Call], notes: Iterable[str], times: bool) -> str:
-    """The summary, and a line for each call; below it what was stored densely, and why."""
+def table(calls: Sequence[Call], notes: Iterable[str], times: bool, depth: int | None = None) -> str:
+    """The summary, and a line for each call of the first `depth` levels; below it what was stored densely, and why."""
     lines = [f"trace: {summary(calls)}", *(f"  ({note})" for note in notes)]
     if not calls:
         return "\n".join([*lines, "  nothing was called with a masked tensor"])
+    calls = [call for call in calls if depth is None or call.depth < depth]
     rows: list[tuple[Call | None, tuple[str, ...]]] = [(None, HEADINGS)]
     rows += [(call, cells(call)) for call in calls if call.kind != "compiled region"]
     width = [max(len(row[column]) for _, row in rows) for column in range(len(HEADINGS))]

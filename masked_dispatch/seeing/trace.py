@@ -79,8 +79,13 @@ class Trace:
     def of(self, tensor: Tensor) -> Path:
         """The calls that `tensor` was computed by, back to its sources, through views and writes to them.
 
-        Raises ValueError if no call of the trace has made or taken the tensor.
+        Raises ValueError if no call of the trace has made or taken the tensor, and TypeError for anything but a tensor.
         """
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"t.of() takes a tensor, and this is a {type(tensor).__name__}: pass one of its tensors, such as "
+                "output.last_hidden_state of a model of transformers"
+            )
         calls = {call.number: call for call in self._recorder.calls}
         known = self._recorder.has_seen(tensor)
         wanted, found = list(self._recorder.source_of(tensor)), set()
@@ -102,9 +107,14 @@ class Trace:
         with open(path, "w", encoding="utf-8") as file:
             file.write(page.page(self.calls, self._notes))
 
-    def to_text(self, *, times: bool = True) -> str:
-        """The trace as it prints; without `times`, the same in every run."""
-        return text.table(self.calls, self._notes, times)
+    def to_text(self, *, times: bool = True, depth: int | None = None) -> str:
+        """The trace as it prints; without `times`, the same in every run.
+
+        depth  how many levels of modules and calls are shown, 1 for the outermost alone; None for all
+        """
+        if depth is not None and depth < 1:
+            raise ValueError(f"depth={depth} shows nothing: it is at least 1, or None for every level")
+        return text.table(self.calls, self._notes, times, depth)
 
     def __str__(self) -> str:
         return self.to_text()

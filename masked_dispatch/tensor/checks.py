@@ -55,7 +55,8 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
         )
     if not broadcasts_to(mask.shape, data.shape):
         raise ValueError(
-            f"the mask has shape {tuple(mask.shape)}, which does not broadcast to the data's shape {tuple(data.shape)}"
+            f"the mask has shape {tuple(mask.shape)}, which does not broadcast to the data's shape "
+            f"{tuple(data.shape)}{_dimension_to_add(mask.shape, data.shape)}"
         )
     if mask.layout is not torch.strided:
         raise TypeError(f"the mask has layout {mask.layout}; pass mask.to_dense()")
@@ -71,6 +72,12 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
                 f"integers in a mask have to be 0 (invalid) or 1 (valid). Compare it: mask != 0.{swapped}"
             )
     return mask if mask.dtype is torch.int8 else mask.to(torch.int8)
+
+
+def _dimension_to_add(mask: torch.Size, data: torch.Size) -> str:
+    """The end of a message: where a dimension of size 1 would make the mask broadcast, if at one place alone."""
+    at = [dim for dim in range(len(mask) + 1) if broadcasts_to(torch.Size((*mask[:dim], 1, *mask[dim:])), data)]
+    return f": pass mask.unsqueeze({at[0]})" if len(at) == 1 else ""
 
 
 def least_and_most(integers: Tensor) -> tuple[int, int]:

@@ -25,7 +25,9 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
     if torch.Tag.reduction in op.tags or {"dim", "keepdim"} <= arguments:
         return "reduction", f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)"
     if "dim" in arguments and tensors == 1:
-        return "scan", f"op_registry.authoring.scan(torch.ops.{name}, identity=0)"
+        return "reduction, if it gives one number for each slice, or scan, if one for each element", (
+            f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)  # or scan(…); 0, if a 0 changes nothing"
+        )
     if tensors == 1 and len(arguments) == 1:
         return "elementwise", f"op_registry.authoring.elementwise(torch.ops.{name})"
     return "a function of its own", (

@@ -91,8 +91,6 @@ _part_of_sparse = refused(
     aten.col_indices.default,
     aten.ccol_indices.default,
     aten.row_indices.default,
-    aten.is_coalesced.default,
-    aten.coalesce.default,
     aten.sparse_dim.default,
     aten.dense_dim.default,
     aten._nnz.default,
@@ -101,6 +99,13 @@ _part_of_sparse = refused(
     reason="it reads a part of a torch.sparse tensor, and the layout of a masked tensor is strided in any storage "
     "(see x.storage_layout, x.nnz)",
     instead="Call the method of that name (x.values(), x.indices(), x.crow_indices() …), or x.to_torch_sparse()",
+)
+
+_nothing_to_coalesce = refused(
+    aten.is_coalesced.default,
+    aten.coalesce.default,
+    reason="what is stored sparsely lists each element once, so there is nothing to coalesce",
+    instead="Leave the call out and read x.indices() and x.values(), or go on with x.to_torch_sparse()",
 )
 
 # -------------------------------------------------------------------------------------------------- parts of operators

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch._ops import OpOverload, OpOverloadPacket
@@ -30,7 +31,7 @@ __all__ = ["instantiate"]
 
 
 def instantiate(
-    rules: Subjects | Iterable[Subjects],
+    rules: Subjects | Iterable[Subjects] | ModuleType,
     *,
     laws: Sequence[str] = ALL_LAWS,
     layouts: Sequence[str | Layout] | None = None,
@@ -43,7 +44,8 @@ def instantiate(
 ) -> Callable[..., None]:
     """A parametrised pytest test of each law of each operator, in each layout, dtype and device.
 
-    rules    rules, or operators that have one: overloads, packets, names; their in-place and out= forms are included
+    rules    rules, or operators that have one: overloads, packets, names; their in-place and out= forms are included. A
+             module stands for every rule that is a global variable of it
     laws     any of P1 to P8
     layouts  "dense", storages of the subject (by default all of these), or a registered layout of your own. P3, P4 and
              P5 run in each of them, the other laws in "dense"
@@ -59,11 +61,12 @@ def instantiate(
     ``--op-registry-layouts`` and ``--op-registry-devices`` override the arguments, and a table of all decisions is
     printed at the end of the run.
 
-    Raises ValueError for an unknown law or layout and LookupError for an operator without a rule.
+    Raises ValueError for an unknown law or layout, or a module without rules, and LookupError for an operator without a
+    rule.
     """
     import pytest
 
-    subjects = [rules] if isinstance(rules, (Rule, OpOverload, OpOverloadPacket, str)) else list(rules)
+    subjects = _subjects(rules)
     options = _command_line()
     check_names("law", [*(options.laws or ()), *(key.partition("-")[0] for key in allow or ())], ALL_LAWS)
     all_cases = list(
@@ -100,6 +103,20 @@ def instantiate(
             pytest.xfail("; ".join(gaps))
 
     return test_law
+
+
+def _subjects(rules: Subjects | Iterable[Subjects] | ModuleType) -> list[Subjects]:
+    if isinstance(rules, (Rule, OpOverload, OpOverloadPacket, str)):
+        return [rules]
+    if not isinstance(rules, ModuleType):
+        return list(rules)
+    found = dict.fromkeys(value for value in vars(rules).values() if isinstance(value, Rule))
+    if not found:
+        raise ValueError(
+            f"the module {rules.__name__} has no rule among its global variables: keep what the registering function "
+            "returns, my_rule = elementwise(torch.ops.mylib.f), or pass the operators, instantiate([torch.ops.mylib.f])"
+        )
+    return list(found)
 
 
 def _names(layouts: Sequence[str | Layout] | None) -> list[str] | None:

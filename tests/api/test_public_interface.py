@@ -71,8 +71,8 @@ md.interop: from_arrow from_attention_mask from_batch_encoding from_block_mask f
     from_tensordict from_torch_masked from_xarray to_arrow to_attention_mask to_batch_encoding to_block_mask
     to_key_block_mask to_key_padding_mask to_lengths to_nested_tensor to_numpy_masked to_packed_sequence
     to_pandas to_polars to_scipy_sparse to_tensordict to_torch_masked to_xarray
-md.metrics: accuracy mse perplexity
-md.missing: bfill dropna ffill fillna group_mean interpolate nan_to_invalid rolling
+md.metrics: accuracy mse perplexity valid_pairs
+md.missing: bfill dropna ffill fillna group_count group_mean group_sum interpolate nan_to_invalid rolling
 md.optim: Adadelta Adagrad AdamW Adamax LazyAdam NAdam RAdam RMSprop Rprop SGD
 md.plot: mask
 md.storage: Choice choose choosing explain family_of

@@ -81,3 +81,43 @@ def test_gradients(name: str) -> None:
 def test_shapes_that_do_not_fit_are_refused(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize("predicted", [LOGITS, LOGITS[..., 0]], ids=["scores", "values"])
+def test_valid_pairs(predicted: Tensor) -> None:
+    masked, plain = metrics.valid_pairs(under(predicted, float("nan")), TARGET), (predicted[MASK], TARGET[MASK])
+    for found in (masked, metrics.valid_pairs(predicted, under(TARGET, 7))):
+        assert [type(part) for part in found] == [Tensor, Tensor]
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+def test_scores_that_are_valid_in_part_are_no_pair() -> None:
+    scores = md.masked_tensor(LOGITS, torch.arange(4) < 3)
+    assert metrics.valid_pairs(scores, TARGET)[0].shape == (0, 4)
+    with pytest.raises(ValueError, match=r"\(2, 3, 4\) do not fit a target of \(3,\): they have the same shape"):
+        metrics.valid_pairs(LOGITS, TARGET[0])
+
+
+class TestTorchmetrics:
+    """What torchmetrics is given: pairs, or a measure and the number of elements that it is of."""
+
+    @pytest.fixture
+    def torchmetrics(self) -> Any:
+        return pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+
+    def test_pairs(self, torchmetrics: Any) -> None:
+        target = under(TARGET, 0)
+        accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=4, average="micro")
+        error = torchmetrics.MeanSquaredError()
+        for row in range(2):
+            accuracy.update(*metrics.valid_pairs(LOGITS[row], target[row]))
+            error.update(*metrics.valid_pairs(LOGITS[row, :, 0], target[row]))
+        assert accuracy.compute().item() == pytest.approx(metrics.accuracy(LOGITS, target).item())
+        assert error.compute().item() == pytest.approx(metrics.mse(LOGITS[..., 0], target).item())
+
+    def test_a_measure_weighted_by_its_count(self, torchmetrics: Any) -> None:
+        target = under(TARGET, 0)
+        mean = torchmetrics.MeanMetric()
+        for row in range(2):
+            mean.update(metrics.accuracy(LOGITS[row], target[row]).to_tensor(0), target[row].count())
+        assert mean.compute().item() == pytest.approx(metrics.accuracy(LOGITS, target).item())

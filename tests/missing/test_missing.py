@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -197,6 +198,37 @@ def test_compiled(word: str) -> None:
     found = torch.compile(WORDS[word], backend="aot_eager", fullgraph=True)(X)
     torch.compiler.reset()
     same(found, WORDS[word](X))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_group_sum_and_count(dtype: torch.dtype, dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randint(0, 5, (4, 4), generator=generator).to(dtype)
+    x = md.masked_tensor(data, torch.rand(4, 4, generator=generator) > 0.5)
+    groups = [2, 0, 2, 0]
+    sums, counts = missing.group_sum(x, groups, 3, dim), missing.group_count(x, np.array(groups), 3, dim)
+    for number in (0, 2):
+        members = x.index_select(dim, (torch.tensor(groups) == number).nonzero()[:, 0])
+        assert torch.equal(counts.select(dim, number), members.count(dim))
+        same(sums.select(dim, number), members.sum(dim))
+    assert not counts.select(dim, 1).any()
+    assert not sums.select(dim, 1).get_mask().any()
+
+
+def test_no_groups() -> None:
+    x = md.masked_tensor(torch.ones(0, 2))
+    assert missing.group_sum(x, []).shape == missing.group_mean(x, []).shape == (0, 2)
+    assert missing.group_count(x, [], 2).tolist() == [[0, 0], [0, 0]]
+
+
+def test_groups_that_pandas_numbers() -> None:
+    numbers, labels = pd.factorize(pd.Series(["b", "a", "b", None]))
+    x = md.masked_tensor(torch.tensor([1.0, 2.0, 5.0, 7.0]), torch.tensor([T, T, T, T]))
+    groups = torch.as_tensor(numbers)
+    same(missing.group_mean(x, md.masked_tensor(groups, groups >= 0), len(labels)), md.masked_tensor([3.0, 2.0]))
+    same(missing.group_mean(x[:3], numbers[:3]), md.masked_tensor([3.0, 2.0]))
+    same(missing.group_mean(x[:3], numbers[:3].tolist()), md.masked_tensor([3.0, 2.0]))
 
 
 @pytest.mark.parametrize(

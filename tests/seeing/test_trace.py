@@ -252,6 +252,25 @@ def test_the_path_of_a_gradient_leads_through_backward() -> None:
     assert [call.backward for call in t.of(x.grad).calls][-1]
 
 
+def test_only_the_outer_levels_are_shown() -> None:
+    x = md.from_nan(torch.tensor([[1.0, float("nan")]]))
+    with md.trace() as t:
+        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())(x)
+    indents = {depth: t.to_text(times=False, depth=depth).splitlines()[2:] for depth in (1, 2, 3)}
+    assert [line.split()[0] for line in indents[1]] == ["Sequential"]
+    assert [line.split()[0] for line in indents[2]] == ["Sequential", "0", "1"]
+    assert t.to_text(times=False, depth=3) == t.to_text(times=False)
+    with pytest.raises(ValueError, match="depth=0 shows nothing: it is at least 1"):
+        t.to_text(depth=0)
+
+
+def test_a_path_belongs_to_a_tensor() -> None:
+    with md.trace() as t:
+        pass
+    with pytest.raises(TypeError, match=r"this is a dict: pass one of its tensors, such as output\.last_hidden_state"):
+        t.of({})  # type: ignore[arg-type]
+
+
 def test_a_source_has_no_path_and_a_stranger_is_refused() -> None:
     x = some()
     with md.trace() as t:

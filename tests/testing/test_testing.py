@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import op_registry
 import op_registry_pytest
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Dense, elementwise, masked_rule
@@ -73,6 +75,19 @@ def test_every_law_layout_dtype_and_device_has_a_name() -> None:
     assert found == [f"testing.halved.default-{way}-cpu" for way in ways]
     assert names(instantiate([op.default], subject=SUBJECT)) == found
     assert names(instantiate([op, rule], subject=SUBJECT)) == found
+
+
+def test_a_module_stands_for_the_rules_that_it_holds() -> None:
+    module = types.ModuleType("my_rules")
+    with pytest.raises(ValueError, match=r"the module my_rules has no rule among its global variables: keep what"):
+        instantiate(module, subject=SUBJECT)
+    module.halved_rule = module.again = elementwise(op)  # type: ignore[attr-defined]
+    module.unrelated = 3  # type: ignore[attr-defined]
+    assert names(instantiate(module, subject=SUBJECT)) == names(instantiate(op, subject=SUBJECT))
+
+
+def test_it_is_there_with_the_package() -> None:
+    assert op_registry.testing.instantiate is instantiate
 
 
 def test_in_place_and_out_forms_come_with_the_operator() -> None:
