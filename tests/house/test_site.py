@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Callable
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,3 +62,20 @@ def test_the_site_has_every_page() -> None:
     )
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == pages
+
+
+def test_the_pictures_are_as_drawn_and_described() -> None:
+    """``python docs/extensions/pictures.py`` draws them again."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs/extensions/pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = ROOT / "docs/pictures"
+    assert {path.stem for path in folder.glob("*.svg")} == set(module.PICTURES)
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    for name, draw in module.PICTURES.items():
+        drawn = draw().svg()
+        assert (folder / f"{name}.svg").read_text(encoding="utf-8") == drawn
+        assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
+        assert re.search(rf"!\[[^]]{{30,}}\]\(pictures/{name}\.svg\)", pages)
