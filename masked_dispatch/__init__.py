@@ -28,8 +28,7 @@ command_line/             the commands of python -m masked_dispatch
 __main__.py               python -m masked_dispatch
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import NoReturn as _NoReturn
+import typing as _typing
 
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing
 from masked_dispatch.api import known_words as _known_words
@@ -188,9 +187,9 @@ def __dir__() -> list[str]:
     return [*__all__]
 
 
-if not _TYPE_CHECKING:  # a type checker would take any name for an attribute
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attribute
 
-    def __getattr__(name: str) -> _NoReturn:
+    def __getattr__(name: str) -> _typing.NoReturn:
         inside = [
             module.__name__ for module in (interop, missing, metrics, optim, functional) if name in module.__all__
         ]

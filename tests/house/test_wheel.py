@@ -156,15 +156,35 @@ optimizer = md.optim.Adagrad([parameter], lr=0.1)
 """
 
 
+WRONG_FILE = """import masked_dispatch as md
+
+md.from_lengths(1, [2])
+md.no_such_name
+"""
+
+
 def test_mypy_on_a_users_file_against_the_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(USERS_FILE)
-    (tmp_path / "wrong.py").write_text("import masked_dispatch as md\n\nmd.from_lengths(1, [2])\nmd.no_such_name\n")
+    (tmp_path / "wrong.py").write_text(WRONG_FILE)
     mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(environment.python)]
     mypy += ["--cache-dir", str(tmp_path / "cache"), "right.py", "wrong.py"]
     done = subprocess.run(mypy, capture_output=True, text=True, cwd=tmp_path)
     complaints = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert [line.partition(":")[0] for line in complaints] == ["wrong.py"] * 3, done.stdout
     assert '"no_such_name"' in complaints[-1]
+
+
+def test_pyright_on_a_users_file_against_the_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
+    pytest.importorskip("pyright", reason="pyright is not installed (pip install 'pyright[nodejs]')")
+    (tmp_path / "right.py").write_text(USERS_FILE)
+    (tmp_path / "wrong.py").write_text(WRONG_FILE)
+    (tmp_path / "pyrightconfig.json").write_text('{"include": ["right.py", "wrong.py"]}')
+    pyright = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", str(environment.python)]
+    done = subprocess.run(pyright, capture_output=True, text=True, cwd=tmp_path)
+    found = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
+    places = [(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in found]
+    assert places == [("wrong.py", 3), ("wrong.py", 3), ("wrong.py", 4)], done.stdout
+    assert '"no_such_name"' in found[-1]["message"]
 
 
 def test_the_readme_says_what_is_built() -> None:
