@@ -200,7 +200,9 @@ DOORS_OF_LIBRARIES = {
 def _tensor_of(data: object) -> Tensor:
     try:
         return torch.as_tensor(data)
-    except Exception as error:  # of the library that the data comes from, too
+    except MaskedSemanticsError:  # of a masked tensor in a list: it says what to do
+        raise
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"torch.as_tensor makes no tensor of a {type(data).__name__} ({error}). {_way_in(data)}"
         ) from error

@@ -40,6 +40,11 @@ TRIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"masked_dispatch\.pad_sequence\(tensors, batch_first=True\)",
     ),
+    "masked_tensor(list with an invalid number)": (
+        lambda: md.masked_tensor([X[0, 0], X[0, 1]]),
+        md.InvalidValueError,
+        r"x\.to_tensor\(",
+    ),
     "masked_tensor(dict)": (lambda: md.masked_tensor({"a": 1}), TypeError, r"from_batch_encoding\(batch\)"),
     "masked_tensor(object)": (lambda: md.masked_tensor(object()), TypeError, "Pass a tensor, a number, nested lists"),
     "a mask without channels": (
