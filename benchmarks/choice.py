@@ -1,12 +1,14 @@
 """The automatic choice of representation beside the best single one (R11), and the table that it goes by.
 
-``python -m benchmarks choice`` tries the choice. ``python -m benchmarks.choice --write`` measures the crossovers anew,
+``python -m benchmarks choice`` tries the choice, beside dense storage and several sparse layouts, each of which is
+compared with the dense result before it is timed. ``python -m benchmarks.choice --write`` measures the crossovers anew,
 on this machine, and writes masked_dispatch/api/crossovers.py. Conversions are not counted.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from benchmarks.harness import Call, Goal, measure, print_table, progress, thread_seconds
+from benchmarks.harness import Call, Goal, measure, print_table, progress, thread_seconds, timing
 from masked_dispatch.api import choose as choice
 from masked_dispatch.api import crossovers
 
@@ -24,8 +26,8 @@ DENSITIES = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 MEASURED_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 MEASURED_DENSITIES = (1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)
 STRUCTURES: tuple[choice.Structure, ...] = ("elements", "rows")
-# Above, neither building nor running the sparse form fits into a short benchmark.
-MOST = 2e7
+# Where more is stored, neither building nor running a sparse form fits into a short benchmark.
+MOST = 4e7
 # A sparse form has to be quicker by this factor to be chosen: what is as quick stays dense.
 WORTH = 1.05
 
@@ -48,7 +50,7 @@ def tensor(size: int, density: float, structure: choice.Structure) -> md.MaskedT
 
 
 def forms(x: md.MaskedTensor, family: str, density: float, structure: choice.Structure) -> dict[str, md.MaskedTensor]:
-    """The tensor in every representation that is chosen from."""
+    """The tensor stored densely, and in the layout that would be chosen if a sparse one were."""
     kept = {str(torch.strided): x}
     if x.numel() * density <= MOST:
         layout, sparse_dim = choice.sparse_form(tuple(x.shape), structure, -1, family)
@@ -56,33 +58,80 @@ def forms(x: md.MaskedTensor, family: str, density: float, structure: choice.Str
     return kept
 
 
+# What else is tried: layouts and sparse dimensions.
+OTHER_FORMS: dict[choice.Structure, tuple[tuple[torch.layout, int | None], ...]] = {
+    "elements": ((torch.sparse_coo, None), (torch.sparse_csr, None), (torch.sparse_csc, None)),
+    "rows": ((torch.sparse_coo, 2), (torch.sparse_csr, 2), (torch.jagged, None)),
+}
+
+
+def all_forms(
+    x: md.MaskedTensor, family: str, density: float, structure: choice.Structure
+) -> dict[str, md.MaskedTensor]:
+    """The tensor in every representation that the choice is compared with."""
+    kept = forms(x, family, density, structure)
+    if len(kept) > 1:
+        for layout, sparse_dim in OTHER_FORMS[structure]:
+            if str(layout) not in kept:
+                kept[str(layout)] = x.to_layout(layout, sparse_dim=sparse_dim)
+    return kept
+
+
 def calls(stored: dict[str, md.MaskedTensor], family: str) -> dict[str, Call]:
+    """The work on each representation."""
     dense = torch.randn(next(iter(stored.values())).shape[-1], 64)
     return {name: lambda x=x: WORK[family](x, dense) for name, x in stored.items()}  # type: ignore[misc]
 
 
-def run(rounds: int = 5) -> list[Goal]:
+def check(work: dict[str, Call], where: str) -> None:
+    """Every representation gives what dense storage gives, valid in the same places."""
+    expected = work[str(torch.strided)]()
+    assert isinstance(expected, md.MaskedTensor)
+    for name in work.keys() - {str(torch.strided)}:
+        found = work[name]()
+        assert isinstance(found, md.MaskedTensor)
+        assert torch.equal(found.get_mask(), expected.get_mask()), f"{where}, {name}: valid elsewhere"
+        torch.testing.assert_close(
+            found.to_tensor(0), expected.to_tensor(0), rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{where}, {n}: {m}"
+        )
+
+
+def beside_the_best(seconds: dict[str, list[float]], chosen: str) -> tuple[float, str]:
+    """What is chosen, in multiples of the quickest (the median of the rounds' ratios), and the name of the quickest."""
+    best = min(seconds, key=lambda name: statistics.median(seconds[name]))
+    return timing(seconds[chosen], seconds[best]).ratio, best
+
+
+def cell(
+    x: md.MaskedTensor, family: str, density: float, structure: choice.Structure, rounds: int
+) -> tuple[float, str]:
+    """How the choice for one family fares beside the best, and the same as text; 1 where nothing else was tried."""
+    stored = all_forms(x, family, density, structure)
+    choose = choice.choose(x, density, family, structure=structure)
+    chosen = str(choose.layout)
+    if choose.all_valid:
+        stored[chosen] = choose.of(x)
+    if len(stored) == 1:
+        return 1.0, "only dense" if chosen in stored else f"not tried: {chosen}"
+    work = calls(stored, family)
+    check(work, f"{family}, {tuple(x.shape)}, {density:g}")
+    ratio, best = beside_the_best(measure(work, rounds=rounds, at_least=1e-3, warm_up=1), chosen)
+    named = chosen if best == chosen else f"{chosen} for {best}"
+    return ratio, f"{ratio:.2f} {named.replace('torch.', '')}"
+
+
+def run(rounds: int = 5, sizes: tuple[int, ...] = SIZES) -> list[Goal]:
     goals = []
     for structure in STRUCTURES:
         rows, worst = [], dict.fromkeys(WORK, 1.0)
-        for size in progress([str(s) for s in SIZES], f"choice, {structure}"):
+        for size in progress(sizes, f"choice, {structure}"):
             for density in DENSITIES:
-                x = tensor(int(size), density, structure)
+                x = tensor(size, density, structure)
                 cells = []
                 for family in WORK:
-                    stored = forms(x, family, density, structure)
-                    choose = choice.choose(x, density, family, structure=structure)
-                    chosen = str(choose.layout)
-                    if choose.all_valid:
-                        stored[chosen] = choose.of(x)
-                    if len(stored) == 1:
-                        cells.append("only dense" if chosen in stored else f"not tried: {chosen}")
-                        continue
-                    seconds = measure(calls(stored, family), rounds=rounds, at_least=1e-3, warm_up=1)
-                    best = min(seconds, key=lambda name: min(seconds[name]))
-                    ratio = min(seconds[chosen]) / min(seconds[best])
+                    ratio, text = cell(x, family, density, structure, rounds)
                     worst[family] = max(worst[family], ratio)
-                    cells.append(f"{ratio:.2f} {chosen.removeprefix('torch.')}")
+                    cells.append(text)
                 rows.append([f"{size}², {density:g}", *cells])
         print_table(f"what is chosen, beside the best ({structure})", ("", *WORK), rows)
         goals += [Goal(f"choice for {f}, {structure}: times the best", ratio, 1.2) for f, ratio in worst.items()]
@@ -99,10 +148,9 @@ def all_valid(rounds: int) -> list[Goal]:
             "masked": lambda work=work: work(x, dense),  # type: ignore[misc]
             "plain": lambda work=work: work(plain, dense),  # type: ignore[misc]
         }
-        seconds = {
-            name: min(rounds_of) for name, rounds_of in measure(both, rounds=max(rounds, 21), at_least=2e-2).items()
-        }
-        ratio = seconds["masked"] / seconds["plain"]
+        torch.testing.assert_close(work(x, dense).to_tensor(0), work(plain, dense))  # type: ignore[attr-defined,arg-type]
+        seconds = measure(both, rounds=max(rounds, 11), at_least=2e-2)
+        ratio = timing(seconds["masked"], seconds["plain"]).ratio
         goals.append(Goal(f"all valid, 2048², {family}: times plain torch", ratio, 1.05))
     return goals
 

@@ -121,12 +121,17 @@ def print_goals(goals: Sequence[Goal]) -> None:
     print_table("goals", ("", "goal", "measured", "reached"), rows)
 
 
-def as_json(goals: Sequence[Goal], names: Sequence[str]) -> str:
-    """The goals and tables of a run, with the machine, the versions and the date that they are of."""
-    measured = [asdict(goal) | {"reached": goal.reached} for goal in goals]
+def as_json(goals: Mapping[str, Sequence[Goal]], seconds: Mapping[str, float]) -> str:
+    """The goals of each benchmark, the tables and how long it took, with the machine, the versions and the date."""
+    measured = [
+        {"benchmark": name} | asdict(goal) | {"reached": goal.reached}
+        for name, of_one in goals.items()
+        for goal in of_one
+    ]
     document = {
         "command": "benchmarks",
-        "benchmarks": list(names),
+        "benchmarks": list(goals),
+        "seconds": {name: round(taken, 1) for name, taken in seconds.items()},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "python": platform.python_version(),

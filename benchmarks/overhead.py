@@ -1,5 +1,7 @@
 """R5: what one small eager call costs, 64×64 float32, as a multiple of the same call on plain tensors; without a
-derivative, and forward and backward together.
+derivative, and forward and backward together. Results are compared before anything is timed.
+
+"fresh mask" makes the masked tensor in the call, so nothing is remembered of its mask; it has no goal.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from benchmarks.harness import Call, Goal, Timing, console, duration, measure, p
 SIZE = 64
 
 # What is called, and how dear it may be as a multiple of the plain call: alone, and forward and backward together.
-CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None, float]] = {
+CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None, float | None]] = {
     "exp": (lambda x, y: x.exp(), 3, 9),
     "neg": (lambda x, y: -x, 5, 9),
     "x + y, one mask": (lambda x, y: x + y, 5, 9),
@@ -28,6 +30,9 @@ CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None, float]]
     "x.view(-1)": (lambda x, y: x.view(-1), None, 8),
     "x[1]": (lambda x, y: x.select(0, 1), None, 8),
     "x.transpose(0, 1)": (lambda x, y: x.transpose(0, 1), None, 8),
+    "exp, fresh mask": (lambda x, y: x.exp(), None, None),
+    "x.sum(), fresh mask": (lambda x, y: x.sum(), None, None),
+    "x.sum(-1), fresh mask": (lambda x, y: x.sum(-1), None, None),
 }
 
 
@@ -52,13 +57,51 @@ def operands(kind: str, two_masks: bool, requires_grad: bool) -> tuple[Tensor, T
     return first.requires_grad_(requires_grad), second.requires_grad_(requires_grad)
 
 
+def fresh_masks(call: Callable[[Tensor, Tensor], Tensor], requires_grad: bool) -> Call:
+    """The call on a masked tensor that is made for it, with a mask that has not been seen; and its backward."""
+    x, y = operands("masked_dispatch", False, False)
+    assert isinstance(x, md.MaskedTensor)
+    data, mask = x.get_data(), x.get_mask()
+    gradient = torch.ones_like(call(data, y))
+
+    def step() -> Tensor:
+        result = call(md.masked_tensor(data, mask, requires_grad=requires_grad), y)
+        if requires_grad:
+            result.backward(gradient)
+        return result
+
+    return step
+
+
+def values(result: Tensor) -> Tensor:
+    """What a call has computed, as a flat plain tensor, zero where it is invalid."""
+    if result.is_nested:
+        return result.values().detach().flatten()
+    return (result.detach().to_tensor(0) if hasattr(result, "to_tensor") else result.detach()).flatten()
+
+
+def check(name: str, kind: str, x: Tensor, y: Tensor) -> None:
+    """The call gives what it gives on tensors that are zero where these are invalid, wherever its result is valid."""
+    call = CALLS[name][0]
+    result = call(x, y)
+    if kind == "NestedTensor":
+        expected = call(*operands("plain", False, False))
+    elif kind == "plain":
+        return
+    else:
+        expected = torch.where(result.get_mask(), call(x.detach().to_tensor(0), y.detach().to_tensor(0)), 0)
+    torch.testing.assert_close(values(result), expected.flatten(), msg=lambda m: f"{name}, {kind}: {m}")
+
+
 def forward_backward(call: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Call:
     """The call and its backward from a gradient that is there; leaves keep none, so that every step costs the same."""
     gradient = torch.ones_like(call(x, y).detach())
 
-    def step() -> None:
-        call(x, y).backward(gradient)
+    def step() -> Tensor:
+        result = call(x, y)
+        result.backward(gradient)
         x.grad = y.grad = None
+        return result
 
     return step
 
@@ -67,10 +110,15 @@ def candidates(name: str, requires_grad: bool) -> dict[str, Call]:
     """The call on each kind of tensor that has it."""
     call = CALLS[name][0]
     found: dict[str, Call] = {}
-    for kind in ("plain", "masked_dispatch", "torch.masked", "NestedTensor"):
+    fresh = name.endswith("fresh mask")
+    for kind in ("plain", "masked_dispatch") if fresh else ("plain", "masked_dispatch", "torch.masked", "NestedTensor"):
         x, y = operands(kind, name.endswith("two masks"), requires_grad)
         try:
-            run = forward_backward(call, x, y) if requires_grad else functools.partial(call, x, y)
+            check(name, kind, x, y)
+            if fresh and kind == "masked_dispatch":
+                run = fresh_masks(call, requires_grad)
+            else:
+                run = forward_backward(call, x, y) if requires_grad else functools.partial(call, x, y)
             run()
         except (TypeError, ValueError, RuntimeError, NotImplementedError):
             if kind in ("plain", "masked_dispatch"):

@@ -3,13 +3,15 @@
 The limit is the matrix products of the valid tokens alone: those of the linear layers, and of each sequence's
 attention, into memory that is there already; forward and backward, each product and the two of its gradients. Beside
 packed storage, inside a block as people write it: the same block by hand on rows, with a loop over sequences; on the
-padded batch with a bool mask for the keys; and on a NestedTensor.
+padded batch with a bool mask for the keys; and on a NestedTensor. Results, or the gradients of the weights, are
+compared before anything is timed.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,13 +93,43 @@ class Products:
             torch.bmm(p.mT, q, out=o)
 
 
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def valid_tokens() -> Tensor:
+    """(BATCH, TIME): where a sequence has a token."""
+    return torch.arange(TIME) < torch.tensor(lengths())[:, None]
+
+
+def rows_of(result: Any) -> list[Tensor]:
+    """What a candidate gives, as plain tensors: the rows of valid tokens, or the gradients of the weights."""
+    if isinstance(result, list):
+        return result
+    if md.is_masked_tensor(result):
+        return [result.to_tensor(0)[valid_tokens()]]
+    if result.is_nested:
+        return [result.values()]
+    return [result[valid_tokens()] if result.ndim == 3 else result]
+
+
+def check(calls: dict[str, Call]) -> None:
+    """Every candidate gives what the rows by hand give."""
+    expected = rows_of(calls[BY_HAND]())
+    for name in calls.keys() - {PRODUCTS, BY_HAND}:
+        for found, right in zip(rows_of(calls[name]()), expected, strict=True):
+            # Gradients sum over thousands of tokens, in another order each.
+            nearly = 1e-4 * float(right.abs().max())
+            torch.testing.assert_close(found, right, rtol=1e-3, atol=nearly, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def candidates(backward: bool) -> dict[str, Call]:
-    """Each way to compute the block, by name."""
+    """Each way to compute the block, by name. A call gives the result, or the gradients of the weights."""
     sizes = lengths()
     torch.manual_seed(0)
     block = Block()
     x = torch.randn(BATCH, TIME, WIDTH)
-    there = torch.arange(TIME) < torch.tensor(sizes)[:, None]
+    there = valid_tokens()
     rows = x[there]
     products = Products(sizes)
 
@@ -111,9 +143,10 @@ def candidates(backward: bool) -> dict[str, Call]:
             with torch.no_grad():
                 return module(given)
 
-        def forward_backward() -> None:
+        def forward_backward() -> list[Tensor]:
             module.zero_grad(set_to_none=True)
             module(given).backward(gradient)
+            return gradients(module)
 
         return forward_backward if backward else forward
 
@@ -125,13 +158,13 @@ def candidates(backward: bool) -> dict[str, Call]:
     def on_padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
 
-    def from_and_to_padded() -> None:
-        if backward:
-            block.zero_grad(set_to_none=True)
-            block(masked.to_packed()).to_dense().backward(masked)
-        else:
+    def from_and_to_padded() -> Tensor | list[Tensor]:
+        if not backward:
             with torch.no_grad():
-                block(masked.to_packed()).to_dense()
+                return block(masked.to_packed()).to_dense()
+        block.zero_grad(set_to_none=True)
+        block(masked.to_packed()).to_dense().backward(masked)
+        return gradients(block)
 
     def attend_nested(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # torch wants nested heads to have been contiguous before they were transposed.
@@ -166,6 +199,7 @@ def run(rounds: int = 9) -> list[Goal]:
     goals = []
     for name, backward in zip(progress(("forward", "forward and backward"), "packed"), (False, True), strict=True):
         calls = candidates(backward)
+        check(calls)
         measured = measure(calls, rounds=rounds, warm_up=1)
         limit = measured[PRODUCTS]
         timings = {candidate: timing(seconds, limit) for candidate, seconds in measured.items()}

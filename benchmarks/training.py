@@ -1,7 +1,7 @@
 """R14: an eager training step, and an evaluation, of stock models on a padded batch of which 66 % of tokens are valid.
 
 The reference is the same model on plain tensors with its own padding-mask argument, and a loss over the valid tokens.
-Every step makes its mask anew, as a data loader would. Parameter gradients are compared before anything is timed. The
+Every step makes its mask anew, as a data loader would. Losses and gradients are compared before anything is timed. The
 second table is of evaluation without gradients, where torch's encoder takes its nested fast path by default.
 """
 
@@ -89,8 +89,10 @@ def lengths_of(size: Size) -> Tensor:
     return drawn
 
 
-def candidates(model: str, size: Size, backward: bool) -> dict[str, tuple[nn.Module, Call]]:
-    """For each way to train or evaluate: its copy of the model, and the step, which leaves gradients in the copy."""
+def candidates(model: str, size: Size, backward: bool, compiled: bool = False) -> dict[str, tuple[nn.Module, Call]]:
+    """For each way to train or evaluate: its copy of the model, and the step, which gives the loss and leaves gradients
+    in the copy. `compiled`: the loss is a compiled function, which is compiled at the first step.
+    """
     torch.manual_seed(0)
     module, call = MODELS[model](size)
     module.train(backward)
@@ -110,33 +112,38 @@ def candidates(model: str, size: Size, backward: bool) -> dict[str, tuple[nn.Mod
     def packed(module: nn.Module) -> Tensor:
         return call(module, md.from_lengths(x, lengths).to_packed()).mean()
 
-    def step(loss: Callable[[nn.Module], Tensor], module: nn.Module) -> None:
-        if backward:
-            module.zero_grad(set_to_none=True)
-            loss(module).backward()
-        else:
+    def step(loss: Callable[[nn.Module], Tensor], module: nn.Module) -> Tensor:
+        if not backward:
             with torch.no_grad():
-                loss(module)
+                return loss(module)
+        module.zero_grad(set_to_none=True)
+        value = loss(module)
+        value.backward()
+        return value.detach()
 
-    losses = {PLAIN: plain, DENSE: masked, PACKED: packed}
+    losses: dict[str, Callable[[nn.Module], Tensor]] = {PLAIN: plain, DENSE: masked, PACKED: packed}
+    if compiled:
+        losses = {name: torch.compile(loss) for name, loss in losses.items()}
     copies = {name: copy.deepcopy(module) for name in losses}
     return {name: (copies[name], functools.partial(step, loss, copies[name])) for name, loss in losses.items()}
 
 
-def check_gradients(steps: dict[str, tuple[nn.Module, Call]]) -> None:
-    """Every candidate leaves the gradients that the plain one leaves."""
-    found = {}
+def check_steps(steps: dict[str, tuple[nn.Module, Call]]) -> None:
+    """Every candidate has the loss, and leaves the gradients, of the plain one; after an evaluation there are none."""
+    found: dict[str, dict[str, Tensor | None]] = {}
     for name, (module, step) in steps.items():
-        step()
-        found[name] = {parameter: p.grad for parameter, p in module.named_parameters()}
-    for name, gradients in found.items():
-        for parameter, gradient in gradients.items():
+        loss = step()
+        assert isinstance(loss, Tensor)
+        gradients = {parameter: p.grad for parameter, p in module.named_parameters()}
+        found[name] = {"loss": loss.to_tensor(0) if md.is_masked_tensor(loss) else loss, **gradients}
+    for name, values in found.items():
+        for what, value in values.items():
             torch.testing.assert_close(
-                gradient,
-                found[PLAIN][parameter],
+                value,
+                found[PLAIN][what],
                 rtol=1e-3,
                 atol=1e-6,
-                msg=lambda m, at=(name, parameter): f"{at}: {m}",
+                msg=lambda m, at=(name, what): f"{at}: {m}",
             )
 
 
@@ -164,8 +171,7 @@ def run(rounds: int = 15) -> list[Goal]:
     cases = [(model, size, backward) for model in models for size in (LARGE, SMALL) for backward in (True, False)]
     for name, (model, size, backward) in zip(progress([str(c) for c in cases], "training"), cases, strict=True):
         steps = candidates(model, size, backward)
-        if backward:
-            check_gradients(steps)
+        check_steps(steps)
         measured = measure({name: step for name, (_, step) in steps.items()}, rounds=rounds, warm_up=2)
         timings = {name: timing(seconds, measured[PLAIN]) for name, seconds in measured.items()}
         peaks = {n: peak_of(model, size, backward, n) for n in timings} if sys.platform == "linux" else {}

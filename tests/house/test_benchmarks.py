@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import conversions, harness, packed, reductions
+import masked_dispatch as md
+from benchmarks import choice, conversions, eager_reductions, graphs, harness, masked_mean, overhead, packed, reductions
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
 from repository import ROOT
 
@@ -60,8 +61,11 @@ def test_a_goal_knows_its_direction(measured: float, at_least: bool, reached: bo
 def test_goals_and_tables_are_written_with_machine_versions_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "printed_tables", [])
     harness.print_table("title", ("", "seconds"), [["a", "1"]], "a note")
-    run = json.loads(harness.as_json([harness.Goal("fast", 2.0, 1.5, at_least=True)], ["fill"]))
-    assert run["goals"] == [{"promise": "fast", "measured": 2.0, "bound": 1.5, "at_least": True, "reached": True}]
+    run = json.loads(harness.as_json({"fill": [harness.Goal("fast", 2.0, 1.5, at_least=True)]}, {"fill": 1.25}))
+    assert run["goals"] == [
+        {"benchmark": "fill", "promise": "fast", "measured": 2.0, "bound": 1.5, "at_least": True, "reached": True}
+    ]
+    assert run["seconds"] == {"fill": 1.2}
     assert run["tables"] == [{"title": "title", "columns": ["", "seconds"], "rows": [["a", "1"]], "note": "a note"}]
     assert (run["torch"], run["machine"]["threads"]) == (torch.__version__, torch.get_num_threads())
     assert datetime.fromisoformat(run["date"]).tzinfo is not None
@@ -108,13 +112,90 @@ def test_conversions_that_are_compared_give_the_same() -> None:
     assert [p.nbytes for p in conversions.pieces(mine)] == [p.nbytes for p in conversions.pieces(torchs)]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_the_blocks_of_the_packed_benchmark_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "lengths", lambda: [packed.TIME, 40])
+@pytest.fixture
+def small_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "BATCH", 2)
-    calls = packed.candidates(backward=False)
-    there = torch.arange(packed.TIME) < torch.tensor(packed.lengths())[:, None]
-    rows = calls["rows by hand"]()
-    torch.testing.assert_close(calls[packed.PACKED]().to_tensor(0)[there], rows)
-    torch.testing.assert_close(calls[packed.PADDED]()[there], rows)
-    torch.testing.assert_close(calls[packed.NESTED]().values(), rows)
+    monkeypatch.setattr(packed, "TIME", 64)
+    monkeypatch.setattr(packed, "lengths", lambda: [64, 40])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.usefixtures("small_packed")
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_blocks_of_the_packed_benchmark_compute_the_same(backward: bool) -> None:
+    calls = packed.candidates(backward)
+    packed.check(calls)
+    (first, *rest) = packed.rows_of(calls[packed.NESTED]())
+    with pytest.raises(AssertionError, match="packed: "):
+        packed.check({packed.BY_HAND: calls[packed.BY_HAND], packed.PACKED: lambda: [first * 1.01, *rest]})
+
+
+def test_the_choice_is_compared_with_several_layouts_that_compute_the_same() -> None:
+    x = choice.tensor(64, 0.3, "elements")
+    stored = choice.all_forms(x, "reduction", 0.3, "elements")
+    assert set(stored) == {"torch.strided", "torch.sparse_csr", "torch.sparse_coo", "torch.sparse_csc"}
+    work = choice.calls(stored, "reduction")
+    choice.check(work, "reduction")
+    wrong = work | {"torch.sparse_coo": lambda: x.amax(-1)}
+    with pytest.raises(AssertionError, match=r"reduction, torch\.sparse_coo: "):
+        choice.check(wrong, "reduction")
+    nowhere = md.masked_tensor(x.sum(-1).to_tensor(0), torch.zeros(64, dtype=torch.bool))
+    with pytest.raises(AssertionError, match="valid elsewhere"):
+        choice.check(work | {"torch.sparse_coo": lambda: nowhere}, "reduction")
+
+
+def test_the_choice_is_measured_beside_the_quickest() -> None:
+    ratio, best = choice.beside_the_best({"a": [2.0, 4.0, 6.0], "b": [1.0, 2.0, 3.0]}, "a")
+    assert (ratio, best) == (2.0, "b")
+
+
+@pytest.mark.parametrize("kind", ["random", "rows"])
+@pytest.mark.parametrize("way", eager_reductions.WAYS)
+def test_eager_reductions_compute_what_the_line_by_hand_computes(way: str, kind: str) -> None:
+    for name in reductions.MASKED:
+        given = eager_reductions.case(name, 16, kind)
+        eager_reductions.check(name, eager_reductions.WAYS[way](name, given), given.mask)
+    calls = eager_reductions.forward("sum", given)
+    with pytest.raises(AssertionError, match=r"\('sum', 'remembered'\)"):
+        eager_reductions.check("sum", calls | {eager_reductions.HAND: lambda: given.data.sum(-1) + 1}, given.mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*:UserWarning:torch.masked")
+@pytest.mark.parametrize("name", overhead.CALLS)
+def test_small_calls_compute_the_same_on_each_kind_of_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"plain", "masked_dispatch"} <= set(overhead.candidates(name, requires_grad=True))
+    _, *rest = overhead.CALLS[name]
+    calls = iter((torch.neg, torch.clone))  # the second one is called on plain tensors
+    monkeypatch.setitem(overhead.CALLS, name, (lambda x, y: next(calls)(x), *rest))
+    with pytest.raises(AssertionError, match="masked_dispatch: "):
+        overhead.check(name, "masked_dispatch", *overhead.operands("masked_dispatch", False, False))
+
+
+def test_the_masked_mean_is_the_same_in_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked_mean, "SIZE", (4, 8, 16))
+    eager = {name: make() for name, make in masked_mean.steps().items() if masked_mean.COMPILED not in name}
+    losses, mask = torch.randn(masked_mean.SIZE), torch.rand(masked_mean.SIZE) < 0.5
+    calls = {name: (lambda step=step: step(losses, mask)) for name, step in eager.items()}
+    assert len(calls) == 4
+    masked_mean.check(calls, eager[masked_mean.WHERE](losses.double(), mask))
+    with pytest.raises(AssertionError, match="wrong: "):
+        masked_mean.check({"wrong": lambda: (losses.mean(), losses)}, eager[masked_mean.WHERE](losses.double(), mask))
+
+
+def test_graphs_breaks_and_recompiles_are_counted() -> None:
+    torch.compiler.reset()
+    once = torch.compile(lambda x: x.sin() + 1, backend="eager")
+    assert graphs.counted(once, [torch.ones(3)] * 3) == graphs.Graphs(graphs=1, breaks=0, recompiles=0, kernels=0)
+
+    def breaking(x: Tensor) -> Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x + 1
+
+    found = graphs.counted(torch.compile(breaking, backend="eager"), [torch.ones(3), torch.ones(4)])
+    assert found == graphs.Graphs(graphs=2, breaks=1, recompiles=2, kernels=0)
+
+
+def test_kernels_are_counted_in_what_the_compiler_writes() -> None:
+    code = "async_compile = AsyncCompile()\ncpp_fused_sum_0 = async_compile.cpp_pybinding(['const float*'], source)\n"
+    assert len(graphs.KERNEL.findall(code * 2 + "async_compile.wait(globals())")) == 2

@@ -1,0 +1,196 @@
+"""The performance page: ``python -m benchmarks.page FILE [FILE ...]`` writes docs/performance.md and its plot.
+
+A FILE is what ``python -m benchmarks … --json FILE`` has written. Of a benchmark that is in several files, the last one
+counts. Nothing in the page is written by hand: a figure that should change is measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Goal
+
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+# What is measured, for each benchmark, in the order of the page.
+TITLES = {
+    "training": "R14: eager training step and evaluation of stock models",
+    "overhead": "R5: one small eager call",
+    "eager_reductions": "R3: eager reductions",
+    "fill": "Eager fills",
+    "chain": "R4: a chain of six elementwise operators",
+    "packed": "R10: a transformer block on packed storage",
+    "reductions": "R1, R2: compiled reductions",
+    "graphs": "R12: graphs and fused kernels",
+    "compiled_training": "R15: compiled training step of a stock model",
+    "masked_mean": "R9: masked-mean training step",
+    "sparse": "R7: work on sparse storage",
+    "conversions": "R6: dense to sparse",
+    "adagrad": "R8: a step of Adagrad on a sparse gradient",
+    "choice": "R11: the automatic choice of a layout",
+    "memory": "R17: peak memory",
+    "untouched": "R13: what plain tensors and the import pay",
+    "compile": "Start of a second process",
+}
+
+INTRODUCTION = """\
+# Performance
+
+Every figure here is a *ratio* of two things that were run side by side in one process, in turns, on one thread; its
+goal stands next to it. Seconds depend on the machine, ratios much less. Candidates' results are compared before they
+are timed. The whole page is measured and written by
+
+```bash
+python -m benchmarks all --quick --json all.json
+python -m benchmarks.page all.json
+```
+
+and a single section by the command below its title, without `--quick` for more rounds.
+
+{runs}
+
+![Every figure divided by its goal, by benchmark: what is left of the line at 1 reaches its goal.](performance.svg)
+
+Each dot is one goal: its figure divided by the goal, or the other way round where the goal is a lower bound. Left of
+the line, the goal is reached.
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The goals of one benchmark, from one run."""
+
+    name: str
+    goals: tuple[Goal, ...]
+
+    @property
+    def reached(self) -> int:
+        return sum(goal.reached for goal in self.goals)
+
+    @property
+    def farthest(self) -> Goal | None:
+        """The goal that is missed by the largest factor, if one is missed."""
+        missed = [goal for goal in self.goals if not goal.reached]
+        return max(missed, key=share_of_goal, default=None)
+
+
+def share_of_goal(goal: Goal) -> float:
+    """The figure divided by the goal, or the other way round: up to 1 it is reached. inf if that says nothing."""
+    over, under = (goal.bound, goal.measured) if goal.at_least else (goal.measured, goal.bound)
+    if math.isnan(goal.measured):
+        return math.inf
+    return over / under if under else (0.0 if goal.reached else math.inf)
+
+
+def measured_in(runs: Iterable[dict[str, Any]]) -> list[Measured]:
+    """Each benchmark's goals from the last run that has it, in the order of the page."""
+    found: dict[str, Measured] = {}
+    for run in runs:
+        for name in run["benchmarks"]:
+            goals = [goal for goal in run["goals"] if goal["benchmark"] == name]
+            found[name] = Measured(
+                name, tuple(Goal(g["promise"], g["measured"], g["bound"], g["at_least"]) for g in goals)
+            )
+    return [found[name] for name in TITLES if name in found]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, whose first column is text and whose others are figures."""
+    alignment = ["---", *["---:"] * (len(columns) - 1)]
+    lines = [columns, alignment, *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def bound_of(goal: Goal) -> str:
+    return f"{'≥' if goal.at_least else '≤'} {goal.bound:g}"
+
+
+def figure_of(goal: Goal) -> str:
+    return "not measured" if math.isnan(goal.measured) else f"{goal.measured:.2f}"
+
+
+def run_line(run: dict[str, Any]) -> str:
+    """When, with what and on what machine a run was made."""
+    machine = run["machine"]
+    about = f"{machine['architecture']}, {machine['capability']}, {machine['cores']} cores"
+    names = ", ".join(f"`{name}`" for name in run["benchmarks"])
+    return (
+        f"Measured on {run['date'][:10]} with torch {run['torch']} and Python {run['python']} on "
+        f"{machine['processor']} ({about}): {names}."
+    )
+
+
+def summary(measured: Sequence[Measured]) -> str:
+    """One line for each benchmark: how many goals are reached, and the one that is missed by most."""
+    rows = []
+    for one in measured:
+        far = one.farthest
+        worst = "–" if far is None else f"{far.promise}: {figure_of(far)} ({bound_of(far)})"
+        rows.append((TITLES[one.name], f"{one.reached} of {len(one.goals)}", worst))
+    return table(("benchmark", "goals reached", "missed by most"), rows)
+
+
+def section(one: Measured) -> str:
+    """One benchmark: the command, and each goal with its figure."""
+    rows = [(g.promise, bound_of(g), figure_of(g), "yes" if g.reached else "**no**") for g in one.goals]
+    return "\n\n".join(
+        (
+            f"## {TITLES[one.name]}",
+            f"`python -m benchmarks {one.name}`",
+            table(("", "goal", "figure", "reached"), rows),
+        )
+    )
+
+
+def page(runs: Sequence[dict[str, Any]]) -> str:
+    """The page as Markdown."""
+    measured = measured_in(runs)
+    introduction = INTRODUCTION.format(runs="\n\n".join(run_line(run) for run in runs))
+    return "\n\n".join((introduction.rstrip(), summary(measured), *map(section, measured))) + "\n"
+
+
+def plot(measured: Sequence[Measured], file: Path) -> None:
+    """A dot for each goal, by benchmark; the file's kind is that of its name."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    # The same figures give the same file.
+    matplotlib.rcParams.update({"svg.hashsalt": "performance", "svg.fonttype": "none", "font.size": 9})
+    figure, axes = pyplot.subplots(figsize=(8, 0.3 * len(measured) + 1), layout="constrained")
+    for row, one in enumerate(measured):
+        shares = [(min(max(share, 0.05), 20), goal.reached) for goal in one.goals if (share := share_of_goal(goal))]
+        for reached, colour in ((True, "#00897b"), (False, "#e65100")):
+            at = [share for share, is_reached in shares if is_reached is reached]
+            axes.plot(at, [row] * len(at), "o", color=colour, alpha=0.5, markersize=5, markeredgewidth=0)
+    axes.axvline(1, color="#777", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(measured)), [TITLES[one.name] for one in measured])
+    axes.invert_yaxis()
+    axes.set_xlabel("figure ÷ goal")
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="what python -m benchmarks --json has written"
+    )
+    parser.add_argument("--output", type=Path, default=PAGE, help="the page; the plot is written beside it")
+    arguments = parser.parse_args()
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in arguments.files]
+    arguments.output.write_text(page(runs), encoding="utf-8")
+    plot(measured_in(runs), arguments.output.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The performance page is made of what the benchmarks have written, and of nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import page
+from benchmarks.__main__ import NAMES, QUICK
+from repository import ROOT
+
+MACHINE = {"processor": "a processor", "architecture": "x86_64", "capability": "AVX2", "cores": 2, "threads": 1}
+
+
+def run_of(goals: dict[str, list[tuple[str, float, float, bool]]], date: str = "2026-01-01") -> dict[str, Any]:
+    """What a run of the benchmarks leaves: (promise, measured, bound, at_least) of each benchmark."""
+    rows = [
+        {"benchmark": name, "promise": promise, "measured": measured, "bound": bound, "at_least": at_least}
+        for name, of_one in goals.items()
+        for promise, measured, bound, at_least in of_one
+    ]
+    about = {"date": f"{date}T12:00:00+00:00", "torch": "2.13.0", "python": "3.11.0", "machine": MACHINE}
+    return {"benchmarks": list(goals), "goals": rows, **about}
+
+
+RUN = run_of(
+    {
+        "fill": [("faster than where", 3.0, 2.0, True)],
+        "overhead": [("exp", 4.5, 3.0, False), ("neg", 4.0, 5.0, False), ("sum", float("nan"), 6.0, False)],
+    }
+)
+
+
+def test_each_goal_stands_beside_its_figure() -> None:
+    text = page.page([RUN])
+    assert "| exp | ≤ 3 | 4.50 | **no** |" in text
+    assert "| neg | ≤ 5 | 4.00 | yes |" in text
+    assert "| sum | ≤ 6 | not measured | **no** |" in text
+    assert "| faster than where | ≥ 2 | 3.00 | yes |" in text
+    assert "`python -m benchmarks overhead`" in text
+    assert "Measured on 2026-01-01 with torch 2.13.0" in text
+    assert "a processor" in text
+
+
+def test_the_summary_names_what_is_missed_by_most() -> None:
+    text = page.page([RUN])
+    assert "| R5: one small eager call | 1 of 3 | sum: not measured (≤ 6) |" in text
+    assert "| Eager fills | 1 of 1 | – |" in text
+
+
+def test_of_two_runs_the_later_one_counts() -> None:
+    again = run_of({"fill": [("faster than where", 1.0, 2.0, True)]}, date="2026-02-02")
+    text = page.page([RUN, again])
+    assert "| faster than where | ≥ 2 | 1.00 | **no** |" in text
+    assert "3.00" not in text
+    assert "| exp | ≤ 3 | 4.50 | **no** |" in text
+    assert "2026-01-01" in text
+    assert "2026-02-02" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "at_least", "share"),
+    [(1.0, 2.0, False, 0.5), (1.0, 2.0, True, 2.0), (0.0, 0.0, False, 0.0), (1.0, 0.0, False, float("inf"))],
+)
+def test_a_figure_is_divided_by_its_goal(measured: float, bound: float, at_least: bool, share: float) -> None:
+    goal = page.Goal("", measured, bound, at_least)
+    assert page.share_of_goal(goal) == share
+    assert goal.reached is (share <= 1)
+
+
+def test_the_command_writes_the_page_and_its_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    file, output = tmp_path / "all.json", tmp_path / "performance.md"
+    file.write_text(json.dumps(RUN), encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["page", str(file), "--output", str(output)])
+    page.main()
+    first = (tmp_path / "performance.svg").read_bytes()
+    assert b"R5: one small eager call" in first
+    assert output.read_text(encoding="utf-8") == page.page([RUN])
+    page.main()
+    assert (tmp_path / "performance.svg").read_bytes() == first
+
+
+def test_every_benchmark_has_a_place_on_the_page_and_a_quick_form() -> None:
+    assert set(page.TITLES) == set(NAMES)
+    assert set(QUICK) == set(NAMES)
+
+
+def test_the_page_names_benchmarks_that_exist() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    named = re.findall(r"^`python -m benchmarks (\w+)`$", text, re.MULTILINE)
+    assert named
+    assert set(named) <= set(NAMES)
+    assert "performance.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
