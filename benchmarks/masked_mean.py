@@ -22,7 +22,7 @@ from benchmarks.kernels import OnePass
 from benchmarks.peak import GIVING_BACK, peak_of_call, peak_of_process
 
 SIZE, MASKS = (32, 512, 256), 20
-LIMIT, SELECT, WHERE, TORCH_MASKED = "one-pass kernels", "losses[mask].mean()", "torch.where", "torch.masked.mean"
+LIMIT, SELECT, WHERE, TORCH_MASKED = "one-pass kernels", "index by the mask", "torch.where", "torch.masked.mean"
 MASKED = "masked_dispatch"
 COMPILED = ", compiled"
 # Of the loss and its gradient, for one mask.

@@ -114,15 +114,21 @@ def figure_of(goal: Goal) -> str:
     return "not measured" if math.isnan(goal.measured) else f"{goal.measured:.2f}"
 
 
-def run_line(run: dict[str, Any]) -> str:
+def circumstances(run: dict[str, Any]) -> str:
     """When, with what and on what machine a run was made."""
     machine = run["machine"]
     about = f"{machine['architecture']}, {machine['capability']}, {machine['cores']} cores"
-    names = ", ".join(f"`{name}`" for name in run["benchmarks"])
     return (
-        f"Measured on {run['date'][:10]} with torch {run['torch']} and Python {run['python']} on "
-        f"{machine['processor']} ({about}): {names}."
+        f"{run['date'][:10]} with torch {run['torch']} and Python {run['python']} on {machine['processor']} ({about})"
     )
+
+
+def run_lines(runs: Iterable[dict[str, Any]]) -> str:
+    """The circumstances of all runs, each with the benchmarks that it measured."""
+    measured: dict[str, list[str]] = {}
+    for run in runs:
+        measured.setdefault(circumstances(run), []).extend(f"`{name}`" for name in run["benchmarks"])
+    return "\n\n".join(f"Measured on {about}: {', '.join(names)}." for about, names in measured.items())
 
 
 def summary(measured: Sequence[Measured]) -> str:
@@ -150,7 +156,7 @@ def section(one: Measured) -> str:
 def page(runs: Sequence[dict[str, Any]]) -> str:
     """The page as Markdown."""
     measured = measured_in(runs)
-    introduction = INTRODUCTION.format(runs="\n\n".join(run_line(run) for run in runs))
+    introduction = INTRODUCTION.format(runs=run_lines(runs))
     return "\n\n".join((introduction.rstrip(), summary(measured), *map(section, measured))) + "\n"
 
 
