@@ -25,6 +25,7 @@ from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_e
 from op_registry.categories import reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
+from op_registry.records.fill import zero_selector
 from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
@@ -34,8 +35,8 @@ from op_registry.rule import Rule
 _grad_enabled = torch.is_grad_enabled
 _inference_mode_enabled = torch.is_inference_mode_enabled
 
-# What reduction_steps returns.
-Steps = tuple[Number | None, Tensor | None]
+# What a reduction fills with, or the mask that selects zeros where that is a fill by `select`; its result's validity.
+Steps = tuple[Number | None, Tensor | None, Tensor | None]
 
 
 def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
@@ -85,6 +86,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
 def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A reduction to one tensor; if its input is valid everywhere, it costs little more than torch's own."""
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
+    select = direct_call(torch.ops.aten.threshold_backward.default)
     if rule.run is not run_reduction or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
 
@@ -98,25 +100,33 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         ):
             return general(keyset, x, *rest, **kwargs)
         validity = x._stored_validity if x._family is None else shared_validity(x)
+        data = x._data
         if validity is None:
-            return wrap(call(x._data, *rest), None)
-        record = Dense(x._data, validity)
-        value, some = kept_steps(op, rule, record, validity, rest)
-        return wrap(call(record.data if value is None else record.filled(value), *rest), some)
+            return wrap(call(data, *rest), None)
+        value, zero_by, some = kept_steps(op, rule, data, validity, rest)
+        if zero_by is not None:
+            data = data if known_zero(data, validity) else select(data, zero_by, 0)
+        elif value is not None:
+            data = Dense(data, validity).filled(value)
+        return wrap(call(data, *rest), some)
 
     return kernel
 
 
-def kept_steps(op: OpOverload, rule: Rule, x: Dense, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
-    """reduction_steps, kept with the mask."""
-    data = x.data
-    if being_traced(data) or validity.is_inference() or _inference_mode_enabled():
-        return reduction_steps(op, x, rest, rule.traits, {})
-    key = (op, data.dtype, data.shape, *(tuple(a) if type(a) is list else a for a in rest))
+def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
+    """reduction_steps, and what selects zeros; kept with the mask."""
+    if type(data) is not Tensor or validity.is_inference() or _inference_mode_enabled():
+        value, some = reduction_steps(op, Dense(data, validity), rest, rule.traits, {})
+        return value, None, some
     kept = kept_with(validity)
+    key: tuple[Any, ...] = (op, data.dtype, data.shape)
+    if rest:
+        key = (*key, *(tuple(a) if type(a) is list else a for a in rest))
     steps: Steps | None = kept.get(key)
     if steps is None:
-        steps = kept[key] = reduction_steps(op, x, rest, rule.traits, {})
+        value, some = reduction_steps(op, Dense(data, validity), rest, rule.traits, {})
+        zero_by = None if value is None else zero_selector(data, validity, value)
+        steps = kept[key] = (value, zero_by, some)
     return steps
 
 

@@ -3,7 +3,9 @@
 ``torch.where`` with a mask is branchy on CPU: on a random mask it costs ten times the reduction that follows. Without a
 derivative to carry, the same values come from bit operations on the data's own bytes, whatever the mask's pattern:
 ``bits & wide``, with `wide` all ones where valid, gives 0 elsewhere, and the same between two exclusive ors
-another value. Where a derivative is recorded, a large fill has one of its own, which is the same bit operations.
+another value. Where a derivative is recorded, a large fill has one of its own, which is the same bit operations. A
+small fill with zeros is one call of `threshold_backward`: of all torch operators with two tensors, the one that selects
+without a branch, and whose derivative, in C++, is itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from op_registry.records.kept import kept_with
 from op_registry.records.tracing import is_older_batch, may_be_read, under_transform
 from op_registry.records.validity import as_bool
 from op_registry.records.zeros import known_zero, remember_zero
+
+aten = torch.ops.aten
 
 # The integers as wide as each dtype that the eager fill may treat as bits.
 _BITS = {
@@ -64,6 +68,10 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
     if data.dtype is torch.bool and not isinstance(value, Tensor):
         value = bool(value)  # torch.where(m, bools, 1) would give int64
     if not isinstance(value, Tensor) and _fills_bits(data, validity, value):
+        zero_by = zero_selector(data, validity, value)
+        if zero_by is not None:
+            selected: Tensor = aten.threshold_backward.default(data, zero_by, 0)
+            return selected
         if not (data.requires_grad and torch.is_grad_enabled()):
             return fill_bits(data, validity, value)
         if data.numel() >= _WORTH_IT:
@@ -172,6 +180,24 @@ def can_fill_bits(data: Tensor, value: complex) -> bool:
     if isinstance(value, complex):
         return dtype.is_complex
     return isinstance(value, int) or dtype.is_floating_point or dtype.is_complex
+
+
+def zero_selector(data: Tensor, validity: Tensor, value: complex) -> Tensor | None:
+    """The mask as numbers of the data's dtype, 1 where valid, where `threshold_backward` with it is the fill.
+
+    It is for small data of numbers that have an order, filled with +0.
+    """
+    dtype = data.dtype
+    small = data.numel() < _WORTH_IT and validity.numel() <= _KEPT_UP_TO
+    if not (small and data.is_cpu and dtype in _BITS and not dtype.is_complex and pattern(value, dtype) == 0):
+        return None
+    if validity.is_inference() or torch.is_inference_mode_enabled():
+        return validity.to(dtype)
+    kept = kept_with(validity)
+    found: Tensor | None = kept.get(("selector", dtype))
+    if found is None:
+        found = kept["selector", dtype] = validity.to(dtype)
+    return found
 
 
 @functools.lru_cache(maxsize=256)
