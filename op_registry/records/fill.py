@@ -189,7 +189,8 @@ def zero_selector(data: Tensor, validity: Tensor, value: complex) -> Tensor | No
     """
     dtype = data.dtype
     small = data.numel() < _WORTH_IT and validity.numel() <= _KEPT_UP_TO
-    if not (small and data.is_cpu and dtype in _BITS and not dtype.is_complex and pattern(value, dtype) == 0):
+    plus_zero = value == 0 and dtype in _BITS and not dtype.is_complex and pattern(value, dtype) == 0
+    if not (small and plus_zero and data.is_cpu):
         return None
     if validity.is_inference() or torch.is_inference_mode_enabled():
         return validity.to(dtype)
@@ -200,9 +201,14 @@ def zero_selector(data: Tensor, validity: Tensor, value: complex) -> Tensor | No
     return found
 
 
-@functools.lru_cache(maxsize=256)
 def pattern(value: complex, dtype: torch.dtype) -> int:
     """The bits of `value` as an integer."""
+    # 0.0 and -0.0 are equal, and their bits are not: what is kept for one must not serve for the other.
+    return _pattern(value, "" if type(value) is int else repr(value), dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(value: complex, written: str, dtype: torch.dtype) -> int:
     return int(torch.tensor(value, dtype=dtype).view(_BITS[dtype]).item())
 
 

@@ -1,0 +1,129 @@
+"""A small fill with zeros is one operator that selects: the same values, bits and derivatives as torch.where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import masked_dispatch as md
+from op_registry.records.fill import fill_where_invalid, small_as_large, zero_selector
+
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+MASK = torch.tensor([[1, 0, 1], [0, 1, 1]], dtype=torch.int8)
+MASKS = {"elements": MASK, "rows": MASK[:, :1].clone(), "columns": MASK[:1].clone(), "larger": MASK.repeat(4, 1, 1)}
+HIDDEN = (float("nan"), float("inf"), float("-inf"))
+
+
+class Calls(TorchDispatchMode):
+    """The operators that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype is b.dtype and a.shape == b.shape and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
+
+
+@pytest.mark.parametrize("which", MASKS)
+@pytest.mark.parametrize("dtype", [*(d for d in REAL if d is not torch.bfloat16), *INTEGERS], ids=str)
+def test_the_values_are_those_of_where(dtype: torch.dtype, which: str) -> None:
+    validity = MASKS[which]
+    data = torch.tensor([[5, 1, 2], [3, 0, 4]]).to(dtype)
+    assert zero_selector(data, validity, 0) is not None
+    assert same_bits(fill_where_invalid(data, validity, 0), torch.where(validity == 1, data, 0))
+
+
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+def test_nothing_hidden_gets_through_and_nothing_valid_is_changed(dtype: torch.dtype) -> None:
+    for value in HIDDEN:
+        hidden = torch.where(MASK == 1, 1, value).to(dtype)
+        assert torch.equal(fill_where_invalid(hidden, MASK, 0), (MASK == 1).to(dtype))
+    valid = torch.tensor([[-0.0, 0, torch.nan], [0, torch.inf, -torch.inf]], dtype=dtype)
+    filled = fill_where_invalid(valid, MASK, 0)
+    torch.testing.assert_close(filled, torch.where(MASK == 1, valid, 0), rtol=0, atol=0, equal_nan=True)
+    assert bool(filled[0, 0].signbit())
+
+
+@pytest.mark.parametrize("value", [-0.0, 1, float("inf"), float("nan")])
+def test_only_a_positive_zero_is_selected(value: float) -> None:
+    data = torch.ones(2, 3)
+    assert zero_selector(data, MASK, value) is None
+    filled = fill_where_invalid(data, MASK, value)
+    assert same_bits(filled, torch.where(MASK == 1, data, value))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_a_large_fill_tells_a_negative_zero_from_a_positive_one(dtype: torch.dtype) -> None:
+    data = torch.ones(2, 3, dtype=dtype)
+    with small_as_large():
+        fills = [fill_where_invalid(data, MASK, value) for value in (0.0, -0.0, 0.0)]
+    for found, value in zip(fills, (0.0, -0.0, 0.0), strict=True):
+        assert same_bits(found, torch.where(MASK == 1, data, torch.tensor(value, dtype=dtype)))
+
+
+def test_complex_numbers_and_bools_are_filled_as_before() -> None:
+    for data in (torch.ones(2, 3, dtype=torch.complex64), torch.ones(2, 3, dtype=torch.bool)):
+        assert zero_selector(data, MASK, 0) is None
+        assert torch.equal(fill_where_invalid(data, MASK, 0), torch.where(MASK == 1, data, 0).to(data.dtype))
+
+
+@pytest.mark.parametrize("which", MASKS)
+def test_derivatives_of_both_orders_are_those_of_where(which: str) -> None:
+    validity = MASKS[which]
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad((fill**3).sum(), x, create_graph=True)[0]
+        for fill in (fill_where_invalid(x, validity, 0), torch.where(validity == 1, x, 0))
+    )
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad((g * g).sum(), x, retain_graph=True)[0] for g in (found, expected)))
+
+
+def test_a_gradient_that_is_nan_where_invalid_gets_zero_there() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    fill_where_invalid(x, MASK, 0).backward(torch.where(MASK == 1, 2.0, torch.nan))
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2.0 * MASK)
+
+
+def test_a_mask_that_is_written_to_selects_anew() -> None:
+    validity = MASK.clone()
+    data = torch.ones(2, 3)
+    fill_where_invalid(data, validity, 0)
+    validity[0, 1] = 1
+    assert torch.equal(fill_where_invalid(data, validity, 0), validity.to(torch.float32))
+
+
+def test_what_inference_mode_selects_by_is_not_kept() -> None:
+    validity = MASK.clone()
+    with torch.inference_mode():
+        fill_where_invalid(torch.ones(2, 3), validity, 0)
+    x = torch.ones(2, 3, requires_grad=True)
+    fill_where_invalid(x, validity, 0).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, MASK.to(torch.float32))
+
+
+def test_a_small_fill_is_one_operator() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    with Calls() as calls:
+        fill_where_invalid(x, MASK, 0)
+        fill_where_invalid(x, MASK, 0)
+    assert [name for name in calls.names if "_to_copy" not in name] == ["aten.threshold_backward.default"] * 2
+
+
+def test_a_small_sum_does_not_see_what_is_hidden() -> None:
+    for value in HIDDEN:
+        x = md.masked_tensor(torch.where(MASK == 1, 1, value), MASK == 1)
+        assert [x.sum().to_tensor(0).item(), *x.sum(-1).to_tensor(0).tolist()] == [4, 2, 2]
+        empty = md.masked_tensor(torch.full((3,), value), torch.zeros(3, dtype=torch.bool))
+        assert not empty.sum().get_mask().item()
