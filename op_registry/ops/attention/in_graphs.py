@@ -101,7 +101,7 @@ def _attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
+    of_query, of_key, of_value = (x.new_zeros(x.shape) for x in (query, key, value))
     for q, k in _sequences(query_bounds, key_bounds):
         of_queries, of_keys = (
             [_as_batch(x[rows]) for x in operands] for rows, operands in ((q, (grad, query, output)), (k, (key, value)))
@@ -116,9 +116,9 @@ def _attention_backward(
             is_causal,
             scale=scale,
         )
-        for total, part, rows in zip(grads, results, (q, k, k), strict=True):
+        for total, part, rows in zip((of_query, of_key, of_value), results, (q, k, k), strict=True):
             total[rows] = _as_rows(part)
-    return grads
+    return of_query, of_key, of_value
 
 
 def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
