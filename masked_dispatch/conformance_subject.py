@@ -31,7 +31,7 @@ class Eager(Subject):
     def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
         if not is_masked_tensor(value):
             return value, None
-        dense = value.to_dense()
+        dense = value.to_dense() if isinstance(value, SparseMaskedTensor) else value
         return dense.get_data(), dense.get_mask()
 
     def remember_zero(self, value: Any) -> None:

@@ -85,6 +85,13 @@ class Registry:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def rules(self) -> Iterator[Rule]:
+        """Every rule in force for the caller, once."""
+        in_force: dict[OpOverload, Rule | None] = dict(self._base.rules)
+        for overlay in self.scope:
+            in_force.update(overlay.rules)
+        return iter({id(rule): rule for rule in in_force.values() if rule is not None}.values())
+
     @property
     def scope(self) -> Scope:
         """The overlays in force for the caller, outermost first."""

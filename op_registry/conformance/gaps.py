@@ -109,7 +109,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
 def gaps_of(operator: Operator) -> Sequence[Gap]:
     """Every gap named for an operator: in the table, and on the rules of the overloads that it calls."""
     in_table = list(TABLE.get(operator.name, ()))
-    if not any(registry.get(op).gaps for op in registry):  # type: ignore[union-attr]
+    if not any(rule.gaps for rule in registry.rules()):
         return in_table
     if isinstance(operator, RegisteredOperator):
         overloads: Sequence[object] = (operator.op,)

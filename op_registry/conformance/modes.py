@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.compare import difference, mask_difference
+from op_registry.conformance.guard_timing import guards_not_timed
 from op_registry.conformance.laws import Outcome, gradients_of
 from op_registry.conformance.masks import KNOWN_ZERO, PARTIAL, PLAIN, Masking, masking
 from op_registry.conformance.plain_torch import one_line
@@ -149,6 +150,7 @@ def _base_is(name: str, observed_base: Observed, data: Tensor, mask: Tensor) -> 
         raise Broken(f"{name}: in the base, {wrong}")
 
 
+@guards_not_timed()
 def modes_agree(trial: Trial, mode: str) -> None:
     """P7: the same masks, values and gradients in `mode` as in eager, and no recompilation for another mask."""
     mode_subject = trial.subject.modes().get(mode)

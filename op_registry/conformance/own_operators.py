@@ -133,9 +133,10 @@ def forms_of(op: OpOverload) -> list[OwnForm]:
 def module_written_in(where: str) -> str | None:
     """The imported module in whose file a rule is written (``rule.where``: file and line)."""
     path = where.rpartition(":")[0]
+    last = path.rpartition("/")[2]  # compared first: every trial asks, of thousands of modules
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and path_in_package(file, name) == path:
+        if file and file.endswith(last) and path_in_package(file, name) == path:
             spec = getattr(module, "__spec__", None)
             # A module run by `python -m` is called __main__; its spec has the name by which to import it.
             importable = spec.name if name == "__main__" and spec is not None else name

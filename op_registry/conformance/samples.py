@@ -284,8 +284,10 @@ def operator_named(name: str) -> Operator:
     name, _, dtype = name.partition("@")
     if dtype:
         return operator_named(name).in_dtype(getattr(torch, dtype))
-    entries = database()
     plain_name, _, form = name.partition("+")
+    if not form and _is_overload(name):
+        return RegisteredOperator(overload_named(name))  # without the database, whose import takes seconds
+    entries = database()
     if form and name.replace(".", "_") in variants():
         return variants()[name.replace(".", "_")]
     if form:
@@ -294,6 +296,13 @@ def operator_named(name: str) -> Operator:
     if formatted in entries:
         return entries[formatted]
     return RegisteredOperator(overload_named(name))
+
+
+def _is_overload(name: str) -> bool:
+    """Whether it is the name of an overload in torch.ops, with its namespace, as no entry of the database has."""
+    namespace, _, rest = name.replace("::", ".").partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), rest.partition(".")[0], None) if rest else None
+    return isinstance(packet, OpOverloadPacket)
 
 
 def overload_named(name: str) -> OpOverload:

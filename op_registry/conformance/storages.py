@@ -22,7 +22,7 @@ from op_registry.errors import MaskedSemanticsError
 def layouts_agree(trial: Trial, storage: str) -> None:
     """P4: results and gradients are those of dense storage, with NaN in every invalid element that is stored."""
     _check_storage_applies(trial, storage)
-    dense = outcome_with_gradients(trial, None)
+    dense = trial.once("on dense storage", _on_dense_storage)
     trial.subject.densified()  # forget earlier conversions
     stored = outcome_with_gradients(trial, "nan", storage)
     densified = trial.subject.densified()
@@ -46,7 +46,7 @@ def non_interference(trial: Trial, storage: str) -> None:
             raise Broken(f"{name} {what_happened(with_second)}, with {first} {what_happened(with_first)}")
     else:
         same_bits(name, with_second, with_first, trial)
-    dense = outcome_with_gradients(trial, None)
+    dense = trial.once("on dense storage", _on_dense_storage)
     _same_as_dense(f"stored as {storage} with {first} in stored invalid elements", with_first, dense, trial)
 
 
@@ -55,7 +55,7 @@ def gradients_agree(trial: Trial, storage: str) -> None:
     if trial.derivative_order == 0:
         raise NotAsked(f"no derivative: {plain_torch.derivative(trial.sample, trial.seed).why}")
     _check_storage_applies(trial, storage)
-    dense = derivatives_or_refusal(trial)
+    dense = trial.once("derivatives on dense storage", derivatives_or_refusal)
     stored = derivatives(trial, storage)
     for order, mine, theirs in zip(("gradient", "second-order gradient"), stored, dense, strict=True):
         if mine is not None and theirs is not None:
@@ -66,15 +66,28 @@ def gradients_agree(trial: Trial, storage: str) -> None:
 
 def _check_storage_applies(trial: Trial, storage: str) -> None:
     """NotAsked if no tensor can be stored so, or for "csr_first" and its like, only one (then "csr" tests the same)."""
-    dense = trial.wrapped()[2]
-
-    def changed(storage: str) -> int:
-        stored = trial.wrapped(storage=storage)[2]
-        return sum(type(a) is not type(b) for a, b in zip(stored, dense, strict=True))
-
     layout, only_first = storage_of(storage)
-    if changed(layout) < (2 if only_first else 1):
+    if trial.once(f"tensors stored as {layout}", lambda trial: _tensors_stored(trial, layout)) < 1 + only_first:
         raise NotAsked(f"no tensor that can be stored as {storage}")
+
+
+def _tensors_stored(trial: Trial, layout: str) -> int:
+    """How many of the operands can be stored so."""
+    dense = trial.once("dense operands", lambda trial: [type(value) for value in trial.wrapped()[2]])
+    return sum(type(a) is not b for a, b in zip(trial.wrapped(storage=layout)[2], dense, strict=True))
+
+
+def _on_dense_storage(trial: Trial) -> Outcome | Exception:
+    """Results and gradients on dense storage, without their graphs."""
+    outcome = outcome_with_gradients(trial, None)
+    if isinstance(outcome, Exception):
+        return outcome
+    results, gradients = ([_detached(value) for value in part] for part in outcome)
+    return results, gradients
+
+
+def _detached(value: Any) -> Any:
+    return (value[0].detach(), value[1]) if isinstance(value, tuple) else value
 
 
 def _same_as_dense(name: str, stored: Outcome | Exception, dense: Outcome | Exception, trial: Trial) -> None:

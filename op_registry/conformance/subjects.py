@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -50,10 +51,15 @@ def declared_subjects() -> dict[str, str]:
 
     A checkout on PYTHONPATH has no entry points, but its pyproject.toml declares them.
     """
-    installed = {p.name: p.value for p in importlib.metadata.entry_points(group=GROUP)}
-    return SHIPPED | _declared_in_checkout() | installed
+    return SHIPPED | _declared_in_checkout() | _installed()
 
 
+@functools.cache  # reading the metadata of every installed distribution takes longer than many a trial
+def _installed() -> dict[str, str]:
+    return {p.name: p.value for p in importlib.metadata.entry_points(group=GROUP)}
+
+
+@functools.cache
 def _declared_in_checkout() -> dict[str, str]:
     project = Path(__file__).parents[2] / "pyproject.toml"
     if sys.version_info < (3, 11) or not project.is_file():

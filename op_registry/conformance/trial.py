@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_leaves
+
+T = TypeVar("T")
+
+# The most elements in the tensors of a trial that remembers results.
+MOST_REMEMBERED = 1 << 14
 
 # Floating-point dtypes with too few digits for sums and products of the samples' values.
 NARROW = (torch.float16, torch.bfloat16)
@@ -62,6 +67,20 @@ class Trial:
     sample: Sample
     masking: Masking
     seed: int = 0
+    # What laws computed of this trial, by name; a trial that is derived from it starts with none.
+    _computed: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, name: str, compute: Callable[[Trial], T]) -> T:
+        """What `compute` gives for this trial, remembered by `name`: every storage is compared with it.
+
+        Of large operands it is computed again, because the trials of a run are kept until its end.
+        """
+        if sum(t.numel() for t in self.sample.tensors) > MOST_REMEMBERED:
+            return compute(self)
+        if name not in self._computed:
+            self._computed[name] = compute(self)
+        result: T = self._computed[name]
+        return result
 
     @functools.cached_property
     def masks(self) -> list[Tensor | None]:

@@ -148,10 +148,23 @@ LAST_RESORTS = (ONE_HOLE, "stored")
 WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
 
 
+# The trials of one run on storages other than dense, by sample and kind of mask.
+Made = dict[tuple[Sample, str], Trial]
+
+
 def trials_of(
-    operator: Operator, law: str, subject: Subject, settings: Settings, stored: bool = False, whole: bool = False
+    operator: Operator,
+    law: str,
+    subject: Subject,
+    settings: Settings,
+    stored: bool = False,
+    whole: bool = False,
+    made: Made | None = None,
 ) -> Iterator[tuple[str, Trial]]:
-    """Every trial of a law, with its description; see :func:`kinds_of` for `stored` and `whole`."""
+    """Every trial of a law, with its description; see :func:`kinds_of` for `stored` and `whole`.
+
+    made  the trials so far on storages other than dense: the same ones are yielded again, with what they remember
+    """
     for dtype in dtypes_of(operator, law, settings):
         if law == "P7":
             samples = _compiled_samples(operator, dtype, settings)
@@ -169,7 +182,10 @@ def trials_of(
             for kind in kinds:
                 masks = masking(kind, sample.tensors, settings.seed)
                 if masks is not None:
-                    yield describe(sample, kind), Trial(subject, sample, masks, settings.seed)
+                    trial = Trial(subject, sample, masks, settings.seed)
+                    if stored and made is not None:
+                        trial = made.setdefault((sample, kind), trial)
+                    yield describe(sample, kind), trial
 
 
 def _first_with_valid_results(
@@ -277,14 +293,15 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     report = Report(name if isinstance(name, str) else operator.name)
     started = time.monotonic()
     gaps = _GapTracker(gaps_of(operator))
+    made: Made = {}
     with warnings.catch_warnings(), zeros_verified():
         warnings.simplefilter("ignore")
         for law in settings.laws:
             report.counts.setdefault(law, Counter())
             if law in subject.laws:
-                _try_law(law, operator, subject, settings, gaps, report, say)
+                _try_law(law, operator, subject, settings, gaps, report, say, made)
                 if law in WANTED_WHOLE and not report.asked(law):
-                    _try_law(law, operator, subject, settings, gaps, report, say, whole=True)
+                    _try_law(law, operator, subject, settings, gaps, report, say, made, whole=True)
             else:
                 report.silences[law] = {f"the subject {subject.name!r} does not support it": 1}
             if settings.until_broken and report.failures:
@@ -315,12 +332,13 @@ def _try_law(
     gaps: _GapTracker,
     report: Report,
     say: Callable[[str], None],
+    made: Made,
     whole: bool = False,
 ) -> None:
     """Run every trial of one law."""
     for option, check in _checks(law, subject, settings):
         stored = option is not None and law in STORED
-        for description, trial in trials_of(operator, law, subject, settings, stored, whole):
+        for description, trial in trials_of(operator, law, subject, settings, stored, whole, made):
             line = repro(operator, law, description, settings, option)
             say(line)
             full_description = f"{description} {option[1]}" if option and stored else description
