@@ -1,19 +1,22 @@
 """What every test runs under.
 
 What is remembered as zero under a mask is verified where it is used. Hypothesis draws the same examples in every run,
-so that a failure is found again; more of them where asked.
+so that a failure is found again; more of them where asked. Dynamo does not time its guards, and the garbage collector
+leaves alone what was there before the first test.
 
 ``HYPOTHESIS_PROFILE=long python -m pytest tests/...`` draws many and anew each time.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from op_registry.conformance.guard_timing import guards_not_timed
 from op_registry.records.zeros import zeros_verified
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)
@@ -21,7 +24,18 @@ settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end, hundreds of thousands of objects that full collections need not visit."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def remembered_zeros_are_verified() -> Iterator[None]:
     with zeros_verified():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guards_are_not_timed() -> Iterator[None]:
+    with guards_not_timed():
         yield

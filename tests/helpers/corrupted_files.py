@@ -1,7 +1,8 @@
 """Saved masked tensors with one byte changed: each is refused, or is a tensor that can be worked with.
 
-``python tests/helpers/corrupted_files.py KIND SEED COUNT``, in a process of its own (test_saved.py), because what is to
-be found out is whether the process survives. Each change is printed before it is tried.
+``python tests/helpers/corrupted_files.py SEED COUNT KIND...``, in a process of its own (test_saved.py), because what is
+to be found out is whether the process survives. Each change is printed before it is tried, and after the last one of a
+kind what came of all.
 """
 
 from __future__ import annotations
@@ -73,9 +74,7 @@ def runs(work: Callable[[Any], Any], x: Any) -> bool:
     return True
 
 
-def main(kind: str, seed: int, count: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    warnings.simplefilter("ignore")
+def change_bytes(kind: str, seed: int, count: int) -> None:
     whole = saved(tensor(kind))
     assert outcome(whole) == "loaded"
     found: Counter[str] = Counter()
@@ -84,8 +83,15 @@ def main(kind: str, seed: int, count: int) -> None:
         position, change = draw.randrange(len(whole)), draw.randrange(1, 256)
         print(f"{kind} seed {seed} change {number}: byte {position} of {len(whole)} ^ {change:#x}", flush=True)
         found[outcome(whole[:position] + bytes([whole[position] ^ change]) + whole[position + 1 :])] += 1
-    print(dict(found))
+    print(f"all changes of {kind}: {dict(found)}", flush=True)
+
+
+def main(seed: int, count: int, *kinds: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    for kind in kinds:
+        change_bytes(kind, seed, count)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -14,24 +14,15 @@ from masked_dispatch.conformance_subject import Eager
 from op_registry.conformance.record_subject import Records
 
 
-class Crashes(Records):
-    """Takes its process down when it meets a sine."""
+class GoesDown(Records):
+    """Takes its process down when it meets a sine, and does not come back from a tangent."""
 
-    name = "crashes"
+    name = "goes down"
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if getattr(fn, "__name__", "") == "sin":
             os._exit(139)
-        return super().call(fn, *args, **kwargs)
-
-
-class Hangs(Records):
-    """Does not come back from a sine."""
-
-    name = "hangs"
-
-    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if getattr(fn, "__name__", "") == "sin":
+        if getattr(fn, "__name__", "") == "tan":
             time.sleep(60)
         return super().call(fn, *args, **kwargs)
 
@@ -49,6 +40,5 @@ class DiesOfIntegers(Eager):
         return super().wrap(data, mask, requires_grad)
 
 
-crashes = Crashes()
 dies_of_integers = DiesOfIntegers()
-hangs = Hangs()
+goes_down = GoesDown()

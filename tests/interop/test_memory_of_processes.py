@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -165,35 +166,41 @@ def test_a_view_of_another_dtype_is_refused_by_name() -> None:
         torch.view_as_real(x).share_memory_()
 
 
-def echo(inbox: multiprocessing.Queue, outbox: multiprocessing.Queue, done: multiprocessing.Event) -> None:
-    """Write to what comes, and say what was seen."""
-    x, row = inbox.get()
-    x.mul_(2)
-    row.copy_(all_invalid(row))
-    outbox.put(state(x))
-    done.wait(60)
+def echo(inbox: multiprocessing.Queue, outbox: multiprocessing.Queue) -> None:
+    """Write to what comes, and say what was seen, until None comes. What came is kept until the next one does."""
+    while (sent := inbox.get()) is not None:
+        x, row = sent
+        x.mul_(2)
+        row.copy_(all_invalid(row))
+        outbox.put(state(x))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.fixture(scope="module", params=["fork", "spawn"])
+def echoing(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """The queues of a process that echoes: one for all tensors, because a spawned one imports torch first."""
+    processes = multiprocessing.get_context(request.param)
+    inbox, outbox = processes.Queue(), processes.Queue()
+    child = processes.Process(target=echo, args=(inbox, outbox))
+    child.start()
+    yield inbox, outbox
+    inbox.put(None)
+    child.join(60)
+    assert child.exitcode == 0
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "csr"])
-def test_what_is_sent_through_a_queue_lies_in_shared_memory(kind: str, context: str) -> None:
-    processes = multiprocessing.get_context(context)
+def test_what_is_sent_through_a_queue_lies_in_shared_memory(kind: str, echoing: tuple[Any, Any]) -> None:
+    inbox, outbox = echoing
     x = SPARSE["csr"]() if kind == "csr" else KINDS[kind]()
     row = x.detach() if kind == "csr" else x[0]
     expected = x.clone()
     expected.mul_(2)
     (expected if kind == "csr" else expected[0]).copy_(all_invalid(row))
-    inbox, outbox, done = processes.Queue(), processes.Queue(), processes.Event()
-    child = processes.Process(target=echo, args=(inbox, outbox, done))
-    child.start()
     inbox.put((x, row))
     seen = outbox.get(timeout=120)
     assert seen == state(x) == state(expected)
     assert state(row) == state(expected if kind == "csr" else expected[0])
     assert x.is_shared()
-    done.set()
-    child.join(60)
-    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x.to_sparse()])
