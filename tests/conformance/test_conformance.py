@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,8 @@ import torch.nn.functional as F
 from op_registry import MaskedSemanticsError, check, registry
 from op_registry.__main__ import main
 from op_registry.authoring import elementwise
-from op_registry.conformance import find_subject, runner
+from op_registry.conformance import find_subject, runner, samples
+from op_registry.conformance.guard_timing import guards_not_timed
 from op_registry.conformance.masks import FILLS, KINDS, PLAIN, masking, refilled
 from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.stored_samples import FOLDED, storable
@@ -144,6 +148,44 @@ def test_samples_of_one_dimension_are_folded_for_storages() -> None:
     whole = operator_named("sum").samples(torch.float32)
     assert storable(whole) == [s for s in whole if s.tensors[0].ndim >= 2]
     assert storable(operator_named("dot").samples(torch.float32)) != []
+
+
+def test_an_overload_is_found_without_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch's database takes seconds, which a line that repeats a failure need not wait for."""
+    assert operator_named("special.zeta").name == "special_zeta"
+    monkeypatch.setattr(samples, "database", None)
+    assert operator_named("aten.lstm.input").name == "aten.lstm.input"
+    assert operator_named("conformance_tests::gelu_fast").name == "conformance_tests.gelu_fast.default"
+
+
+def test_a_trial_remembers_what_storages_are_compared_with() -> None:
+    settings = Settings(subject=EAGER, laws=("P4",), masks=("half",), most=1)
+    made: dict[Any, Any] = {}
+    (first, again) = (
+        next(trials_of(operator_named("mul"), "P4", find_subject(EAGER), settings, stored=True, made=made))[1]
+        for _ in range(2)
+    )
+    assert first is again
+    computed: list[object] = []
+    for trial in (first, again, dataclasses.replace(first)):
+        trial.once("its number", computed.append)
+    assert len(computed) == 2
+    assert computed[0] is first
+    assert computed[1] is not first
+
+
+def test_guards_are_timed_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(*arguments: object) -> float:
+        return 1.0
+
+    here = torch._C._dynamo.guards
+    monkeypatch.setattr(here, "profile_guard_manager", timed)
+    with guards_not_timed():
+        assert here.profile_guard_manager() == 0.0
+        # Dynamo is imported inside, and keeps what it finds.
+        dynamo = SimpleNamespace(profile_guard_manager=here.profile_guard_manager)
+        monkeypatch.setitem(sys.modules, "torch._dynamo.guards", dynamo)
+    assert here.profile_guard_manager is dynamo.profile_guard_manager is timed
 
 
 def test_only_the_first_of_several_is_stored_otherwise() -> None:

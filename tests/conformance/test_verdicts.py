@@ -395,7 +395,7 @@ def test_nothing_is_tested_silently_on_bare_records(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader for TOML")
 def test_a_checkout_declares_its_subjects_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subjects.importlib.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(subjects, "_installed", dict)
     assert subjects.declared_subjects()["default"] == EAGER
     assert find_subject().name == "eager"
 
