@@ -39,7 +39,7 @@ EQUAL = {"reference": {"results": 650, "gradients": 510}, "meta": {"results": 62
 def test_every_operator_gives_on_the_reference_device_what_it_gives_on_the_cpu() -> None:
     """In a process of its own, because the device takes a name for the whole process."""
     command = [sys.executable, "-m", "op_registry", "check", "--device", "reference"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     check_findings("reference", done.stdout)
 
