@@ -14,15 +14,24 @@ from masked_dispatch.conformance_subject import Eager
 from op_registry.conformance.record_subject import Records
 
 
-class GoesDown(Records):
-    """Takes its process down when it meets a sine, and does not come back from a tangent."""
+class Crashes(Records):
+    """Takes its process down when it meets a sine."""
 
-    name = "goes down"
+    name = "crashes"
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if getattr(fn, "__name__", "") == "sin":
             os._exit(139)
-        if getattr(fn, "__name__", "") == "tan":
+        return super().call(fn, *args, **kwargs)
+
+
+class Hangs(Records):
+    """Does not come back from a sine."""
+
+    name = "hangs"
+
+    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if getattr(fn, "__name__", "") == "sin":
             time.sleep(60)
         return super().call(fn, *args, **kwargs)
 
@@ -40,5 +49,6 @@ class DiesOfIntegers(Eager):
         return super().wrap(data, mask, requires_grad)
 
 
+crashes = Crashes()
 dies_of_integers = DiesOfIntegers()
-goes_down = GoesDown()
+hangs = Hangs()
