@@ -28,6 +28,8 @@ CONTRADICTS = {
     "test_add": "operands with different masks are refused",
     "test_masks_match": "operands with different masks are refused",
     "test_max_not_implemented": "max is refused",
+    "test__is_any_true_false": "`any` of nothing valid is False, and valid",
+    "test_any_true_dtype": "the text of an error: a boolean tensor is expected",
     "test_mean_grad_case_1e": "a plain tensor gets a masked gradient",
     "test_grad_warning": "a warning that the data requires grad",
     "test_mean_grad_case_1a": "a warning that the data requires grad",
@@ -96,7 +98,7 @@ def test_most_pass(outcomes: dict[str, str]) -> None:
     counts = Counter(
         outcome if outcome in ("pass", "skip") else reason(name, outcome) for name, outcome in outcomes.items()
     )
-    assert counts["pass"] >= 817, counts
+    assert counts["pass"] >= 824, counts
 
 
 def test_what_passes_a_sparse_mask_passes_with_a_dense_one(outcomes: dict[str, str]) -> None:
