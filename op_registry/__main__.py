@@ -10,7 +10,7 @@ from pathlib import Path
 
 from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
-from op_registry.conformance.masks import DESCRIPTIONS
+from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import storage_of
@@ -24,8 +24,10 @@ from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, nearest
 
 TIERS = {
-    # A few samples of different kinds, three partial masks, float32; every law, P7 without inductor.
-    "quick": Settings(most=4, masks=("unstored", "stored", "half", "slices", "empty"), also_stored=("csr", "bsr")),
+    # A few samples of different kinds, four partial masks, float32; every law, P7 without inductor.
+    "quick": Settings(
+        most=4, masks=("unstored", "stored", "half", "slices", "empty", ONE_HOLE), also_stored=("csr", "bsr")
+    ),
     # Every sample, mask and dtype; on storages other than dense as many samples as in quick.
     "full": Settings(most=None, dtypes="all", modes=("aot_eager",), also_stored=("csr", "bsr", "hybrid")),
 }

@@ -59,6 +59,10 @@ _COMPLEX_RENORM = (
 
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here it raises, as any in-place form does"
 _STORED = "x.to_sparse() on a masked tensor stores its valid elements; the oracle refuses torch's own sparse tensor"
+_AMPLIFIED = (
+    "torch's samples of ctc_loss begin with a log_softmax, which sparse storage rounds otherwise in the last place; fifty "
+    "steps in float32 amplify that to 5e-5 (torch's own gradient is 7e-5 off the one in float64)"
+)
 
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
@@ -101,6 +105,11 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "addbmm+inplace": tuple(Gap(law, _RESIZED) for law in ("P1", "P2", "P3", "P5")),
     "cdist": (Gap("P2", _BY_PRODUCTS, "float32 sample 34 half_others"),),
     "renorm": tuple(Gap(law, _COMPLEX_RENORM, "complex64 sample 3") for law in ("P3", "P4")),
+    "nn_functional_ctc_loss": tuple(
+        Gap(law, _AMPLIFIED, f"float32 sample 0 one_hole {storage}")
+        for law, storages in (("P3", "csr bsr"), ("P4", "coo csr csc bsr bsc csr_first"))
+        for storage in storages.split()
+    ),
     "to_sparse": (Gap("P2", _STORED, ""),),
     "repeat_interleave": (Gap("P8", _POSITIONS, "sample 3 half_others"),),
 }

@@ -32,7 +32,7 @@ _PARTIAL = {
 # A kind for operators of whole slices, which have no valid result under most others.
 ONE_HOLE = "one_hole"
 DESCRIPTIONS = _WHOLE | _PARTIAL | {ONE_HOLE: "one element of each tensor invalid"}
-WHOLE, PARTIAL, KINDS = tuple(_WHOLE), (*_PARTIAL, ONE_HOLE), (*_WHOLE, *_PARTIAL)
+WHOLE, PARTIAL, KINDS = tuple(_WHOLE), (*_PARTIAL, ONE_HOLE), tuple(DESCRIPTIONS)
 
 # The kinds under which every masked tensor has a random mask of its own.
 RANDOM = ("half", "half_others")
@@ -177,7 +177,4 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
         garbage_of = {"nan": whole.min, "inf": whole.max, "-inf": 0, "max": whole.max, "lowest": whole.min, "tiny": 1}
         value = 0 if fill in (ZERO, KNOWN_ZERO) else garbage_of[fill]
         garbage = torch.full((), value, dtype=copy.dtype).expand(copy.shape)
-    if not copy.ndim:
-        return torch.where(mask, copy, garbage).as_strided(copy.shape, copy.stride())
-    copy[~mask] = garbage[~mask]  # in place, so that the copy keeps its strides
-    return copy
+    return copy.copy_(torch.where(mask, copy, garbage))  # in place, so that the copy keeps its strides

@@ -105,6 +105,21 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
     return Derivative(2, sloped=sloped, curved=_any_nonzero(second))
 
 
+def error_of_whole_gradient(sample: Sample, seed: int = 0) -> str | None:
+    """What plain torch raises when all of the result is differentiated, not its `differentiable_part` alone."""
+    args, kwargs, copies = _copies(sample, variables(sample, seed))
+    start_random_numbers(seed)
+    leaves = tree_leaves(sample.fn(*args, **kwargs))
+    scalar = weighted_sum([(leaf, None) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    if scalar is None:
+        return None
+    try:
+        torch.autograd.grad(scalar, [t for t in copies if t.requires_grad], allow_unused=True)
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
 def _any_nonzero(gradients: Sequence[Tensor | None]) -> bool:
     return any(g is not None and bool(g.any()) for g in gradients)
 

@@ -72,6 +72,8 @@ STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
 MOST_ELEMENTS = 1 << 17
 # How many samples of another library's operator are compiled.
 MOST_COMPILED = 2
+# The most samples that are tried for one with a valid result.
+MOST_TRIED = 24
 
 # The outcomes of a trial, best first. "refused" breaks no law, but tests none either; "refused rightly" is a refusal
 # that the semantics require.
@@ -136,8 +138,9 @@ def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = F
 # The kinds of masks that test a law; all kinds for laws not listed.
 WANTED: dict[str, tuple[str, ...]] = {
     "P1": WHOLE,
+    "P2": ("stored", *PARTIAL),  # of "unstored" P1 says all
     "P3": PARTIAL,
-    "P4": ("half", "slices", "empty"),
+    "P4": ("half", "slices", "empty", ONE_HOLE),
     "P6": ("unstored", "half", "empty", "broadcast"),
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
@@ -174,8 +177,10 @@ def trials_of(
             samples = [s for s in samples if s.number == settings.sample]
         elif law != "P7":
             samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
+        kinds_wanted = kinds_of(law, settings, stored, whole)
+        sparingly = ONE_HOLE in kinds_wanted and len(settings.masks) > 1
         for sample in samples:
-            kinds = kinds_of(law, settings, stored, whole)
+            kinds = [kind for kind in kinds_wanted if not (sparingly and kind == ONE_HOLE)]
             if law == "P7":
                 others = LAST_RESORTS if not whole and len(settings.masks) > 1 else ()
                 kinds = _first_with_valid_results(subject, sample, kinds, others, settings.seed)
@@ -186,6 +191,27 @@ def trials_of(
                     if stored and made is not None:
                         trial = made.setdefault((sample, kind), trial)
                     yield describe(sample, kind), trial
+        if sparingly:
+            candidates = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
+            yield from _with_one_hole(candidates, samples, law, subject, settings)
+
+
+def _with_one_hole(
+    candidates: list[Sample], samples: list[Sample], law: str, subject: Subject, settings: Settings
+) -> Iterator[tuple[str, Trial]]:
+    """One trial with one hole in each tensor, of the first sample that has a valid result under such masks.
+
+    P2 makes it of every operator. The other laws make it where the other masks leave nothing valid in the results of
+    `samples`: of operators of whole slices, whose every slice has a hole under them.
+    """
+    if law != "P2" and any(_has_valid_results(subject, s, "half", settings.seed) for s in samples):
+        return
+    for sample in candidates[:MOST_TRIED]:
+        if _has_valid_results(subject, sample, ONE_HOLE, settings.seed):
+            masks = masking(ONE_HOLE, sample.tensors, settings.seed)
+            assert masks is not None
+            yield describe(sample, ONE_HOLE), Trial(subject, sample, masks, settings.seed)
+            return
 
 
 def _first_with_valid_results(
