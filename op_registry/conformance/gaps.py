@@ -60,8 +60,8 @@ _COMPLEX_RENORM = (
 _RESIZED = "torch's addbmm_ resizes a self that would have to broadcast; here it raises, as any in-place form does"
 _STORED = "x.to_sparse() on a masked tensor stores its valid elements; the oracle refuses torch's own sparse tensor"
 _AMPLIFIED = (
-    "torch's samples of ctc_loss begin with a log_softmax, which sparse storage rounds otherwise in the last place; fifty "
-    "steps in float32 amplify that to 5e-5 (torch's own gradient is 7e-5 off the one in float64)"
+    "torch's samples of ctc_loss begin with a log_softmax, which sparse storage rounds otherwise in the last place; "
+    "fifty steps in float32 amplify that to 5e-5 (torch's own gradient is 7e-5 off the one in float64)"
 )
 
 TABLE: dict[str, tuple[Gap, ...]] = {

@@ -153,9 +153,9 @@ class Dense:
             return self._compute_fact(kind, dims, keepdim)
         facts = kept_with(validity)
         key = (kind, dims, keepdim, *(self.shape[d] for d in dims))
-        if key not in facts:
-            facts[key] = self._compute_fact(kind, dims, keepdim)
-        fact: Tensor = facts[key]
+        fact: Tensor | None = facts.get(key)
+        if fact is None:
+            fact = facts[key] = self._compute_fact(kind, dims, keepdim)
         return fact
 
     def _compute_fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:

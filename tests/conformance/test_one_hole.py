@@ -114,4 +114,4 @@ def test_one_element_is_refilled(dtype: torch.dtype, shape: Any) -> None:
     garbage = refilled(data, mask, "nan")
     assert garbage.stride() == data.stride()
     assert torch.equal(garbage.to(torch.float32)[mask], torch.ones(5))
-    assert not garbage.to(torch.float32)[0, 1] == 1
+    assert garbage.to(torch.float32)[0, 1] != 1
