@@ -84,7 +84,15 @@ from op_registry.records.dense import (
     records_in,
     valid_in_all,
 )
-from op_registry.records.dims import Dims, Number, known_to_hold, with_leading_dims, wrap_dim, wrap_dims
+from op_registry.records.dims import (
+    Dims,
+    Number,
+    known_to_hold,
+    shape_alone,
+    with_leading_dims,
+    wrap_dim,
+    wrap_dims,
+)
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
@@ -276,6 +284,7 @@ __all__ = [
     "reshape_validity",
     "Dims",
     "Number",
+    "shape_alone",
     "wrap_dim",
     "wrap_dims",
     "with_leading_dims",

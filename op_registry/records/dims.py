@@ -26,6 +26,14 @@ def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
     return tuple(d % ndim if ndim else 0 for d in dims) if ndim else ()
 
 
+def shape_alone(shape: int | Sequence[int]) -> Tensor:
+    """A tensor without memory, for torch's views of that shape and their errors.
+
+    Its elements are bytes: torch refuses a strided tensor of 2**63 bytes, and sparse ones may have as many elements.
+    """
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
 def known_to_hold(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds; False in a graph in which they depend on data, as those of ``x[mask]`` do."""
     if not isinstance(condition, torch.SymBool):  # sizes are tensors under torch.jit.trace

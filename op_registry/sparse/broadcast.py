@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
+from op_registry.records.dims import shape_alone
 from op_registry.sparse.coordinates import unravel
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, unpadded_elements
 
@@ -22,7 +23,7 @@ def with_coordinates(x: Sparse, coordinates: Sequence[Tensor], flat: Dense, size
 
 def expand_sparse(x: Sparse, size: Sequence[int]) -> Sparse:
     """Like ``x.expand(size)``; NotLowered if the result is empty."""
-    shape = torch.empty(x.shape, device="meta").expand(list(size)).shape
+    shape = shape_alone(x.shape).expand(list(size)).shape
     dense, new = len(x.dense_sizes), len(shape) - x.ndim
     inner = tuple(shape[len(shape) - dense :]) if dense else ()
     if inner != x.dense_sizes:

@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.dims import shape_alone
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import gradients_may_flow
 from op_registry.rule import Rule
@@ -36,7 +37,7 @@ def on_values(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     lead = lead_operand(records_among([*args, *kwargs.values()]))
     if kwargs.get("memory_format") is not None:
         # Memory formats are those of dense tensors and do not apply to values; this raises torch's errors.
-        torch.empty(lead.shape, device="meta").clone(memory_format=kwargs["memory_format"])
+        shape_alone(lead.shape).clone(memory_format=kwargs["memory_format"])
         kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
 
     def aligned(record: Dense | Sparse) -> Dense:

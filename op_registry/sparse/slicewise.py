@@ -21,7 +21,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import Dims, wrap_dims
+from op_registry.records.dims import Dims, shape_alone, wrap_dims
 from op_registry.rule import Rule, Slices
 from op_registry.sparse.elementwise import records_among
 from op_registry.sparse.lowering import ForRule, first_of
@@ -97,7 +97,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
     bound = max(x.ndim, 1)
     for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
         if not -bound <= d < bound:
-            torch.empty(x.shape, device="meta").squeeze(d)  # raises torch's own error
+            shape_alone(x.shape).squeeze(d)  # raises torch's own error
     if slices.needs_elements and x.values.data.numel() == 0:
         raise NotLowered("torch refuses input without elements, and nothing is stored")
     return SliceCall(rule, op, slices, x, dim, wrap_dims(dim, x.ndim), named)

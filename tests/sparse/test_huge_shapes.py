@@ -100,3 +100,73 @@ def test_what_is_kept_is_stored_as_it_was() -> None:
     assert md.sparse_topk(huge(), 1).storage_layout is torch.sparse_coo
     assert md.sparse_relu(huge()).storage_layout is torch.sparse_coo
     assert md.sparse_topk(small(huge()), 1).storage_layout is torch.sparse_csr
+
+
+# --------------------------------------------------------------------------- more bytes than int64 can number
+
+SIDE = 2**31  # squared, four quintillion elements: torch refuses a strided tensor of so many numbers
+
+
+def square() -> md.MaskedTensor:
+    """(SIDE, SIDE), with 1 at its first element, 2 in its middle, and 3 at its last."""
+    indices = torch.tensor([[0, SIDE // 2, SIDE - 1]]).expand(2, 3)
+    stored = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 3.0]), (SIDE, SIDE), is_coalesced=True)
+    return md.as_masked_tensor(stored)
+
+
+END = SIDE - 1
+BOTH = torch.tensor([END, 0])
+# Each with the valid elements of its result, by their coordinates.
+SELECTIONS: dict[str, tuple[Callable[[Tensor], Tensor], dict[tuple[int, ...], float]]] = {
+    "x[n-1, m-1]": (lambda x: x[END, END], {(): 3}),
+    "x[-1, -1]": (lambda x: x[-1, -1], {(): 3}),
+    "x[0, 1]": (lambda x: x[0, 1], {}),
+    "x[n-1]": (lambda x: x[END], {(END,): 3}),
+    "select": (lambda x: x.select(1, 0), {(0,): 1}),
+    "x[n-2:, 1:]": (lambda x: x[END - 1 :, 1:], {(1, END - 1): 3}),
+    "narrow": (lambda x: x.narrow(0, END - 1, 2).narrow(1, END - 1, 2), {(1, 1): 3}),
+    "index_select": (lambda x: x.index_select(0, BOTH), {(0, END): 3, (1, 0): 1}),
+    "x[index]": (lambda x: x[BOTH], {(0, END): 3, (1, 0): 1}),
+    "x[index, index]": (lambda x: x[BOTH, BOTH], {(0,): 3, (1,): 1}),
+    "gather": (lambda x: x.gather(1, torch.tensor([[0], [1]])), {(0, 0): 1}),
+    "x[mask]": (lambda x: x[x > 1], {(0,): 2, (1,): 3}),
+    "chunk": (lambda x: x.chunk(2)[1][1:], {(END // 2 - 1, END): 3}),
+    "split": (lambda x: x.split(SIDE // 2, 1)[0][0], {(0,): 1}),
+    "flip": (lambda x: x.flip(0, 1)[0], {(0,): 3}),
+    "transpose": (lambda x: x.narrow(1, END, 1).t(), {(0, END): 3}),
+    "permute": (lambda x: x.permute(1, 0)[END], {(END,): 3}),
+    "diagonal": (lambda x: x.diagonal()[END:], {(0,): 3}),
+    "expand": (lambda x: x.expand(1, SIDE, SIDE)[0, END, END:], {(0,): 3}),
+    "unsqueeze": (lambda x: x.unsqueeze(0)[0, 0], {(0,): 1}),
+    "roll": (lambda x: x.roll(1, 0)[0], {(END,): 3}),
+    "sum": (lambda x: x.sum(), {(): 6}),
+    "accumulate": (lambda x: md.accumulate(x, x)[END], {(END,): 6}),
+}
+
+
+def valid_elements(x: Tensor) -> dict[tuple[int, ...], float]:
+    assert isinstance(x, md.MaskedTensor)
+    if not x.ndim:
+        return {(): float(x)} if x.get_mask() else {}
+    return dict(zip(map(tuple, x.nonzero().tolist()), x.compressed().tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_selections_from_more_bytes_than_int64_can_number(name: str) -> None:
+    select, expected = SELECTIONS[name]
+    assert valid_elements(select(square())) == expected
+
+
+def test_writes_to_more_bytes_than_int64_can_number() -> None:
+    x = square()
+    x[END, END], x[END, 0] = 5.0, 7.0
+    assert valid_elements(x[END]) == {(0,): 7, (END,): 5}
+
+
+def test_a_permuted_one_is_checked_without_its_bytes() -> None:
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        square().permute(0, 5)
+    with pytest.raises(IndexError, match="index 2147483648 out of range"):
+        square().select(0, SIDE)
+    with pytest.raises(ValueError, match="more than int64 can number"):
+        torch.cat([square(), square()])

@@ -223,17 +223,15 @@ def index_select(x: Sparse, dim: int, index: Dense | Sparse) -> Sparse:
     safe = index.filled(0).reshape(-1).to(torch.int64)
     aten.index_select(as_tensor_of((x.shape[axis],), x), 0, index.filled(0))  # raises where one is out of range
     flat, coordinates = unpadded_elements(x)
-    # A join of the index with the stored coordinates, which are sorted and counted for that.
-    order = coordinates[axis].argsort(stable=True)
-    counts = torch.zeros(x.shape[axis], dtype=torch.int64, device=x.device)
-    counts = counts.scatter_add(0, coordinates[axis], torch.ones_like(coordinates[axis]))
-    starts = counts.cumsum(0) - counts
-    matches = counts[safe]
+    # A join of the index with the stored coordinates, which are sorted for that.
+    ordered, order = coordinates[axis].sort(stable=True)
+    starts = torch.searchsorted(ordered, safe)
+    matches = torch.searchsorted(ordered, safe, right=True) - starts
     if index.validity is not None:
         matches = matches * index.validity.reshape(-1)  # an invalid index selects nothing that is valid
     selected_by = torch.repeat_interleave(torch.arange(len(safe), device=x.device), matches)
     rank = torch.arange(selected_by.shape[0], device=x.device) - (matches.cumsum(0) - matches)[selected_by]
-    source = order[starts[safe][selected_by] + rank]
+    source = order[starts[selected_by] + rank]
     moved = [selected_by if d == axis else c[source] for d, c in enumerate(coordinates)]
     sizes = [len(safe) if d == axis else n for d, n in enumerate(x.pattern.sizes)]
     return with_coordinates(x, moved, flat.take_rows(source), sizes)

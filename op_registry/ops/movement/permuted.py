@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from op_registry.authoring import (
     AnyRecord,
     Dense,
@@ -18,6 +16,7 @@ from op_registry.authoring import (
     Permuted,
     Rule,
     Sparse,
+    shape_alone,
     to_base_order,
     wrap_dim,
 )
@@ -43,7 +42,7 @@ def lowers_permuted(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., 
 def permute(x: Permuted, dims: Sequence[int]) -> Sparse | Permuted:
     order = [wrap_dim(d, x.ndim) for d in dims]
     if sorted(order) != list(range(x.ndim)):
-        torch.empty(x.shape, device="meta").permute(tuple(dims))  # raises torch's error
+        shape_alone(x.shape).permute(tuple(dims))  # raises torch's error
     return shown_as(x.base, [x.groups[d] for d in order])
 
 
@@ -58,7 +57,7 @@ def transpose(x: Permuted, dim0: int, dim1: int) -> Sparse | Permuted:
 @lowers_permuted(views.t)
 def t(x: Permuted) -> Sparse | Permuted:
     if x.ndim > 2:
-        torch.empty(x.shape, device="meta").t()  # raises torch's error
+        shape_alone(x.shape).t()  # raises torch's error
     return permute(x, list(range(x.ndim))[::-1])
 
 
@@ -87,7 +86,7 @@ def squeeze(x: Permuted, dim: int | Sequence[int] | None = None) -> Sparse | Per
 
 @lowers_permuted(views.expand)
 def expand(x: Permuted, size: Sequence[int], *, implicit: bool = False) -> Permuted:
-    shape = tuple(torch.empty(x.shape, device="meta").expand(list(size)).shape)
+    shape = tuple(shape_alone(x.shape).expand(list(size)).shape)
     if len(shape) != x.ndim:
         raise NotLowered("it adds dimensions in front")
     base_shape = list(x.base.shape)

@@ -37,6 +37,7 @@ from op_registry.authoring import (
     ravel,
     refuse_dense_dims,
     repeat_sparse,
+    shape_alone,
     sparse_dims_first,
     unpadded_elements,
     unravel,
@@ -66,7 +67,7 @@ def divide_dense_dim(x: Sparse, dim: int, divide: Callable[[Tensor, int], Sequen
 def permute(x: Sparse, dims: Sequence[int]) -> Any:
     order = [wrap_dim(d, x.ndim) for d in dims]
     if len(set(order)) != x.ndim or len(order) != x.ndim:
-        torch.empty(x.shape, device="meta").permute(tuple(dims))  # raises torch's error
+        shape_alone(x.shape).permute(tuple(dims))  # raises torch's error
     return in_order_of(x, order)
 
 
@@ -122,7 +123,7 @@ def transpose(x: Sparse, dim0: int, dim1: int) -> Any:
 @lowers(views.t)
 def t(x: Sparse) -> Any:
     if x.ndim > 2:
-        torch.empty(x.shape, device="meta").t()  # raises torch's error
+        shape_alone(x.shape).t()  # raises torch's error
     return permute(x, list(range(x.ndim))[::-1])
 
 
@@ -158,7 +159,7 @@ def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Sparse:
 def shape_of_view(shape: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
     """`size` without a -1; torch's error where it does not fit the shape."""
     if -1 in size or math.prod(size) != math.prod(shape):
-        return tuple(torch.empty(tuple(shape), device="meta").reshape(tuple(size)).shape)
+        return tuple(shape_alone(tuple(shape)).reshape(tuple(size)).shape)
     return tuple(size)
 
 
@@ -207,7 +208,7 @@ def filtered(x: Sparse, dim: int, choose: Callable[[Tensor], tuple[Tensor, Tenso
 @lowers(views.select)
 def select(x: Sparse, dim: int, index: int) -> Any:
     dim = wrap_dim(dim, x.ndim)
-    torch.empty(x.shape, device="meta").select(dim, index)  # raises torch's error
+    shape_alone(x.shape).select(dim, index)  # raises torch's error
     if dim >= x.pattern.ndim:
         return map_dense_dim(x, dim, lambda t, d: t.select(d, index))
     wanted = index % x.shape[dim]
@@ -221,7 +222,7 @@ def slice(x: Sparse, dim: int = 0, start: int | None = None, end: int | None = N
     dim = wrap_dim(dim, x.ndim)
     if dim >= x.pattern.ndim:
         return map_dense_dim(x, dim, lambda t, d: aten.slice.Tensor(t, d, start, end, step))
-    indices = torch.empty(x.shape[dim], device="meta")
+    indices = shape_alone(x.shape[dim])
     count = aten.slice.Tensor(indices, 0, start, end, step).shape[0]
     first = range(x.shape[dim])[start:end:step][0] if count else 0
 
@@ -240,7 +241,7 @@ def narrow_copy(x: Sparse, dim: int, start: int, length: int) -> Sparse:
 @lowers(views.unsafe_split_with_sizes)
 @lowers(views.split_with_sizes)
 def split_with_sizes(x: Sparse, split_sizes: Sequence[int], dim: int = 0) -> list[Sparse]:
-    torch.empty(x.shape, device="meta").split_with_sizes(list(split_sizes), dim)  # raises torch's error
+    shape_alone(x.shape).split_with_sizes(list(split_sizes), dim)  # raises torch's error
     dim = wrap_dim(dim, x.ndim)
     if dim >= x.pattern.ndim:
         return divide_dense_dim(x, dim, lambda t, d: t.split_with_sizes(list(split_sizes), d))
@@ -251,7 +252,7 @@ def split_with_sizes(x: Sparse, split_sizes: Sequence[int], dim: int = 0) -> lis
 @lowers(views.unsafe_split)
 @lowers(views.split)
 def split(x: Sparse, split_size: int, dim: int = 0) -> list[Sparse]:
-    pieces = torch.empty(x.shape, device="meta").split(split_size, dim)
+    pieces = shape_alone(x.shape).split(split_size, dim)
     return split_with_sizes(x, [piece.shape[dim] for piece in pieces], dim)
 
 
@@ -267,7 +268,7 @@ def unbind(x: Sparse, dim: int = 0) -> list[Any]:
 def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Sparse:
     refuse_dense_dims(x)
     a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
-    length = torch.empty(x.shape, device="meta").diagonal(offset, dim1, dim2).shape[-1]
+    length = shape_alone(x.shape).diagonal(offset, dim1, dim2).shape[-1]
     flat, coordinates = unpadded_elements(x)
     index = (coordinates[b] - coordinates[a] == offset).nonzero()[:, 0]
     diagonal_coordinate = torch.minimum(coordinates[a], coordinates[b])[index]
@@ -301,7 +302,7 @@ def _flip(x: Sparse, dims: Sequence[int]) -> Sparse:
 def _rot90(x: Sparse, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sparse | Permuted:
     """A rotation by 90° is a transposition and a flip."""
     k %= 4
-    aten.rot90(torch.empty(x.shape, device="meta"), k, list(dims))  # raises torch's errors
+    aten.rot90(shape_alone(x.shape), k, list(dims))  # raises torch's errors
     a, b = (d % x.ndim for d in dims)
     order = list(range(x.ndim))
     order[a], order[b] = order[b], order[a]

@@ -15,6 +15,7 @@ from op_registry.authoring import (
     lowers,
     refuse_dense_dims,
     select_along,
+    shape_alone,
     unpadded_elements,
     with_coordinates,
     wrap_dim,
@@ -69,7 +70,7 @@ def constant_pad_nd(op: OpOverload, x: Sparse, pad: Sequence[int], value: Number
 def unfold(x: Sparse, dimension: int, size: int, step: int) -> Sparse:
     """Every window in a new last dimension; an element is repeated for each window that contains it."""
     refuse_dense_dims(x)
-    shape = torch.empty(x.shape, device="meta").unfold(dimension, size, step).shape
+    shape = shape_alone(x.shape).unfold(dimension, size, step).shape
     dim = wrap_dim(dimension, x.ndim)
     flat, coordinates = unpadded_elements(x)
     stored = coordinates[dim].shape[0]
