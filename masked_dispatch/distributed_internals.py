@@ -1,6 +1,6 @@
 """The module that uses private parts of torch.distributed (checked on torch 2.11–2.13).
 
-What it assumes has number 32 in torch_internals.py, and a test in tests/house/test_torch_assumptions.py.
+What it assumes has numbers 32 and 39 in torch_internals.py, and tests in tests/house/test_torch_assumptions.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 if distributed.is_available():
     from torch._C._distributed_c10d import PythonCallbackWork
@@ -28,6 +29,11 @@ def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
 def boxed_work(work: distributed.Work) -> Any:
     """A Work as operators return it."""
     return work.boxed()
+
+
+def inside_data_parallel() -> bool:
+    """Whether the forward of a DistributedDataParallel is running."""
+    return DistributedDataParallel._active_ddp_module is not None
 
 
 def process_group_of(boxed: distributed.ProcessGroup | torch.ScriptObject) -> distributed.ProcessGroup:

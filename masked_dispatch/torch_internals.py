@@ -68,6 +68,7 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
     marked to be disabled
 38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; operators are
     run in ``torch._dynamo.utils.run_node``, which raises RuntimeError from others
+39. the DistributedDataParallel whose forward is running is its class's ``_active_ddp_module``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

@@ -1,9 +1,10 @@
 """Gradients stored sparsely: of embedding tables, and the sums that the autograd engine makes.
 
 A plain parameter's gradient is plain, except where torch's own would be sparse: that one is masked, and stores the rows
-that were looked up (op_registry/sparse/lookup_gradient.py). Several backward calls leave their union in `.grad`: the
-autograd engine's sums are `accumulate`, including the in-place sum into a masked `.grad` of a plain leaf. Any other
-masked gradient of a plain leaf becomes plain when the engine stores it: zero where it is invalid.
+that were looked up (op_registry/sparse/lookup_gradient.py), or torch's own where DistributedDataParallel needs that.
+Several backward calls leave their union in `.grad`: the autograd engine's sums are `accumulate`, including the in-place
+sum into a masked `.grad` of a plain leaf. Any other masked gradient of a plain leaf becomes plain when the engine
+stores it: zero where it is invalid.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.distributed_internals import inside_data_parallel
 from masked_dispatch.engine_internals import called_by_engine, engine_run, leaf_accumulated_into, let_older_vmap_return
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -25,7 +27,7 @@ from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.coalesce import merge_duplicates
 from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
-from op_registry.sparse.lookup_gradient import set_wrapper
+from op_registry.sparse.lookup_gradient import Wrapper, set_wrappers
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense
 from op_registry.sparse.record import NotLowered, Sparse
@@ -137,6 +139,20 @@ def needs_plain_gradient(grad: Tensor, depth: int) -> bool:
     return leaf is not None and not isinstance(leaf, MaskedTensor) and leaf.layout is torch.strided
 
 
+def wrapper_of_gradient(table: Tensor) -> Wrapper:
+    """How the sparse gradient of an embedding table becomes a tensor: masked, but for a table of a
+    DistributedDataParallel, whose reducer takes torch's sparse tensors alone, before a hook could convert one.
+    """
+    return torch_sparse_of if inside_data_parallel() and table.is_leaf else wrap_sparse_record
+
+
+def torch_sparse_of(record: Sparse) -> Tensor:
+    """torch's COO tensor of a record without invalid elements: it specifies what the record stores."""
+    indices = record.pattern.pieces[0]
+    shape = (*record.pattern.sizes, *record.values.shape[1:])
+    return torch.sparse_coo_tensor(indices, record.values.data, shape, is_coalesced=True, check_invariants=False)
+
+
 def _parts(batch: MaskedTensor) -> tuple[Tensor, Tensor | None]:
     return batch._data, batch._validity
 
@@ -151,5 +167,5 @@ def install() -> None:
     * Embedding lookups produce masked gradients.
     * Batches of gradients (``is_grads_batched``, ``jacobian(vectorize=True)``) may be masked.
     """
-    set_wrapper(wrap_sparse_record)
+    set_wrappers(wrapper_of_gradient)
     let_older_vmap_return(MaskedTensor, _parts, _whole)

@@ -4,8 +4,8 @@ Law: contributions of duplicate look-ups to a row are accumulated in the order o
 float32 and rounded once. A row is stored if a look-up that counts selects it.
 
 Only here does a plain tensor get a masked gradient, because torch's own would be sparse. This module does not know how
-a record becomes a tensor; the layer that does registers a function for it with `set_wrapper`. On bare records, while
-tracing and under functorch transforms, gradients are torch's own.
+a record becomes a tensor; the layer that does registers a function with `set_wrappers`, which says it for a table. On
+bare records, while tracing and under functorch transforms, gradients are torch's own.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from op_registry.sparse.record import Sparse
 
 aten = torch.ops.aten
 
-_wrapper: Callable[[Sparse], Tensor] | None = None
+# Makes a tensor of a record.
+Wrapper = Callable[[Sparse], Tensor]
+
+_wrapper_for: Callable[[Tensor], Wrapper] | None = None
 
 
-def set_wrapper(wrapper: Callable[[Sparse], Tensor]) -> None:
-    """Set the function that makes a tensor of a record."""
-    global _wrapper
-    _wrapper = wrapper
+def set_wrappers(wrapper_for: Callable[[Tensor], Wrapper]) -> None:
+    """Set the function that says, when a table is looked up in, how its gradient becomes a tensor."""
+    global _wrapper_for
+    _wrapper_for = wrapper_for
 
 
 def gradient_can_be_sparse(table: Tensor, index: Tensor) -> bool:
     """Whether `table` needs a gradient that can be stored as the rows that `index` selects."""
     return (
-        _wrapper is not None
+        _wrapper_for is not None
         and torch.is_grad_enabled()
         and table.requires_grad
         and not being_traced(table)
@@ -52,10 +55,11 @@ def rows_record(index: Tensor, values: Tensor, rows: int) -> Sparse:
 
 
 class _Context(Protocol):
-    """What a look-up saves for its backward: rows, counted, and the number of rows of the table."""
+    """What a look-up saves for its backward: rows, counted, the table's number of rows, and how to make a tensor."""
 
     saved_tensors: tuple[Tensor, Tensor | None]
     table_rows: int
+    wrapper: Wrapper
 
     def save_for_backward(self, rows: Tensor, counted: Tensor | None) -> None: ...
 
@@ -66,11 +70,11 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, table: Tensor, rows: Tensor, counted: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, counted)
-        ctx.table_rows = table.shape[0]
+        assert _wrapper_for is not None
+        ctx.table_rows, ctx.wrapper = table.shape[0], _wrapper_for(table)
         return aten.embedding(table, rows)
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> Any:
-        assert _wrapper is not None
         rows, counted = ctx.saved_tensors
-        return _wrapper(rows_record(*merge_duplicates(rows, grad, counted), ctx.table_rows)), None, None
+        return ctx.wrapper(rows_record(*merge_duplicates(rows, grad, counted), ctx.table_rows)), None, None

@@ -109,7 +109,7 @@ def fully_sharded(rank: int, ranks: int) -> None:
         torch.testing.assert_close(sharded.full_tensor(), one, rtol=1e-10, atol=1e-12)
 
 
-@check("embeddings of masked indices: dense gradients are averaged; torch's reducer refuses masked sparse ones")
+@check("embeddings of masked indices: dense gradients are averaged")
 def embeddings(rank: int, ranks: int) -> None:
     ids = md.masked_tensor(torch.tensor([1, 2 + rank, 0]), torch.tensor([True, True, False]))
     dense = DistributedDataParallel(nn.Embedding(9, 2))
@@ -117,5 +117,58 @@ def embeddings(rank: int, ranks: int) -> None:
     expected = torch.zeros(9, 2)
     expected[1], expected[2 : 2 + ranks] = 1, 1 / ranks
     torch.testing.assert_close(dense.module.weight.grad, expected)
-    sparse = DistributedDataParallel(nn.Embedding(9, 2, sparse=True))
-    raises(RuntimeError, lambda: sparse(ids).sum().backward(), "Expected variable to have sparse gradient")
+
+
+class Tables(nn.Module):
+    """An embedding and one of bags, with torch's own sparse gradients or dense ones."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 2, sparse=sparse, padding_idx=8, dtype=torch.float64)
+        self.bags = nn.EmbeddingBag(7, 2, sparse=sparse, mode="sum", dtype=torch.float64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.words(ids).square().sum(1) + self.bags(ids.clamp(max=6))
+
+
+def indices(rank: int, step: int) -> Any:
+    """Masked indices, of which rank 1 has no valid one in step 1; those of the invalid ones are in no table."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    ids = torch.randint(0, 9, (4, 3), generator=generator)
+    mask = (torch.rand(4, 3, generator=generator) < 0.6) & (rank != 1 or step != 1)
+    return md.masked_tensor(ids.masked_fill(~mask, 999), mask)
+
+
+@check("sparse gradients of masked indices are torch's own, and train as dense ones")
+def sparse_embeddings(rank: int, ranks: int) -> None:
+    for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        dense = Tables(sparse=False)
+        dense.load_state_dict({name: torch.ones_like(value) for name, value in dense.state_dict().items()})
+        tables = Tables(sparse=True)
+        tables.load_state_dict(dense.state_dict())
+        parallel = DistributedDataParallel(tables, **options)  # type: ignore[arg-type]
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (dense, parallel)]
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for other in range(ranks):
+                (dense(indices(other, step)).sum().to_tensor(0) / ranks).backward()
+            parallel(indices(rank, step)).sum().to_tensor(0).backward()
+            for one, same in zip(dense.parameters(), tables.parameters(), strict=True):
+                assert type(same.grad) is Tensor
+                assert same.grad.layout is torch.sparse_coo
+                torch.testing.assert_close(same.grad.to_dense(), one.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+
+
+@check("a sparse gradient lists the rows that valid indices look up, and no others")
+def rows_of_sparse_gradients(rank: int, ranks: int) -> None:
+    tables = Tables(sparse=True)
+    parallel = DistributedDataParallel(tables)
+    with parallel.no_sync():
+        parallel(indices(0, 0)).sum().to_tensor(0).backward()
+    parallel(indices(1, 1)).sum().to_tensor(0).backward()  # nothing valid
+    looked_up = set(indices(0, 0).compressed().tolist()) - {8}
+    found: Any = tables.words.weight.grad
+    assert set(found.coalesce().indices()[0].tolist()) == looked_up

@@ -27,6 +27,7 @@ import masked_dispatch as md
 from assumptions import assumed
 from masked_dispatch.distributed_internals import (
     boxed_work,
+    inside_data_parallel,
     process_group_named,
     process_group_of,
     work_that_calls,
@@ -379,3 +380,23 @@ def test_33_what_traces_replace() -> None:
 
 def doubled(x: Tensor) -> Tensor:
     return x * 2
+
+
+def test_39_data_parallel_says_that_its_forward_is_running() -> None:
+    seen: list[bool] = []
+
+    class Asking(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(inside_data_parallel())
+            return super().forward(x)
+
+    made = distributed.PrefixStore("data parallel", distributed.HashStore())
+    distributed.init_process_group("gloo", store=made, rank=0, world_size=1)
+    try:
+        with assumed("DistributedDataParallel keeps the module whose forward is running in _active_ddp_module"):
+            parallel = torch.nn.parallel.DistributedDataParallel(Asking(2, 2))
+            parallel(torch.ones(2))
+            assert seen == [True]
+            assert not inside_data_parallel()
+    finally:
+        distributed.destroy_process_group()
