@@ -15,11 +15,16 @@ transport.py       plain tensors between ranks
 works.py           what an asynchronous collective returns
 statistics.py      sums, means, variances and counts over all ranks; the loss of data-parallel training
 compression.py     sending the largest gradients only
+checkpoints.py     torch.distributed.checkpoint: what is written, and what is refused
+staging.py         copies for asynchronous checkpoints
+later_import.py    code that waits for an import
 sharded_parameters.py  masked parameters under FSDP2
 kernels.py         where torch.distributed's calls arrive
 functional_operators.py  torch's functional collectives
 sparse_functional.py  the same of sparsely stored tensors
 """
+
+import importlib as _importlib
 
 from torch import distributed as _distributed
 
@@ -28,6 +33,7 @@ if _distributed.is_available():
     from masked_dispatch.distributed import kernels as _kernels
     from masked_dispatch.distributed import sharded_parameters as _sharded_parameters
     from masked_dispatch.distributed.compression import TopK, topk_hook
+    from masked_dispatch.distributed.later_import import when_imported as _when_imported
     from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
 
     __all__ = ["TopK", "count", "mean", "mean_loss", "sum", "topk_hook", "var"]
@@ -45,3 +51,9 @@ def install() -> None:
         _kernels.install()
         _functional_operators.install()
         _sharded_parameters.install()
+        _when_imported("torch.distributed.checkpoint", _install_checkpoints)
+
+
+def _install_checkpoints() -> None:
+    # Imported now, because it imports torch.distributed.checkpoint, which takes almost as long as torch.
+    _importlib.import_module("masked_dispatch.distributed.checkpoints").install()

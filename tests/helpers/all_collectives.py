@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import checkpoints_of_ranks
 import distributed_tensors_inside
 import masked_collectives
 import masked_data_parallel
@@ -12,6 +13,7 @@ import statistics_of_ranks
 from process_groups import Check
 
 CHECKS: dict[str, Check] = {
+    **checkpoints_of_ranks.CHECKS,
     **distributed_tensors_inside.CHECKS,
     **masked_collectives.CHECKS,
     **masked_data_parallel.CHECKS,
