@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import checkpoints_of_ranks
 import distributed_tensors_inside
+import example_of_ranks
 import masked_collectives
 import masked_data_parallel
 import masked_functional_collectives
@@ -15,6 +16,7 @@ from process_groups import Check
 CHECKS: dict[str, Check] = {
     **checkpoints_of_ranks.CHECKS,
     **distributed_tensors_inside.CHECKS,
+    **example_of_ranks.CHECKS,
     **masked_collectives.CHECKS,
     **masked_data_parallel.CHECKS,
     **masked_functional_collectives.CHECKS,
