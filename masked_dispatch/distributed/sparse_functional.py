@@ -1,53 +1,143 @@
 """torch's functional collectives of sparsely stored masked tensors: new tensors, stored like the operand.
 
-The number of entries of another rank is known when it has said it, so that nothing here can be traced. There are no
-derivatives.
+The number of entries of another rank is known when it has said it, so that nothing here can be traced. As in torch, the
+derivative is that of the sum of what all ranks compute from their results: what went to a rank has its gradient there,
+so each collective has another one as its derivative. There are first derivatives alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from masked_dispatch.autograd.sparse import values_at
 from masked_dispatch.distributed import sparse_collectives
 from masked_dispatch.distributed.collectives import Finish
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry import MaskedSemanticsError
+from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.record import Sparse
 
+# A collective of one tensor.
+Collective = Callable[[SparseMaskedTensor], Tensor]
+
+
+class _Context(Protocol):
+    """The records of the operand and of the result, and the collective that gives the gradient."""
+
+    own: Sparse
+    arrived: Sparse
+    back: Collective
+
+
+class Differentiable(torch.autograd.Function):
+    """A collective, and another one for its derivative."""
+
+    @staticmethod
+    def forward(ctx: _Context, tensor: SparseMaskedTensor, collective: Collective, back: Collective) -> Any:
+        result: Any = collective(tensor.detached())
+        ctx.own, ctx.arrived, ctx.back = _by_itself(tensor), _by_itself(result), back
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> Any:
+        gradient = ctx.back(_at(grad.detach(), ctx.arrived))
+        return _at(gradient, ctx.own), None, None
+
+
+def _at(gradient: Tensor, record: Sparse) -> SparseMaskedTensor:
+    """A gradient at the elements of a record: 0 where it is invalid, and invalid where the record is."""
+    values = values_at(gradient, record, None)
+    return wrap_sparse(Sparse(Dense(values, record.values.full_validity), record.pattern))
+
+
+def _differentiable(tensor: SparseMaskedTensor, collective: Collective, back: Collective) -> Tensor:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        result: Tensor = Differentiable.apply(tensor, collective, back)
+        return result
+    return collective(tensor)
+
+
+def _for_sums(tensor: SparseMaskedTensor, op: str, of: Callable[[SparseMaskedTensor, str], Tensor]) -> Collective:
+    """What is done to the gradient of a reduction before it is sent: it is divided as the values were."""
+
+    def prepared(gradient: SparseMaskedTensor) -> SparseMaskedTensor:
+        if op == "sum":
+            return gradient
+        if op != "avg":
+            raise RuntimeError(
+                f"{op.upper()} of sparsely stored tensors has no derivative over ranks, as torch's own collectives of "
+                "that reduction have none: use SUM or AVG, or pass x.detach()"
+            )
+        number: Any = of(torch.ones_like(tensor.detached()), "sum")  # type: ignore[assignment, arg-type]
+        divided: Any = gradient / number
+        return divided
+
+    return prepared
+
 
 def all_reduce(tensor: SparseMaskedTensor, reduce_op: str, group: Group) -> Tensor:
-    result = _copy(tensor, "all_reduce")
-    return _done(sparse_collectives.all_reduce([result], process_group_named(group), reduce_op.lower()), result)
+    op = reduce_op.lower()
+
+    def reduced(x: SparseMaskedTensor, by: str) -> Tensor:
+        result = _copy(x, "all_reduce")
+        return _done(sparse_collectives.all_reduce([result], process_group_named(group), by), result)
+
+    prepared = _for_sums(tensor, op, reduced)
+    return _differentiable(tensor, lambda x: reduced(x, op), lambda grad: reduced(prepared(grad), "sum"))
 
 
 def broadcast(tensor: SparseMaskedTensor, src: int, group: Group) -> Tensor:
-    result = _copy(tensor, "broadcast")
-    return _done(sparse_collectives.broadcast([result], process_group_named(group), src), result)
+    def sent(x: SparseMaskedTensor) -> Tensor:
+        result = _copy(x, "broadcast")
+        return _done(sparse_collectives.broadcast([result], process_group_named(group), src), result)
+
+    def back(grad: SparseMaskedTensor) -> Tensor:
+        """The sum over ranks on the rank that has sent; what the others had went nowhere."""
+        total = all_reduce(grad, "sum", group)
+        return total if process_group_named(group).rank() == src else torch.zeros_like(total)
+
+    return _differentiable(tensor, sent, back)
 
 
 def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size: int, group: Group) -> Tensor:
-    result = _rows_of(tensor, tensor.shape[0] // group_size, "reduce_scatter_tensor")
-    start = sparse_collectives.reduce_scatter_tensor
-    return _done(start(result, tensor, process_group_named(group), reduce_op.lower()), result)
+    op = reduce_op.lower()
+
+    def reduced(x: SparseMaskedTensor, by: str) -> Tensor:
+        result = _rows_of(x, x.shape[0] // group_size, "reduce_scatter_tensor")
+        return _done(sparse_collectives.reduce_scatter_tensor(result, x, process_group_named(group), by), result)
+
+    prepared = _for_sums(tensor, op, reduced)
+    return _differentiable(
+        tensor, lambda x: reduced(x, op), lambda grad: all_gather_into_tensor(prepared(grad), group_size, group)
+    )
 
 
 def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: Group) -> Tensor:
-    parts: list[Tensor] = [_copy(tensor, "all_gather_into_tensor") for _ in range(group_size)]
-    sparse_collectives.all_gather([parts], [tensor], process_group_named(group))()
-    return torch.cat(parts)
+    def gathered(x: SparseMaskedTensor) -> Tensor:
+        parts: list[Tensor] = [_copy(x, "all_gather_into_tensor") for _ in range(group_size)]
+        sparse_collectives.all_gather([parts], [x], process_group_named(group))()
+        return torch.cat(parts)
+
+    return _differentiable(tensor, gathered, lambda grad: reduce_scatter_tensor(grad, "sum", group_size, group))
 
 
 def all_to_all_single(tensor: SparseMaskedTensor, received: Sequence[int], sent: Sequence[int], group: Group) -> Tensor:
     """`received` and `sent` are rows for each rank."""
-    result = _rows_of(tensor, sum(received), "all_to_all_single")
-    start: Callable[..., Finish] = sparse_collectives.all_to_all_single
-    return _done(start(result, tensor, process_group_named(group), received, sent), result)
+
+    def exchanged(x: SparseMaskedTensor) -> Tensor:
+        result = _rows_of(x, sum(received), "all_to_all_single")
+        start: Callable[..., Finish] = sparse_collectives.all_to_all_single
+        return _done(start(result, x, process_group_named(group), received, sent), result)
+
+    return _differentiable(tensor, exchanged, lambda grad: all_to_all_single(grad, sent, received, group))
 
 
 def _done(finish: Finish, result: Tensor) -> Tensor:
@@ -57,19 +147,22 @@ def _done(finish: Finish, result: Tensor) -> Tensor:
 
 def _copy(tensor: SparseMaskedTensor, call: str) -> Tensor:
     """A tensor of the same storage, to be written to."""
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise MaskedSemanticsError(
-            f"{call} of a tensor of shape {tuple(tensor.shape)} that requires grad and is stored as "
-            f"{tensor.storage_layout}: functional collectives have derivatives on dense storage alone. Pass "
-            "x.to_dense(), or x.detach()."
-        )
     if being_traced(tensor._kept_values):
         raise MaskedSemanticsError(
             f"{call} of a tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout}: how much "
             "other ranks store is not known in a graph. Pass x.to_dense(), or call it outside of the compiled region."
         )
-    record = tensor.record
-    return wrap_sparse(record if isinstance(record, Sparse) else tensor.clone().record)  # type: ignore[attr-defined]
+    return wrap_sparse(_by_itself(tensor))
+
+
+def _by_itself(tensor: SparseMaskedTensor) -> Sparse:
+    """The record of the tensor, or of a copy that is no view."""
+    record: Any = tensor.record
+    if not isinstance(record, Sparse):
+        copied: Any = tensor.detached().clone()
+        record = copied.record
+    assert isinstance(record, Sparse)
+    return record
 
 
 def _rows_of(tensor: SparseMaskedTensor, rows: int, call: str) -> Tensor:

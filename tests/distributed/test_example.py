@@ -1,4 +1,4 @@
-"""examples/distributed, launched as a person launches it. (Its training is among the checks of test_collectives.py.)"""
+"""examples/distributed, launched as a person launches it. (Its training is a slow check of test_collectives.py too.)"""
 
 from __future__ import annotations
 

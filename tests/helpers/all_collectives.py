@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import checkpoints_of_ranks
 import distributed_tensors_inside
-import example_of_ranks
 import masked_collectives
 import masked_data_parallel
 import masked_functional_collectives
@@ -16,7 +15,6 @@ from process_groups import Check
 CHECKS: dict[str, Check] = {
     **checkpoints_of_ranks.CHECKS,
     **distributed_tensors_inside.CHECKS,
-    **example_of_ranks.CHECKS,
     **masked_collectives.CHECKS,
     **masked_data_parallel.CHECKS,
     **masked_functional_collectives.CHECKS,

@@ -21,6 +21,7 @@ from refused_collectives import raises
 from storages import STORAGES
 
 CHECKS: dict[str, Check] = {}
+SLOW: dict[str, Check] = {}
 
 
 DATA = torch.arange(24.0).view(4, 6)
@@ -47,6 +48,14 @@ def emptied(name: str) -> Any:
 def check(name: str) -> Any:
     def add(function: Check) -> Check:
         CHECKS[f"checkpoint: {name}"] = function
+        return function
+
+    return add
+
+
+def slow_check(name: str) -> Any:
+    def add(function: Check) -> Check:
+        SLOW[f"checkpoint: {name}"] = function
         return function
 
     return add
@@ -102,7 +111,7 @@ def gathered(x: Any) -> Any:
     return md.as_masked_tensor(x.get_data().full_tensor(), x.get_mask().full_tensor())
 
 
-@check("distributed tensors inside, in other placements and on another number of ranks")
+@slow_check("distributed tensors inside, in other placements and on another number of ranks")
 def sharded(rank: int, ranks: int) -> None:
     x = of_rank(0, (5, 3))
     placements: list[Placement] = [Shard(0), Shard(1), Replicate()]

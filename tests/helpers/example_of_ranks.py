@@ -42,4 +42,4 @@ def curve(rank: int, ranks: int) -> None:
     assert together.losses[-1] < 0.9 * together.losses[0]
 
 
-CHECKS: dict[str, Check] = {"example: 50 steps, interrupted or not, on all ranks or one": curve}
+SLOW: dict[str, Check] = {"example: 50 steps, interrupted or not, on all ranks or one": curve}

@@ -33,6 +33,7 @@ from refused_collectives import raises
 from storages import storages_but
 
 CHECKS: dict[str, Check] = {}
+SLOW: dict[str, Check] = {}
 SHAPE = (4, 6)
 SPARSE = storages_but("dense", "permuted")
 
@@ -186,11 +187,71 @@ def functional_collectives(rank: int, ranks: int, storage: str) -> None:
     same(scattered.to_dense(), total[4 * rank : 4 * rank + 4])
     exchanged: Any = functional.all_to_all_single(stored(storage, rank, whole), None, None, groups.WORLD)
     same(exchanged.to_dense(), torch.cat([of_rank(r, whole).split(4)[rank] for r in range(ranks)]))
-    raises(
-        MaskedSemanticsError,
-        lambda: functional.all_reduce(x.requires_grad_(), "sum", groups.WORLD),
-        "have derivatives on dense storage alone. Pass x.to_dense(), or x.detach()",
-    )
+
+
+WHOLE: dict[str, tuple[Callable[[Any], Any], Callable[[list[Any]], list[Any]]]] = {
+    "all_reduce": (
+        lambda x: functional.all_reduce(x, "sum", groups.WORLD),
+        lambda tensors: [md.accumulate(*tensors)] * len(tensors),
+    ),
+    "all_reduce AVG": (
+        lambda x: functional.all_reduce(x, "avg", groups.WORLD),
+        lambda tensors: [md.mean(torch.stack(tensors), 0)] * len(tensors),
+    ),
+    "broadcast": (
+        lambda x: functional.broadcast(x, 1, groups.WORLD),
+        lambda tensors: [tensors[1]] * len(tensors),
+    ),
+    "all_gather": (
+        lambda x: functional.all_gather_tensor(x, 0, groups.WORLD),
+        lambda tensors: [torch.cat(tensors)] * len(tensors),
+    ),
+    "reduce_scatter": (
+        lambda x: functional.reduce_scatter_tensor(x, "sum", 0, groups.WORLD),
+        lambda tensors: list(md.accumulate(*tensors).chunk(len(tensors))),
+    ),
+    "reduce_scatter AVG": (
+        lambda x: functional.reduce_scatter_tensor(x, "avg", 0, groups.WORLD),
+        lambda tensors: list(md.mean(torch.stack(tensors), 0).chunk(len(tensors))),
+    ),
+    "all_to_all_single": (
+        lambda x: functional.all_to_all_single(x, None, None, groups.WORLD),
+        lambda tensors: [torch.cat([t.chunk(len(tensors))[r] for t in tensors]) for r in range(len(tensors))],
+    ),
+}
+
+
+def derivatives(rank: int, ranks: int, storage: str) -> None:
+    """Those of the sum over ranks, when one process computes all of it on dense storage."""
+    shape = (4 * ranks, 6)
+
+    def loss(y: Any, r: int) -> Any:
+        weights = torch.randn(y.numel(), generator=torch.Generator().manual_seed(r)).double()
+        return (y.to_dense().reshape(-1) ** 2 * weights).sum()
+
+    for name, (call, in_one) in WHOLE.items():
+        x = stored(storage, rank, shape).requires_grad_()
+        with deprecated():
+            loss(call(x), rank).backward()
+        alone = [of_rank(r, shape).requires_grad_() for r in range(ranks)]
+        md.accumulate(*[loss(y, r) for r, y in enumerate(in_one(alone))]).backward()
+        expected: Any = alone[rank].grad
+        if expected is None:  # what this rank has goes nowhere
+            expected = md.masked_tensor(torch.zeros(shape).double(), alone[rank].get_mask())
+        assert x.grad is not None, name
+        md.testing.assert_close(x.grad.to_dense(), expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+for storage in SPARSE:
+    table = CHECKS if storage == "coo" else SLOW
+    table[f"{storage}: derivatives of functional collectives"] = functools.partial(derivatives, storage=storage)
+
+
+@check("reductions without derivatives say so in backward")
+def without_derivatives(rank: int, ranks: int) -> None:
+    x = stored("coo", rank).requires_grad_()
+    result = functional.all_reduce(x, "max", groups.WORLD).to_dense().sum()
+    raises(RuntimeError, result.backward, "MAX of sparsely stored tensors has no derivative over ranks")
 
 
 @check("dense dimensions, invalid elements among what is stored, nothing stored, everything")
