@@ -76,6 +76,39 @@ def reducing_problem(op: str, tensor: Tensor) -> str | None:
     return problem_of_reduction(op, tensor.dtype)
 
 
+def after_all(finishes: Sequence[Finish]) -> Finish:
+    def finish() -> None:
+        for one in finishes:
+            one()
+
+    return finish
+
+
+def one_by_one(collective: Callable[..., Finish]) -> Callable[..., Finish]:
+    """The collective of several tensors, from that of a list with one."""
+    return lambda tensors, *options: after_all([collective([tensor], *options) for tensor in tensors])
+
+
+def pair_by_pair(collective: Callable[..., Finish]) -> Callable[..., Finish]:
+    """The collective of several outputs and inputs, from that of one each."""
+
+    def coalesced(outputs: Sequence[Tensor], inputs: Sequence[Tensor], *options: object) -> Finish:
+        return after_all([collective(*pair, *options) for pair in zip(outputs, inputs, strict=True)])
+
+    return coalesced
+
+
+def gathered_one_by_one(all_gather: Callable[..., Finish]) -> Callable[..., Finish]:
+    """all_gather of several inputs: there is a list of outputs for each rank, with one for each input."""
+
+    def coalesced(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
+        of_inputs = zip(*outputs, strict=True)
+        pairs = zip(of_inputs, inputs, strict=True)
+        return after_all([all_gather([list(targets)], [tensor], group) for targets, tensor in pairs])
+
+    return coalesced
+
+
 def broadcast(tensors: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
     (tensor,) = tensors
     everyone = start(group, f"broadcast from rank {root} of the group", tensors, tensors)
@@ -104,8 +137,7 @@ def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finis
     return lambda: write(tensor, total())
 
 
-def all_reduce_coalesced(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finish:
-    return after_all([all_reduce([tensor], group, op) for tensor in tensors])
+all_reduce_coalesced = one_by_one(all_reduce)
 
 
 def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int) -> Finish:
@@ -128,7 +160,7 @@ def reduce_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: ProcessGroup, op: str
 ) -> Finish:
     (output,), (parts,) = outputs, inputs
-    problem = reducing_problem(op, output) or problem_of_parts(parts, group.size(), output)
+    problem = reducing_problem(op, output) or problem_of_list(parts, group.size(), output)
     return _reduce_scatter("reduce_scatter", output, list(parts), group, op, problem)
 
 
@@ -142,11 +174,7 @@ def reduce_scatter_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, o
     return _reduce_scatter("reduce_scatter_tensor", output, parts, group, op, problem)
 
 
-def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup, op: str
-) -> Finish:
-    pairs = zip(outputs, inputs, strict=True)
-    return after_all([reduce_scatter_tensor(output, tensor, group, op) for output, tensor in pairs])
+reduce_scatter_tensor_coalesced = pair_by_pair(reduce_scatter_tensor)
 
 
 def _reduce_scatter(
@@ -162,7 +190,7 @@ def _reduce_scatter(
 
 def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
     (targets,), (tensor,) = outputs, inputs
-    problem = problem_of_parts(targets, group.size(), tensor)
+    problem = problem_of_list(targets, group.size(), tensor)
     everyone = start(group, "all_gather", inputs, targets, problem=problem)
     return _all_gather(tensor, list(targets), group, any_partial(everyone))
 
@@ -176,17 +204,8 @@ def all_gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup) 
     return lambda: write(output, stacked(_split_by_rank(arriving, tensor.shape, ranks)))
 
 
-def all_gather_into_tensor_coalesced(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup
-) -> Finish:
-    pairs = zip(outputs, inputs, strict=True)
-    return after_all([all_gather_into_tensor(output, tensor, group) for output, tensor in pairs])
-
-
-def all_gather_coalesced(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
-    """`outputs` has a list for each rank, with an output for each input."""
-    parts = [[[of_rank[i] for of_rank in outputs]] for i in range(len(inputs))]
-    return after_all([all_gather(part, [tensor], group) for part, tensor in zip(parts, inputs, strict=True)])
+all_gather_into_tensor_coalesced = pair_by_pair(all_gather_into_tensor)
+all_gather_coalesced = gathered_one_by_one(all_gather)
 
 
 def _all_gather(tensor: Tensor, targets: Sequence[Tensor], group: ProcessGroup, partial: bool) -> Finish:
@@ -201,7 +220,7 @@ def _split_by_rank(arriving: Moved, shape: torch.Size, ranks: int) -> list[Any]:
 def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
     (tensor,) = inputs
     targets = list(outputs[0]) if group.rank() == root else []
-    problem = problem_of_parts(targets, group.size(), tensor) if group.rank() == root else None
+    problem = problem_of_list(targets, group.size(), tensor) if group.rank() == root else None
     everyone = start(group, f"gather to rank {root} of the group", inputs, targets, problem=problem)
     send = functools.partial(Eager(group).gather, root=root)
     arriving = moved([record_of(tensor)], any_partial(everyone), send)
@@ -216,7 +235,7 @@ def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group:
 def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: ProcessGroup, root: int) -> Finish:
     (output,) = outputs
     parts = list(inputs[0]) if group.rank() == root else []
-    problem = problem_of_parts(parts, group.size(), output) if group.rank() == root else None
+    problem = problem_of_list(parts, group.size(), output) if group.rank() == root else None
     call = f"scatter from rank {root} of the group"
     everyone = start(group, call, parts, outputs, shown=[described(output)], problem=problem)
     transport = Eager(group)
@@ -235,9 +254,7 @@ def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group
 
 
 def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
-    problem = None
-    if len(inputs) != group.size() or len(outputs) != group.size():
-        problem = f"it needs {group.size()} inputs and outputs, one for each rank; got {len(inputs)} and {len(outputs)}"
+    problem = problem_of_numbers(outputs, inputs, group.size())
     return _all_to_all("all_to_all", list(outputs), list(inputs), group, problem)
 
 
@@ -264,14 +281,21 @@ def _all_to_all(
     return lambda: write_each(outputs, arriving.split([t.shape for t in outputs]))
 
 
-def problem_of_parts(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | None:
+def problem_of_list(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | None:
     """Why a list with one tensor for each rank does not fit, if it does not."""
     if len(parts) != ranks:
         return f"it needs a list of {ranks} tensors, one for each rank; got {len(parts)}"
     for number, part in enumerate(parts):
-        if described(part) != described(like):
+        if (part.dtype, part.shape) != (like.dtype, like.shape):
             return f"tensor {number} of the list has {described(part)}, and the other argument {described(like)}"
     return None
+
+
+def problem_of_numbers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], ranks: int) -> str | None:
+    """Why an all_to_all has not one input and one output for each rank, if it has not."""
+    if len(inputs) == len(outputs) == ranks:
+        return None
+    return f"it needs {ranks} inputs and outputs, one for each rank; got {len(inputs)} and {len(outputs)}"
 
 
 def problem_of_splits(name: str, tensor: Tensor, splits: Sequence[int], ranks: int) -> str | None:
@@ -301,11 +325,3 @@ def stacked(records: Sequence[Dense]) -> Dense:
 def write_each(targets: Sequence[Tensor], records: Sequence[Dense]) -> None:
     for target, record in zip(targets, records, strict=True):
         write(target, record)
-
-
-def after_all(finishes: Sequence[Finish]) -> Finish:
-    def finish() -> None:
-        for one in finishes:
-            one()
-
-    return finish

@@ -59,25 +59,27 @@ class Call:
                 self.partial = any_partial(start(process_group, name, [tensor], [], shown=shown, problem=problem))
 
 
-def by_storage(function: Callable[..., MaskedTensor]) -> Callable[..., Any]:
-    """The function for dense storage, and that of the same name in sparse_functional for sparse storage."""
-    sparse = getattr(sparse_functional, function.__name__)
+def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedTensor]], Callable[..., Any]]:
+    """Decorator for the function of dense storage, which calls `sparse` for sparse storage."""
 
-    @functools.wraps(function)
-    def served(tensor: Tensor, *args: Any) -> Any:
-        return (sparse if isinstance(tensor, SparseMaskedTensor) else function)(tensor, *args)
+    def decorated(dense: Callable[..., MaskedTensor]) -> Callable[..., Any]:
+        @functools.wraps(dense)
+        def served(tensor: Tensor, *args: Any) -> Any:
+            return (sparse if isinstance(tensor, SparseMaskedTensor) else dense)(tensor, *args)
 
-    return served
+        return served
+
+    return decorated
 
 
-@by_storage
+@by_storage(sparse_functional.all_reduce)
 def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
     return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.width)())
 
 
-@by_storage
+@by_storage(sparse_functional.reduce_scatter_tensor)
 def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     rows = tensor.shape[0] if tensor.ndim else 0
@@ -89,7 +91,7 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
     return wrap_record(reduced(parts, op, call.ranks, call.partial, call.send.reduce_scatter, call.width)())
 
 
-@by_storage
+@by_storage(sparse_functional.all_gather_into_tensor)
 def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> MaskedTensor:
     call = Call("all_gather_into_tensor", tensor, group)
     arriving = moved([call.record], call.partial, call.send.all_gather, call.width or 1)
@@ -98,7 +100,7 @@ def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> Mas
     return wrap_record(parts.map(lambda t: t.reshape(shape)))
 
 
-@by_storage
+@by_storage(sparse_functional.broadcast)
 def broadcast(tensor: Tensor, src: int, group: Group) -> MaskedTensor:
     call = Call(f"broadcast from rank {src} of the group", tensor, group)
     arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width or 1)
@@ -113,7 +115,7 @@ def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
     return [Dense(part, mask) for part, mask in zip(data, masks, strict=True)]
 
 
-@by_storage
+@by_storage(sparse_functional.all_to_all_single)
 def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Group) -> MaskedTensor:
     """`received` and `sent` are rows for each rank."""
     ranks = process_group_named(group).size()

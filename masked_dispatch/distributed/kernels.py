@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -18,35 +18,56 @@ from torch._ops import OpOverload
 
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.run_rule import PLAIN, SPARSE, Kernel, has_masked, storage_among
-from masked_dispatch.distributed import collectives, point_to_point, sparse_collectives
+from masked_dispatch.distributed import collectives as dense
+from masked_dispatch.distributed import point_to_point
+from masked_dispatch.distributed import sparse_collectives as sparse
 from masked_dispatch.distributed.works import work_for
 from masked_dispatch.distributed_internals import boxed_work, process_group_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
 
-Collective = Callable[..., collectives.Finish]
+Collective = Callable[..., dense.Finish]
+
+
+class ByStorage(NamedTuple):
+    """A collective of dense tensors, and that of sparsely stored ones."""
+
+    for_dense: Collective
+    for_sparse: Collective
+
+
+REDUCE_SCATTER = ByStorage(dense.reduce_scatter, sparse.reduce_scatter)
+ALL_GATHER = ByStorage(dense.all_gather, sparse.all_gather)
+GATHER = ByStorage(dense.gather, sparse.gather)
+SCATTER = ByStorage(dense.scatter, sparse.scatter)
 
 # For each operator: its meaning, and the argument that it returns beside a Work, if it does.
-SERVED: dict[str, tuple[Collective, int | None]] = {
-    "allreduce_": (collectives.all_reduce, 0),
-    "allreduce_coalesced_": (collectives.all_reduce_coalesced, None),
-    "reduce_": (collectives.reduce, None),
-    "reduce_scatter_": (collectives.reduce_scatter, 0),
-    "_reduce_scatter_base_": (collectives.reduce_scatter_tensor, 0),
-    "reduce_scatter_tensor_coalesced_": (collectives.reduce_scatter_tensor_coalesced, None),
-    "broadcast_": (collectives.broadcast, 0),
-    "allgather_": (collectives.all_gather, 0),
-    "allgather_coalesced_": (collectives.all_gather_coalesced, None),
-    "_allgather_base_": (collectives.all_gather_into_tensor, 0),
-    "allgather_into_tensor_coalesced_": (collectives.all_gather_into_tensor_coalesced, None),
-    "gather_": (collectives.gather, None),
-    "scatter_": (collectives.scatter, 0),
-    "alltoall_": (collectives.all_to_all, 0),
-    "alltoall_base_": (collectives.all_to_all_single, None),
-    "send": (point_to_point.send, None),
-    "recv_": (point_to_point.recv, None),
-    "recv_any_source_": (point_to_point.recv_any_source, None),
+SERVED: dict[str, tuple[ByStorage, int | None]] = {
+    "allreduce_": (ByStorage(dense.all_reduce, sparse.all_reduce), 0),
+    "allreduce_coalesced_": (ByStorage(dense.all_reduce_coalesced, sparse.all_reduce_coalesced), None),
+    "reduce_": (ByStorage(dense.reduce, sparse.reduce), None),
+    "reduce_scatter_": (REDUCE_SCATTER, 0),
+    "_reduce_scatter_base_": (ByStorage(dense.reduce_scatter_tensor, sparse.reduce_scatter_tensor), 0),
+    "reduce_scatter_tensor_coalesced_": (
+        ByStorage(dense.reduce_scatter_tensor_coalesced, sparse.reduce_scatter_tensor_coalesced),
+        None,
+    ),
+    "broadcast_": (ByStorage(dense.broadcast, sparse.broadcast), 0),
+    "allgather_": (ALL_GATHER, 0),
+    "allgather_coalesced_": (ByStorage(dense.all_gather_coalesced, sparse.all_gather_coalesced), None),
+    "_allgather_base_": (ByStorage(dense.all_gather_into_tensor, sparse.all_gather_into_tensor), 0),
+    "allgather_into_tensor_coalesced_": (
+        ByStorage(dense.all_gather_into_tensor_coalesced, sparse.all_gather_into_tensor_coalesced),
+        None,
+    ),
+    "gather_": (GATHER, None),
+    "scatter_": (SCATTER, 0),
+    "alltoall_": (ByStorage(dense.all_to_all, sparse.all_to_all), 0),
+    "alltoall_base_": (ByStorage(dense.all_to_all_single, sparse.all_to_all_single), None),
+    "send": (ByStorage(point_to_point.send, point_to_point.send), None),
+    "recv_": (ByStorage(point_to_point.recv, point_to_point.recv), None),
+    "recv_any_source_": (ByStorage(point_to_point.recv_any_source, point_to_point.recv_any_source), None),
 }
 
 # Arguments that say nothing about what is computed: messages are asynchronous here, under the group's time limit, and
@@ -54,7 +75,7 @@ SERVED: dict[str, tuple[Collective, int | None]] = {
 _NOT_PASSED_ON = ("async_op", "timeout", "sparse_indices", "root_tensor")
 
 
-def collective_kernel(op: OpOverload, collective: Collective, returned: int | None) -> Kernel:
+def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | None) -> Kernel:
     """A kernel that starts the collective, and returns torch's Work for what is left to do."""
     names = [argument.name for argument in schema_of(op).arguments]
 
@@ -65,7 +86,7 @@ def collective_kernel(op: OpOverload, collective: Collective, returned: int | No
             return redispatch(op, keyset, args, kwargs)
         given["process_group"] = process_group_of(given["process_group"])
         if "reduce_op" in given:
-            given["reduce_op"] = collectives.name_of(given["reduce_op"].op())
+            given["reduce_op"] = dense.name_of(given["reduce_op"].op())
         passed_on = (given[n] for n in names if n in given and n not in _NOT_PASSED_ON)
         work = boxed_work(started_for(storage, collective, *passed_on))
         return work if returned is None else (args[returned], work)
@@ -73,23 +94,17 @@ def collective_kernel(op: OpOverload, collective: Collective, returned: int | No
     return kernel
 
 
-def sparse_form(collective: Collective) -> Collective:
-    """The function of the same name that serves sparsely stored tensors; send and recv serve both."""
-    form: Collective = getattr(sparse_collectives, collective.__name__, collective)
-    return form
-
-
-def started(collective: Collective, *args: object) -> distributed.Work:
+def started(collective: ByStorage, *args: object) -> distributed.Work:
     """Start the collective for the storage of its tensors."""
     return started_for(storage_among(args), collective, *args)
 
 
-def started_for(storage: int, collective: Collective, *args: object) -> distributed.Work:
+def started_for(storage: int, collective: ByStorage, *args: object) -> distributed.Work:
     """Start the collective: no derivative passes torch's own either."""
     with torch.no_grad():
         if storage == SPARSE:
-            return work_for(sparse_form(collective)(*map(complex_again, args)))
-        return work_for(collective(*args))
+            return work_for(collective.for_sparse(*map(complex_again, args)))
+        return work_for(collective.for_dense(*args))
 
 
 def complex_again(argument: Any) -> Any:
@@ -102,16 +117,16 @@ def complex_again(argument: Any) -> Any:
 
 
 # Methods of a process group, each with its collective, and what that is given of the method's options.
-_LISTS_OF_LISTS: dict[str, tuple[Collective, Callable[[Any], tuple[object, ...]]]] = {
-    "allgather": (collectives.all_gather, lambda options: ()),
-    "gather": (collectives.gather, lambda options: (options.rootRank,)),
-    "scatter": (collectives.scatter, lambda options: (options.rootRank,)),
-    "reduce_scatter": (collectives.reduce_scatter, lambda options: (collectives.name_of(options.reduceOp.op),)),
+_LISTS_OF_LISTS: dict[str, tuple[ByStorage, Callable[[Any], tuple[object, ...]]]] = {
+    "allgather": (ALL_GATHER, lambda options: ()),
+    "gather": (GATHER, lambda options: (options.rootRank,)),
+    "scatter": (SCATTER, lambda options: (options.rootRank,)),
+    "reduce_scatter": (REDUCE_SCATTER, lambda options: (dense.name_of(options.reduceOp.op),)),
 }
 
 
 def seeing_lists(
-    method: Callable[..., Any], collective: Collective, chosen: Callable[[Any], tuple[object, ...]]
+    method: Callable[..., Any], collective: ByStorage, chosen: Callable[[Any], tuple[object, ...]]
 ) -> Callable[..., Any]:
     """A method of a process group, which serves lists of lists of masked tensors beside plain tensors."""
 

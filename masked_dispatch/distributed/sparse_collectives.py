@@ -16,7 +16,11 @@ from torch.distributed import ProcessGroup
 from masked_dispatch.distributed.agreement import Description, agree, described
 from masked_dispatch.distributed.collectives import (
     Finish,
-    after_all,
+    gathered_one_by_one,
+    one_by_one,
+    pair_by_pair,
+    problem_of_list,
+    problem_of_numbers,
     problem_of_splits,
     reducing_problem,
     sizes_do_not_fit,
@@ -160,16 +164,6 @@ def not_by_itself(tensor: SparseMaskedTensor) -> str:
     )
 
 
-def problem_of_list(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | None:
-    """Why a list with one tensor for each rank does not fit, if it does not."""
-    if len(parts) != ranks:
-        return f"it needs a list of {ranks} tensors, one for each rank; got {len(parts)}"
-    for number, part in enumerate(parts):
-        if (part.dtype, part.shape) != (like.dtype, like.shape):
-            return f"tensor {number} of the list has {described(part)}, and the other argument {described(like)}"
-    return None
-
-
 def write(target: Tensor, record: Sparse) -> None:
     """Let `target` be what arrived, in its own storage; a plain one is updated."""
     with torch.no_grad():
@@ -191,8 +185,7 @@ def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finis
     return lambda: write(tensor, rebuilt(combined(arrived(), op, call.form()), call.form()))
 
 
-def all_reduce_coalesced(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finish:
-    return after_all([all_reduce([tensor], group, op) for tensor in tensors])
+all_reduce_coalesced = one_by_one(all_reduce)
 
 
 def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int) -> Finish:
@@ -222,11 +215,7 @@ def reduce_scatter_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, o
     return _reduce_scatter("reduce_scatter_tensor", output, list(parts), group, op, problem)
 
 
-def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup, op: str
-) -> Finish:
-    pairs = zip(outputs, inputs, strict=True)
-    return after_all([reduce_scatter_tensor(output, tensor, group, op) for output, tensor in pairs])
+reduce_scatter_tensor_coalesced = pair_by_pair(reduce_scatter_tensor)
 
 
 def _reduce_scatter(
@@ -264,10 +253,7 @@ def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], gr
     return lambda: write_each(targets, arrived(), call.form())
 
 
-def all_gather_coalesced(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
-    """`outputs` has a list for each rank, with an output for each input."""
-    parts = [[[of_rank[i] for of_rank in outputs]] for i in range(len(inputs))]
-    return after_all([all_gather(part, [tensor], group) for part, tensor in zip(parts, inputs, strict=True)])
+all_gather_coalesced = gathered_one_by_one(all_gather)
 
 
 def all_gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup) -> Finish:
@@ -283,11 +269,7 @@ def all_gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup) 
     return finish
 
 
-def all_gather_into_tensor_coalesced(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup
-) -> Finish:
-    pairs = zip(outputs, inputs, strict=True)
-    return after_all([all_gather_into_tensor(output, tensor, group) for output, tensor in pairs])
+all_gather_into_tensor_coalesced = pair_by_pair(all_gather_into_tensor)
 
 
 def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
@@ -313,9 +295,7 @@ def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group
 
 
 def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
-    problem = None
-    if len(inputs) != group.size() or len(outputs) != group.size():
-        problem = f"it needs {group.size()} inputs and outputs, one for each rank; got {len(inputs)} and {len(outputs)}"
+    problem = problem_of_numbers(outputs, inputs, group.size())
     return _all_to_all("all_to_all", list(outputs), list(inputs), group, problem)
 
 
