@@ -26,6 +26,9 @@ from op_registry.sparse.record import Sparse
 
 # A collective of one tensor.
 Collective = Callable[[SparseMaskedTensor], Tensor]
+# The same with the name of a reduction; and what is done to a gradient before it is sent.
+Reduction = Callable[[SparseMaskedTensor, str], Tensor]
+Prepared = Callable[[SparseMaskedTensor], SparseMaskedTensor]
 
 
 class _Context(Protocol):
@@ -65,8 +68,9 @@ def _differentiable(tensor: SparseMaskedTensor, collective: Collective, back: Co
     return collective(tensor)
 
 
-def _for_sums(tensor: SparseMaskedTensor, op: str, of: Callable[[SparseMaskedTensor, str], Tensor]) -> Collective:
+def _for_sums(tensor: SparseMaskedTensor, op: str, of: Reduction) -> Prepared:
     """What is done to the gradient of a reduction before it is sent: it is divided as the values were."""
+    summed = wrap_sparse(_by_itself(tensor)) if op == "avg" and tensor.requires_grad else tensor
 
     def prepared(gradient: SparseMaskedTensor) -> SparseMaskedTensor:
         if op == "sum":
@@ -76,7 +80,8 @@ def _for_sums(tensor: SparseMaskedTensor, op: str, of: Callable[[SparseMaskedTen
                 f"{op.upper()} of sparsely stored tensors has no derivative over ranks, as torch's own collectives of "
                 "that reduction have none: use SUM or AVG, or pass x.detach()"
             )
-        number: Any = of(torch.ones_like(tensor.detached()), "sum")  # type: ignore[assignment, arg-type]
+        ones: Any = torch.ones_like(summed)
+        number: Any = of(ones, "sum")
         divided: Any = gradient / number
         return divided
 
