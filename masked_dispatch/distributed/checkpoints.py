@@ -157,6 +157,8 @@ def own_validity(tensor: MaskedTensor) -> None:
 
 def as_memory(validity: Tensor, data: Tensor) -> Tensor:
     """The memory of a validity that has the strides of the data; that of a copy, if it has others."""
+    if not data.numel():  # an empty shard
+        return torch.zeros(ViewFamily(data, None).span, dtype=torch.int8, device=data.device)
     if validity.stride() != data.stride():
         copied = torch.empty_strided(data.shape, data.stride(), dtype=torch.int8, device=data.device)
         validity = copied.copy_(validity)

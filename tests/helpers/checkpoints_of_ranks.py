@@ -135,6 +135,17 @@ def sharded(rank: int, ranks: int) -> None:
                 same(whole, x)
 
 
+@check("distributed tensors inside, of which some ranks have nothing")
+def empty_shards(rank: int, ranks: int) -> None:
+    x = of_rank(0, (1, 3))
+    with folder(rank) as where:
+        checkpoint.save({"x": distributed_masked(x, ranks, Shard(0))}, checkpoint_id=where)
+        for placement in (Shard(0), Replicate()):
+            empty = distributed_masked(md.as_masked_tensor(torch.zeros(1, 3).double()), ranks, placement)
+            checkpoint.load({"x": empty}, checkpoint_id=where)
+            same(gathered(empty), x)
+
+
 class Layer(nn.Module):
     def __init__(self, weight: Any, scale: Any) -> None:
         super().__init__()
