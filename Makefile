@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-full third-party wheel conformance lint types docs bench coverage format clean
+.PHONY: help demo test test-full matrix third-party wheel conformance lint types docs bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -36,6 +36,11 @@ test: $(INSTALLED)
 ## make test-full   every test
 test-full: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+## make matrix      the tests with other releases of torch, each in an environment of its own; TORCHES="2.12.0 2.14.1"
+TORCHES ?= 2.14.1
+matrix:
+	for torch in $(TORCHES); do $(MAKE) test VENV=.venv-torch-$$torch TORCH=torch==$$torch || exit 1; done
 
 ## make third-party every law on the operators of examples/third_party, a package of its own, installed
 third-party: $(INSTALLED)
@@ -79,7 +84,7 @@ format: $(INSTALLED)
 
 ## make clean       everything that make made, the virtual environment included
 clean:
-	rm -rf $(VENV) build *.egg-info examples/third_party/build examples/third_party/*.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build *.egg-info examples/third_party/build examples/third_party/*.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
