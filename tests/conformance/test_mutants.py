@@ -99,7 +99,7 @@ SEEN_BUILT_IN = [
         "P1",
     ),
     ("aten.bucketize.Tensor", "bucketize", "refuses what is partly valid", False, "P3"),
-    ("aten.embedding_bag.padding_idx", "nn_functional_embedding_bag", "refuses what is partly valid", False, "P3"),
+    ("aten.embedding_bag.padding_idx", "nn_functional_embedding_bag", "refuses what is partly valid", False, "P2"),
     ("aten.hardtanh", "nn_functional_hardtanh", "gradient cut", True, "P3"),
     ("aten.hardtanh", "nn_functional_hardtanh", "gradient doubled", True, "P5"),
     ("aten.hardtanh", "nn_functional_hardtanh", "gradient wrong where something is invalid", True, "P5"),
