@@ -45,7 +45,7 @@ Every figure here is a *ratio* of two things that were run side by side in one p
 goal stands next to it. Seconds depend on the machine, ratios much less. Candidates' results are compared before they
 are timed. The whole page is measured and written by
 
-```bash
+```
 python -m benchmarks all --quick --json all.json
 python -m benchmarks.page all.json
 ```

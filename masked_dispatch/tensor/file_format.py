@@ -14,9 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.saved import check_saved
+from op_registry.records.kept import without_kept
 
 VERSION = 3
 
@@ -37,7 +39,7 @@ def builder(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def saved_as(kind: str, *parts: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What `__reduce_ex__` returns."""
-    return load, (VERSION, kind, *parts)
+    return load, (VERSION, kind, *(without_kept(part) if isinstance(part, Tensor) else part for part in parts))
 
 
 @never_compiled

@@ -10,6 +10,8 @@ from torch import Tensor
 # sizes, and lives as long as the parameter that it belongs to.
 MOST_KEPT = 256
 
+_ATTRIBUTE = "_masked_dispatch_kept"
+
 
 class Kept(dict[Any, Any]):
     """What is kept with one mask: at most MOST_KEPT things, of which the first is the first to go.
@@ -32,8 +34,19 @@ def kept_with(validity: Tensor) -> Kept:
     mode has no version, and can keep nothing.
     """
     version: int = validity._version
-    kept: tuple[int, Kept] | None = getattr(validity, "_masked_dispatch_kept", None)
+    kept: tuple[int, Kept] | None = getattr(validity, _ATTRIBUTE, None)
     if kept is None or kept[0] != version:
         kept = (version, Kept())
-        validity._masked_dispatch_kept = kept  # type: ignore[attr-defined]
+        setattr(validity, _ATTRIBUTE, kept)
     return kept[1]
+
+
+def without_kept(tensor: Tensor) -> Tensor:
+    """The tensor as a file has it: on the same memory, without what is kept with it, and always one object."""
+    if not hasattr(tensor, _ATTRIBUTE):
+        return tensor
+    kept = kept_with(tensor)
+    found: Tensor | None = kept.get(("alone",))
+    if found is None:
+        found = kept[("alone",)] = tensor.detach()
+    return found

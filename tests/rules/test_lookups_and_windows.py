@@ -47,7 +47,9 @@ def test_an_invalid_index_is_not_looked_up_and_gives_no_gradient(options, garbag
 
 
 def test_a_sparse_gradient_lists_only_rows_that_a_valid_index_asks_for(monkeypatch):
-    monkeypatch.setattr(row_gradients, "_wrapper_for", None)  # as on bare records: no layer makes masked tensors of them
+    monkeypatch.setattr(
+        row_gradients, "_wrapper_for", None
+    )  # as on bare records: no layer makes masked tensors of them
     known = torch.tensor([True, False, True])
     weight = torch.randn(9, 2, requires_grad=True)
     indices = Dense(torch.tensor([4, 77, 5]), flags(known))

@@ -85,6 +85,24 @@ def test_what_was_saved_is_loaded(kind: str) -> None:
             assert torch.equal(again.detach(), x)
 
 
+def test_what_is_kept_with_a_mask_is_not_saved() -> None:
+    """Counts and wide masks are made again: a file is as large, whatever was computed with the tensor before."""
+
+    def size_of_file() -> int:
+        buffer = io.BytesIO()
+        torch.save((x, x[0]), buffer)
+        return buffer.tell()
+
+    x = md.masked_tensor(torch.randn(32, 32), torch.rand(32, 32) > 0.5)
+    before = size_of_file()
+    (x.exp().sum(0) + x.mean(1)).var()
+    (x.to_tensor(3.0), torch.amax(x), x.count())
+    assert size_of_file() == before
+    rows = loaded((x, x[0]))
+    rows[1].copy_(md.masked_tensor(torch.zeros(32), torch.zeros(32, dtype=torch.bool)))
+    assert not rows[0][0].get_mask().any(), "the mask is shared in the file as before"
+
+
 class Versioned:
     """Something that is saved as of that version of the format."""
 
