@@ -54,7 +54,7 @@ def _process(rank: int, module: str, ranks: int, folder: str) -> None:
 def _failure(run: Callable[[], Any]) -> str | None:
     try:
         run()
-    except Exception:
+    except BaseException:  # torch's CheckpointException is no Exception
         return traceback.format_exc()
     return None
 

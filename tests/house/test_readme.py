@@ -41,6 +41,7 @@ COMMANDS_OF = (
     "python -m masked_dispatch ",
     "python -m op_registry ",
     "python -m benchmarks ",
+    "python -m benchmarks.page ",
     "TORCH_SOURCE=",
     "pytest",
 )
