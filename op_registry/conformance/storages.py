@@ -7,6 +7,7 @@ fills. P5 compares gradients up to second order, in float64.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,14 +39,15 @@ def non_interference(trial: Trial, storage: str) -> None:
     _check_storage_applies(trial, storage)
     fills = fills_for(trial)
     first, second = fills[0], fills[len(fills) // 2]
-    with_first = outcome_with_gradients(trial, first, storage, explicit_invalid=True)
+    run_with_first = functools.partial(outcome_with_gradients, trial, first, storage, explicit_invalid=True)
+    with_first = run_with_first()
     with_second = outcome_with_gradients(trial, second, storage, explicit_invalid=True)
     name = f"stored as {storage} with {second} in stored invalid elements"
     if isinstance(with_first, Exception) or isinstance(with_second, Exception):
         if type(with_first) is not type(with_second):
             raise Broken(f"{name} {what_happened(with_second)}, with {first} {what_happened(with_first)}")
     else:
-        same_bits(name, with_second, with_first, trial)
+        same_bits(name, with_second, with_first, trial, run_with_first)
     dense = trial.once("on dense storage", _on_dense_storage)
     _same_as_dense(f"stored as {storage} with {first} in stored invalid elements", with_first, dense, trial)
 

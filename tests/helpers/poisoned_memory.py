@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 
 from op_registry.conformance.compare import bit_difference, mask_difference
-from op_registry.conformance.laws import Outcome, outcome_with_gradients, same_bits, what_happened
+from op_registry.conformance.laws import Outcome, outcome_with_gradients, outcomes_differ, what_happened
 from op_registry.conformance.python_level.trial import Result
-from op_registry.conformance.trial import Broken, Trial
+from op_registry.conformance.trial import Trial
 
 M_PERTURB = -6  # of <malloc.h>
 
@@ -91,11 +91,8 @@ def _outcomes_differ(trial: Trial, first: Outcome | Exception, second: Outcome |
     if isinstance(first, Exception) or isinstance(second, Exception):
         same = type(first) is type(second)
         return None if same else f"{what_happened(first)}, and with other memory {what_happened(second)}"
-    try:
-        same_bits("with other memory", second, first, trial)
-    except Broken as broken:
-        return str(broken)
-    return None
+    wrong = outcomes_differ(second, first, trial)
+    return f"with other memory: {wrong}" if wrong else None
 
 
 def results_differ(first: Result, second: Result) -> str | None:
