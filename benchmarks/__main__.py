@@ -104,8 +104,6 @@ def main() -> None:
         if arguments.json is not None:  # what has been measured is kept if a later benchmark fails
             arguments.json.write_text(as_json(goals, seconds) + "\n", encoding="utf-8")
     print_goals([goal for of_one in goals.values() for goal in of_one])
-    if arguments.json is not None:
-        arguments.json.write_text(as_json(goals, seconds) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import math
 import random
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ QUADRATIC = re.compile(
 UNNOTICED = re.compile("kron")
 # Views of another dtype, returned by a graph: torch makes a subclass's views anew with as_strided, in the base's dtype.
 MADE_ANEW = re.compile(r"view\.dtype")
+# What has another slope than its gradient says, by intention.
+UNSLOPED = re.compile(r"detach|\.data\b|float16|to\(torch.int")
 QUADRATIC_ON_MEDIUM = re.compile("kron")
 
 
@@ -56,6 +58,8 @@ class Choices:
     own_calls   calls of the subject that torch does not have, each with the code for plain tensors
     left_out    calls that the law cannot judge
     copies      whether steps work on copies of tensors in other storages than dense (a graph may not write to these)
+    dtypes      of the sources; the first two have the first one
+    finite      whether there are no infinities and NaNs among the valid data
     """
 
     most_steps: int = 12
@@ -65,12 +69,19 @@ class Choices:
     own_calls: tuple[tuple[str, str], ...] = ()
     left_out: re.Pattern[str] | None = None
     copies: bool = False
+    dtypes: tuple[str, ...] = ("float32", "float64", "int64", "int64", "bool", "float16")
+    finite: bool = False
 
     @staticmethod
     def for_law(law: str, subject: Subject, most_steps: int = 12) -> Choices:
         """What a law is asked about: P3 everything; P1 and P6 dense storage, where views alias, and torch's calls."""
+        everything = Choices(most_steps, 1.0, True, subject.storages, subject.own_calls)
         if law == "P3":
-            return Choices(most_steps, 1.0, True, subject.storages, subject.own_calls)
+            return everything
+        if law == "P5":
+            return replace(
+                everything, random=False, left_out=UNSLOPED, dtypes=("float64", "int64", "bool"), finite=True
+            )
         if law == "P7":
             return Choices(most_steps, 1.0, False, subject.storages, subject.own_calls, MADE_ANEW, copies=True)
         return Choices(most_steps, 3.0 if law == "P6" else 1.0, left_out=UNNOTICED if law == "P1" else None)
@@ -92,7 +103,7 @@ def _sources(rng: random.Random, choices: Choices) -> tuple[Source, ...]:
     found: list[Source] = []
     for number in range(rng.randint(2, 4)):
         shape = base if number == 0 or rng.random() < 0.6 else _related(base, rng)
-        dtype = "float32" if number < 2 else rng.choice(("float32", "float64", "int64", "int64", "bool", "float16"))
+        dtype = choices.dtypes[0] if number < 2 else rng.choice(choices.dtypes)
         mask = rng.choice([m for m in sources_of.MASKS if number or m != "plain"])
         alike = [s.name for s in found if s.shape == shape and s.mask not in ("plain", "unstored")]
         found.append(
@@ -100,7 +111,7 @@ def _sources(rng: random.Random, choices: Choices) -> tuple[Source, ...]:
                 name=f"x{number}",
                 shape=shape,
                 dtype=dtype,
-                seed=rng.randrange(1 << 30),
+                seed=rng.randrange(1 << 30) | choices.finite,  # multiples of ten have an infinity or a NaN
                 mask=mask,
                 under=rng.choice(alike) if alike and mask != "plain" and rng.random() < 0.3 else None,
                 storage=rng.choice(storages) if storages and rng.random() < 0.7 and mask != "plain" else "dense",

@@ -1,4 +1,7 @@
-"""What random programs are asked: P1, P3, P6 and P7. Each law gives a complaint, or None."""
+"""What random programs are asked: P1, P3, P5, P6 and P7. Each law gives a complaint, or None.
+
+P5 is in slopes.py.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from op_registry.errors import MaskedSemanticsError
 from op_registry.fuzz import sources
 from op_registry.fuzz.programs import Program
 from op_registry.fuzz.running import Outcome, as_function, execute, observed, results_of, run
+from op_registry.fuzz.slopes import gradients_are_slopes
 
 Law = Callable[[Program, Subject], str | None]
 Difference = Callable[[Observed, Observed], str | None]
@@ -184,4 +188,10 @@ def _without_addresses(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x…", text)
 
 
-LAWS: dict[str, Law] = {"P1": all_valid_identity, "P3": non_interference, "P6": views_alias, "P7": compiled_as_eager}
+LAWS: dict[str, Law] = {
+    "P1": all_valid_identity,
+    "P3": non_interference,
+    "P5": gradients_are_slopes,
+    "P6": views_alias,
+    "P7": compiled_as_eager,
+}

@@ -49,7 +49,9 @@ def execute(step: Step, values: dict[str, Any], seed: int, plain: bool = False) 
     return None
 
 
-def run(program: Program, sources: Mapping[str, Any], subject: Subject, plain: bool = False) -> Outcome:
+def run(
+    program: Program, sources: Mapping[str, Any], subject: Subject, plain: bool = False, gradients: bool = True
+) -> Outcome:
     """Every step whose operands are there; a step that raises leaves its variable out."""
     held = dict(sources)
     outcome = Outcome(held=held)
@@ -63,7 +65,8 @@ def run(program: Program, sources: Mapping[str, Any], subject: Subject, plain: b
                     outcome.errors[step.name] = one_line(error)
         for name, value in held.items():
             _observe(name, value, outcome, subject)
-        _differentiate(outcome, wanted, subject)
+        if gradients:
+            _differentiate(outcome, wanted, subject)
     return outcome
 
 
@@ -89,15 +92,19 @@ def _differentiate(outcome: Outcome, wanted: Mapping[str, Any], subject: Subject
         return
     try:
         scalar = weighted_sum(list(outcome.values.values()))
-        if scalar is None:
-            return
-        gradients = subject.gradients(scalar, list(wanted.values()))
-        outcome.gradients = {
-            name: None if gradient is None else observed(gradient, subject)
-            for name, gradient in zip(wanted, gradients, strict=True)
-        }
+        if scalar is not None:
+            outcome.gradients = gradients_of(scalar, wanted, subject)
     except Exception as error:
         outcome.errors["backward"] = one_line(error)
+
+
+def gradients_of(scalar: Tensor, wanted: Mapping[str, Any], subject: Subject) -> dict[str, Observed | None]:
+    """The gradients of a number with respect to the leaves `wanted`."""
+    gradients = subject.gradients(scalar, list(wanted.values()))
+    return {
+        name: None if gradient is None else observed(gradient, subject)
+        for name, gradient in zip(wanted, gradients, strict=True)
+    }
 
 
 def as_function(program: Program) -> Callable[..., tuple[Tensor, ...]]:

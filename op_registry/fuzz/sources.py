@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,20 +78,22 @@ def with_garbage(data: Tensor, mask: Tensor | None, seed: int) -> Tensor:
     return data
 
 
-def wrapped(sources: Sequence[Source], subject: Subject, garbage: int | None) -> dict[str, object]:
-    """The sources as values of the subject, with the data as they are or with garbage under the masks."""
+def wrapped(
+    sources: Sequence[Source], subject: Subject, garbage: int | None, data: Mapping[str, Tensor] | None = None
+) -> dict[str, object]:
+    """The sources as values of the subject, with the data as they are (or `data`) or with garbage under the masks."""
     values: dict[str, object] = {}
     masks: dict[str, Tensor | None] = {}
     for source in sources:
-        data = data_of(source)
+        numbers = data_of(source) if data is None else data[source.name].clone()
         mask = mask_under(source, masks)
         masks[source.name] = mask
         if garbage is not None:
-            data = with_garbage(data, mask, source.seed + garbage)
+            numbers = with_garbage(numbers, mask, source.seed + garbage)
         if source.mask == "plain":
-            values[source.name] = data.requires_grad_(source.requires_grad)
+            values[source.name] = numbers.requires_grad_(source.requires_grad)
             continue
-        value = subject.wrap(data, mask, requires_grad=source.requires_grad)
+        value = subject.wrap(numbers, mask, requires_grad=source.requires_grad)
         if source.storage != "dense":
             value = subject.stored(value, source.storage, source.requires_grad, explicit_invalid=True)
         values[source.name] = value

@@ -92,7 +92,7 @@ def test_most_steps_give_a_result() -> None:
     assert raised < sum(len(p.steps) for p in programs) / 10
 
 
-@pytest.mark.parametrize("law, number", (("P3", 80), ("P6", 60)))
+@pytest.mark.parametrize("law, number", (("P3", 80), ("P5", 40), ("P6", 60)))
 def test_programs_hold(law: str, number: int) -> None:
     settings = Settings(law, EAGER)
     assert [str(a.finding) for a in in_this_process(range(number), settings) if a.finding is not None] == []
@@ -207,6 +207,47 @@ def test_values_off_by_one_are_found(overlay: Any) -> None:
     assert len(finding.program.steps) <= 3
 
 
+def tanh_with_half_a_slope(x: Dense) -> Dense:
+    """The right values, and half of their derivative."""
+    result = torch.tanh(x.filled(0))
+    return x.like((result + result.detach()) / 2)
+
+
+def test_a_wrong_derivative_is_found(overlay: Any) -> None:
+    overlay.replace(aten.tanh.default, tanh_with_half_a_slope)
+    finding = found_by(Settings("P5", EAGER), 400)
+    assert "the gradients give a slope of" in finding.complaint
+    assert finding.program is not None
+    assert any("tanh" in step.code for step in finding.program.steps)
+    assert len(finding.program.steps) <= 3
+
+
+X = Source("x0", (3, 4), "float64", 1, "random", requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    (
+        "F.relu({0} - {0})",  # a kink in each element
+        "{0} / {0}.norm().mul(0)",  # not finite
+        "F.rms_norm(0 * {0}, (4,))",  # a great curvature
+        "torch.heaviside({0} - {0}.detach(), {0} * 0)",  # a jump
+        "({0} - {0}.detach()).sign()",  # a jump that is the same to either side
+        "torch.fake_quantize_per_tensor_affine({0}.float(), 0.1, 0, -8, 7).double()",  # a derivative by definition
+    ),
+)
+def test_what_has_no_slope_is_not_compared(code: str) -> None:
+    assert LAWS["P5"](Program(0, (X,), (Step("v0", code, ("x0",)),)), find_subject(EAGER)) is None
+
+
+def test_the_slope_of_a_hidden_element_is_seen(overlay: Any) -> None:
+    """The gradient, which is masked, cannot hold it: the two sides differ."""
+    overlay.replace(aten.exp.default, lambda x: x.like(torch.exp(x.data) + x.data.sum()))
+    complaint = LAWS["P5"](Program(0, (X,), (Step("v0", "{0}.exp()", ("x0",)),)), find_subject(EAGER))
+    assert complaint is not None
+    assert "differences of v0" in complaint
+
+
 def test_shrinking_keeps_what_is_needed() -> None:
     program = Program(
         0,
@@ -264,8 +305,9 @@ def test_the_command_names_an_unknown_subject(capsys: pytest.CaptureFixture[str]
 
 
 def test_laws_have_their_settings() -> None:
-    assert set(LAWS) == {"P1", "P3", "P6", "P7"}
+    assert set(LAWS) == {"P1", "P3", "P5", "P6", "P7"}
     assert choices("P3").storages
+    assert choices("P5").storages
     assert not choices("P6").storages
     assert not choices("P7").random
 

@@ -11,6 +11,7 @@ from torch import Tensor, broadcast_shapes
 
 from op_registry import registry
 from op_registry.authoring import Dense
+from op_registry.conformance.compare import difference
 from op_registry.conformance.masks import masking
 from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import derivative
@@ -166,6 +167,28 @@ def test_bits_that_differ_between_equal_calls_are_no_leak(replace: Any) -> None:
 def test_a_leak_shows_among_uneven_calls_and_in_the_last_bit(leaks: Any, replace: Any) -> None:
     replace(aten.exp.default, leaks)
     assert any("with nan under the mask: result 0: " in line for line in complaints("P3", "exp"))
+
+
+def test_the_last_bit_of_an_operand_may_decide() -> None:
+    """A softmax of numbers near 200 in bfloat16, where neighbours lie 1 apart."""
+    settings = {"sample": 0, "masks": ("one_hole",), "dtypes": "bfloat16"}
+    (described,) = trials_of(
+        operator_named("nn_functional_multi_head_attention_forward"), "P2", records, Settings(laws=("P2",), **settings)
+    )
+    _, trial = described
+    got, want = trial.outcome()[0], trial.expected()[0]
+    assert difference(got[0], want.data, want.mask, magnitude=trial.magnitude, coarsest=trial.rounding)
+    assert outcome_of(LAWS["P2"], trial)[0] == "pass"
+
+
+def exp_off_by_a_tenth(x: Dense) -> Dense:
+    return x.like(torch.exp(x.data) * 1.1)
+
+
+def test_other_last_bits_do_not_explain_a_tenth(replace: Any) -> None:
+    assert complaints("P2", "exp", dtypes="bfloat16") == []
+    replace(aten.exp.default, exp_off_by_a_tenth)
+    assert any("result 0" in line for line in complaints("P2", "exp", dtypes="bfloat16"))
 
 
 # ------------------------------------------------------------------------------------------- on storage of other kinds

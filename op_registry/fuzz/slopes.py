@@ -1,0 +1,186 @@
+"""P5 asked of random programs: their gradients are slopes that differences measure.
+
+Sources that require grad are moved a little to either side, along a random direction that has a part in hidden elements
+as well. What the weighted sum of the valid values then changes by is their slope. Values that have none there (they
+jump, have a kink, or are not finite) are left out, before the gradient is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.compare import mask_difference
+from op_registry.conformance.plain_torch import one_line, weighted_sum, weighting
+from op_registry.conformance.subject import Observed, Subject
+from op_registry.fuzz import sources
+from op_registry.fuzz.programs import Program, Source
+from op_registry.fuzz.running import Outcome, gradients_of, run
+
+STEP = 1e-6
+# Where the slopes on either side differ by more than this share of their size, there is a kink, or a great curvature.
+KINK = 1e-3
+TOLERANCE = 1e-4
+# The error of a difference, as a share of the terms of the sum: their roundings, divided by the step.
+ROUNDING = 1e-15 / STEP
+
+
+def gradients_are_slopes(program: Program, subject: Subject) -> str | None:
+    """P5: gradients have the masks of their tensors, and are the slopes that differences measure."""
+    complaint = _complaint(program, subject, plain=False)
+    if complaint is not None and _complaint(_all_plain(program), subject, plain=True) is not None:
+        return None  # torch defines another derivative (of renorm, say), or none, or the measurement is too coarse here
+    return complaint
+
+
+def _complaint(program: Program, subject: Subject, plain: bool) -> str | None:
+    data = {source.name: sources.data_of(source) for source in program.sources}
+    directions = {s.name: _direction(s, program.seed) for s in program.sources if s.requires_grad}
+    if not directions or any(each.dtype is not torch.float64 for each in directions.values()):
+        return None
+
+    def moved(step: float) -> Outcome:
+        there = {name: x + step * directions[name] if name in directions else x for name, x in data.items()}
+        values = sources.wrapped(program.sources, subject, None, data=there)
+        return run(program, values, subject, plain=plain, gradients=False)
+
+    base = moved(0.0)
+    slopes = _without_leaves_and_what_follows_kinks(
+        program, base, _slopes(base, *(moved(step) for step in (STEP, -STEP, STEP / 8)))
+    )
+    if not slopes:
+        return None
+    try:
+        gradients = gradients_of(_weighted(base, slopes), {n: base.held[n] for n in directions}, subject)
+    except Exception as error:  # a refusal, or a write to what backward needs: P3 compares the errors
+        return one_line(error) if plain else None
+    return _kind_complaint(program, base, gradients) or _size_complaint(base, slopes, gradients, directions)
+
+
+def _direction(source: Source, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(source.seed ^ seed)
+    return torch.randn(source.shape, generator=generator, dtype=getattr(torch, source.dtype))
+
+
+def _all_plain(program: Program) -> Program:
+    return Program(
+        program.seed,
+        tuple(
+            Source(s.name, s.shape, s.dtype, s.seed, "plain", requires_grad=s.requires_grad) for s in program.sources
+        ),
+        program.steps,
+    )
+
+
+def _slopes(base: Outcome, after: Outcome, before: Outcome, nearer: Outcome) -> dict[str, float]:
+    """The slope of each value each of whose elements has one, the same to either side and on a shorter way."""
+    found = {}
+    for name, here in base.values.items():
+        others = [outcome.values.get(name) for outcome in (after, before, nearer)]
+        if not _has_numbers(here) or not all(there is not None and _alike(here, there) for there in others):
+            continue
+        weights = weighting(here[0], 0)
+        numbers, above, below, near = (_weighted_numbers(each, weights) for each in (here, *others) if each is not None)
+        forward, backward, short = (above - numbers) / STEP, (numbers - below) / STEP, (near - numbers) / (STEP / 8)
+        coarse = 8 * ROUNDING * numbers.abs().max() if numbers.numel() else 0.0
+        size = KINK * (forward.abs() + backward.abs()) + coarse
+        # Neither comparison is true of NaN and infinity.
+        if bool(((forward - backward).abs() <= size).all() and ((short - forward).abs() <= size).all()):
+            found[name] = float((forward + backward).sum() / 2)
+    return found
+
+
+def _has_numbers(value: Observed) -> bool:
+    """Whether it is differentiable, and of double precision."""
+    return value[0].dtype in (torch.float64, torch.complex128) and value[0].requires_grad
+
+
+def _weighted_numbers(value: Observed, weights: Tensor) -> Tensor:
+    """The valid elements as they are in the weighted sum."""
+    data, mask = value
+    parts = (data.detach() * weights).resolve_conj()
+    parts = parts.real if parts.is_complex() else parts
+    return parts.reshape(-1) if mask is None else parts[mask]
+
+
+def _without_leaves_and_what_follows_kinks(
+    program: Program, base: Outcome, slopes: Mapping[str, float]
+) -> dict[str, float]:
+    """Leaves have the slope 1, and an infinite derivative makes those of all that follows NaN, as in plain torch."""
+    leaves = {source.name for source in program.sources if source.requires_grad}
+    rough = {n for n, (data, _) in base.values.items() if data.requires_grad and n not in slopes and n not in leaves}
+    # Torch's own sparse tensors have no slope where they specify nothing.
+    rough |= {n for n, value in base.held.items() if type(value) is Tensor and value.layout is not torch.strided}
+    for step in program.steps:
+        if not rough.isdisjoint(step.operands):
+            rough.add(step.operands[0] if step.writes else step.name)
+    return {name: slope for name, slope in slopes.items() if name not in leaves and name not in rough}
+
+
+def _alike(mine: Observed, theirs: Observed) -> bool:
+    if mine[0].shape != theirs[0].shape:
+        return False
+    if mine[1] is None or theirs[1] is None:
+        return mine[1] is theirs[1]
+    return torch.equal(mine[1], theirs[1])
+
+
+def _greatest(value: Observed) -> float:
+    """The sum of the magnitudes of its valid elements."""
+    data, mask = value
+    valid = data.detach() if mask is None else data.detach()[mask]
+    return float(valid.abs().sum())
+
+
+def _factor(position: int) -> float:
+    """A weight of its own for each value, so that no two cancel."""
+    return 1 + 0.37 * position
+
+
+def _weighted(outcome: Outcome, names: Sequence[str] | Mapping[str, float]) -> Tensor:
+    sums = [weighted_sum([outcome.values[name]]) for name in names]
+    return torch.stack([_factor(k) * s for k, s in enumerate(sums) if s is not None]).sum()
+
+
+def _kind_complaint(program: Program, base: Outcome, gradients: Mapping[str, Observed | None]) -> str | None:
+    for source in program.sources:
+        gradient = gradients.get(source.name)
+        if gradient is None or source.name not in base.values:
+            continue
+        mask, wanted = gradient[1], base.values[source.name][1]
+        if source.mask == "plain":
+            wrong = None if mask is None else "masked, of a plain tensor"
+        else:
+            everything = torch.ones(source.shape, dtype=torch.bool)
+            wrong = mask_difference(everything if mask is None else mask, everything if wanted is None else wanted)
+        if wrong:
+            return f"gradient of {source.name}: {wrong}"
+    return None
+
+
+def _size_complaint(
+    base: Outcome,
+    slopes: Mapping[str, float],
+    gradients: Mapping[str, Observed | None],
+    directions: Mapping[str, Tensor],
+) -> str | None:
+    terms = torch.cat([torch.zeros(1, dtype=torch.float64), *_terms(gradients, directions)])
+    slope = sum(_factor(k) * slopes[name] for k, name in enumerate(slopes))
+    size = abs(slope) + float(terms.abs().sum()) + sum(abs(each) for each in slopes.values())
+    coarse = ROUNDING * sum(_factor(k) * _greatest(base.values[name]) for k, name in enumerate(slopes))
+    if abs(float(terms.sum()) - slope) <= TOLERANCE * size + 10 * coarse:
+        return None
+    return f"the gradients give a slope of {float(terms.sum()):.6g}, differences of {', '.join(slopes)} {slope:.6g}"
+
+
+def _terms(gradients: Mapping[str, Observed | None], directions: Mapping[str, Tensor]) -> list[Tensor]:
+    """What each element of the sources adds to the slope."""
+    found = []
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            data, mask = gradient
+            terms = data.detach() * directions[name]
+            found.append((terms if mask is None else terms[mask]).reshape(-1).to(torch.float64))
+    return found
