@@ -37,6 +37,7 @@ class Slices:
     neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives:
                       slices that are valid as a whole or not at all then run torch's own kernel. None: they do not,
                       because it is slower than the rule
+    own_memory        whether torch's kernel is wrong where a dimension has stride 0, so that it runs on a copy
     """
 
     gives: Literal["one", "each", "front"] = "one"
@@ -46,6 +47,7 @@ class Slices:
     none_for_no_dims: bool = False
     needs_elements: bool = False
     neutral: int | None = 0
+    own_memory: bool = False
 
 
 @dataclass(frozen=True)

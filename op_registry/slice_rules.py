@@ -33,7 +33,8 @@ def masked_slices(*operators: Operator, category: Category, slices: Slices | Non
         def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
             others_masked = any_masked((*args, *kwargs.values()))
             if known_to_hold(x.data.numel() == 0) or (x.validity is None and not others_masked):
-                result = op(*map(plain_data, (x, *args)), **{k: plain_data(v) for k, v in kwargs.items()})
+                data = _for_the_operator(slices, x.data)
+                result = op(data, *map(plain_data, args), **{k: plain_data(v) for k, v in kwargs.items()})
                 return Dense(result) if isinstance(result, Tensor) else results_like(result, None)
             # (Where elements are put in order, torch leaves the order of equal ones open, and the rules do not.)
             if slices is not None and slices.neutral is not None and slices.gives != "front" and not others_masked:
@@ -76,7 +77,12 @@ def run_on_whole_slices(
     others = [plain_data(arg) for arg in args]
     tensors = [other for other in others if isinstance(other, Tensor)]
     seen = torch.is_anomaly_enabled() or (tensors and gradients_may_flow(*tensors))
-    result = op(x.filled(neutral) if seen else x.data, *others, **plain)
+    result = op(_for_the_operator(slices, x.filled(neutral) if seen else x.data), *others, **plain)
     if slices.gives == "one":
         return results_like(result, x.any_valid(dims, bool(argument(op, "keepdim", (x, *args), kwargs))))
     return results_like(result, x.validity)
+
+
+def _for_the_operator(slices: Slices | None, data: Tensor) -> Tensor:
+    """The data that torch's own kernel can run on."""
+    return data.contiguous() if slices is not None and slices.own_memory and 0 in data.stride() else data

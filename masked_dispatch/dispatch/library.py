@@ -89,6 +89,8 @@ def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
     if isinstance(fill, Tensor):
         fill = fill.to(record.dtype)
     filled = fill_where_invalid(record.data, record.validity, fill)
+    if record.validity is None:
+        return filled.clone()  # as where something is invalid: no write to the one reaches the other
     return filled.to(record.dtype) if filled.dtype is not record.dtype else filled
 
 

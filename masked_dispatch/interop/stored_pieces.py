@@ -33,6 +33,7 @@ def stored_values(tensor: MaskedTensor, fill: Number | None) -> Tensor:
     record = unwrap_sparse(tensor)  # type: ignore[arg-type]
     assert isinstance(record, Sparse)
     data, validity = record.values.data, record.values.full_validity
+    invalid = 0
     if validity is not None:
         invalid = validity.numel() - int(as_int8(validity).sum(dtype=torch.int64))
         if invalid and fill is None:
@@ -41,9 +42,9 @@ def stored_values(tensor: MaskedTensor, fill: Number | None) -> Tensor:
                 f"{invalid} of {validity.numel()} stored values are invalid. Choose what they become: x.values(fill); "
                 "or list valid elements alone: x.to_sparse().values()."
             )
-        if invalid:
-            data = fill_where_invalid(data, validity, 0 if fill is None else fill)
-    return data.reshape(*structure.pieces[1].shape, *data.shape[1:]) if structure.batch else data.view_as(data)
+    # In memory of its own, whether anything is invalid or not.
+    data = fill_where_invalid(data, validity, 0 if fill is None else fill) if invalid else data.clone()
+    return data.reshape(*structure.pieces[1].shape, *data.shape[1:]) if structure.batch else data
 
 
 def stored_indices(tensor: MaskedTensor, name: str) -> Tensor:

@@ -122,7 +122,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         return torch.ops.masked_dispatch.get_mask(self)
 
     def to_tensor(self, fill: Number | Tensor) -> Tensor:
-        """A plain tensor with `fill` where invalid; differentiable.
+        """A plain tensor with `fill` where invalid, a copy; differentiable.
 
         fill  a number that the dtype can represent (a float may be rounded), or a plain tensor that broadcasts to the
               shape

@@ -45,7 +45,7 @@ class NamedPieces(_Base):
 
     @never_compiled
     def values(self, fill: Number | None = None) -> Tensor:
-        """The stored values in torch's shape for the layout, such as (nnz, *dense); differentiable.
+        """The stored values in torch's shape for the layout, such as (nnz, *dense), a copy; differentiable.
 
         fill  for stored values that are invalid, in blocks or dense dimensions; None: they are an error
 

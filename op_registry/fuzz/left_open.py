@@ -1,4 +1,4 @@
-"""Writes whose result torch leaves open, which programs therefore leave out."""
+"""Writes whose result torch leaves open, and a read that it gets wrong, which programs therefore leave out."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def left_open(step: Step, values: Mapping[str, Tensor]) -> bool:
         return False
     known = OF_WHOLE_OPERANDS.match(step.code) and not UNCHECKED.search(step.code)
     return not (known and all(_is_packed(t) for t in (target, *others)))
+
+
+def misread(step: Step, values: Mapping[str, Tensor]) -> bool:
+    """Whether torch reads other memory than the operand's: its median of an expanded dimension (2.13, 2.14)."""
+    return "median" in step.code and 0 in values[step.operands[0]].stride()
 
 
 def shares_elements(tensor: Tensor) -> bool:

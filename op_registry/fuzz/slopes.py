@@ -145,9 +145,11 @@ def _weighted(outcome: Outcome, names: Sequence[str] | Mapping[str, float]) -> T
 
 
 def _kind_complaint(program: Program, base: Outcome, gradients: Mapping[str, Observed | None]) -> str | None:
+    # (torch lets operators without a derivative, such as logical_and_, write to a leaf, and so to its mask.)
+    written = {step.operands[0] for step in program.steps if step.writes}
     for source in program.sources:
         gradient = gradients.get(source.name)
-        if gradient is None or source.name not in base.values:
+        if gradient is None or source.name not in base.values or source.name in written:
             continue
         mask, wanted = gradient[1], base.values[source.name][1]
         if source.mask == "plain":

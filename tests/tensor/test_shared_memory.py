@@ -447,3 +447,44 @@ def test_something_else_for_what_is_shared_is_refused() -> None:
     for file in (Dense(), Stored()):
         with pytest.raises(ValueError, match=r"the type of what it (shares with its views|stores) is str"):
             saved_and_loaded(file)
+
+
+# ------------------------------------------------------------------------------------------ plain tensors handed out
+
+HANDED_OUT: dict[str, Callable[[md.MaskedTensor], Tensor]] = {
+    "to_tensor": lambda x: x.to_tensor(0),
+    "to_tensor of a tensor": lambda x: x.to_tensor(torch.zeros(())),
+    "compressed": lambda x: x.compressed(),
+    "values": lambda x: (x.to_sparse() if x.storage_layout is torch.strided else x).values(),
+}
+ALL_VALID: dict[str, Callable[[Tensor], md.MaskedTensor]] = {
+    "a mask that is all True": lambda data: md.masked_tensor(data, torch.ones(data.shape, dtype=torch.bool)),
+    "no mask": md.as_masked_tensor,
+}
+
+
+@pytest.mark.parametrize("handed_out", HANDED_OUT)
+@pytest.mark.parametrize("mask", ALL_VALID)
+@layouts
+def test_plain_tensors_handed_out_are_copies(layout: str, mask: str, handed_out: str) -> None:
+    x = LAYOUTS[layout](ALL_VALID[mask](torch.arange(16.0).reshape(4, 4)))
+    if handed_out == "values" and layout == "permuted":
+        x = x.to_sparse(1)  # what is permuted has no values in torch's shape
+    before = state(x)
+    plain = HANDED_OUT[handed_out](x)
+    plain.fill_(7.0)
+    assert state(x) == before
+    x.fill_(5.0)
+    assert (plain == 7).all()
+
+
+@pytest.mark.parametrize("mask", ALL_VALID)
+def test_a_write_after_to_tensor_leaves_its_gradient(mask: str) -> None:
+    x = ALL_VALID[mask](torch.arange(4.0)).requires_grad_()
+    y = x * 2
+    plain = y.to_tensor(0)
+    y.zero_()
+    assert plain.tolist() == [0, 2, 4, 6]
+    plain.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2, 2]  # type: ignore[attr-defined]
