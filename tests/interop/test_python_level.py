@@ -8,6 +8,7 @@ Where the table has changed for good::
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,20 @@ def test_the_command_writes_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(names, "all_names", lambda: ["nn.functional.lp_pool1d"])
     assert main(["coverage", "--python-level", "--write", str(tmp_path / "table")]) == 0
     assert (tmp_path / "table").read_text().startswith("nn.functional.lp_pool1d: right (P1 P2 P3)\n\nrules inside")
+
+
+@pytest.mark.parametrize("name", ["Normal.log_prob", "Normal.mean", "kl_divergence"])
+def test_distributions_validate_arguments_also_after_a_compilation(name: str, default_validation: None) -> None:
+    """torch.compile turns validation off for the process, and the table must not depend on what ran before."""
+    torch.distributions.Distribution.set_default_validate_args(False)
+    sample = distributions.samples_of_distribution(f"distributions.{name}")[0]
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        sample.fn(*(torch.full_like(t, torch.nan) for t in sample.args))
+    assert not torch.distributions.Distribution._validate_args
+
+
+@pytest.fixture
+def default_validation() -> Iterator[None]:
+    before = torch.distributions.Distribution._validate_args
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,17 @@ NOT_CALLED = {
 }
 
 Make = Callable[..., D.Distribution]
+
+
+@contextlib.contextmanager
+def arguments_are_validated() -> Iterator[None]:
+    """Within the block distributions validate arguments, as by default; torch.compile turns that off for the process."""
+    before = D.Distribution._validate_args
+    D.Distribution.set_default_validate_args(True)
+    try:
+        yield
+    finally:
+        D.Distribution.set_default_validate_args(before)
 
 
 def parameters() -> dict[str, tuple[Make, tuple[Tensor, ...]]]:
@@ -140,6 +152,7 @@ def _divergence(p: str, q: str, number: int) -> Sample:
     (make_p, given_p), (make_q, given_q) = parameters()[p], parameters()[q]
     given_q = tuple(t.clone() for t in given_q)
 
+    @arguments_are_validated()
     def divergence(*given: Tensor) -> Tensor:
         return D.kl_divergence(make_p(*given[: len(given_p)]), make_q(*given[len(given_p) :]))
 
@@ -154,11 +167,13 @@ def _of_method(kind: str, method: str) -> list[Sample]:
     if method in ("log_prob", "cdf", "icdf"):
         value = torch.rand(value.shape) * 0.8 + 0.1 if method == "icdf" else value
 
+        @arguments_are_validated()
         def evaluate(value: Tensor, *given: Tensor) -> Any:
             return getattr(make(*given), method)(value)
 
         return [Sample(evaluate, (value, *given), {}, 0, torch.float32)]
 
+    @arguments_are_validated()
     def ask(*given: Tensor) -> Any:
         found = getattr(make(*given), method)
         return found() if callable(found) else found
