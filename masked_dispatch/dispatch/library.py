@@ -30,7 +30,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number, wrap_dims
+from op_registry.records.dims import Number, shape_alone, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
@@ -133,7 +133,7 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
         return stored.count(dims, keepdim)
     record = _record(tensor)
     count = record.count(dim, keepdim)
-    shape = torch.empty(record.shape, device="meta").sum(dim, keepdim).shape
+    shape = shape_alone(record.shape).sum(dim, keepdim).shape
     if isinstance(count, Tensor):
         # Broadcast like the validity: one count may hold for several slices.
         return count.to(torch.int64, copy=True).expand(shape).contiguous()

@@ -10,6 +10,7 @@ from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.records.dense import Dense
+from op_registry.records.dims import shape_alone
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.compose import call
 from op_registry.sparse.elements import lookup, valid_elements_of
@@ -33,7 +34,7 @@ def keep_where(
 ) -> MaskedTensor:
     """The valid elements of `tensor` for which `condition` is True and valid."""
     record, selected = unwrap_any(tensor), unwrap_any(condition)
-    torch.broadcast_to(torch.empty(selected.shape, device="meta"), record.shape)  # raises torch's own error
+    torch.broadcast_to(shape_alone(selected.shape), record.shape)  # raises torch's own error
     wanted, size = layout_named(layout), None if block is None else (block[0], block[1])
     if isinstance(record, Sparse) and record.pattern.ndim == (record.ndim if sparse_dim is None else sparse_dim):
         aligned = align_to(in_stored_order("sparse_where", condition, selected), record)

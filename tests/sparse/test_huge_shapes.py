@@ -142,6 +142,13 @@ SELECTIONS: dict[str, tuple[Callable[[Tensor], Tensor], dict[tuple[int, ...], fl
     "unsqueeze": (lambda x: x.unsqueeze(0)[0, 0], {(0,): 1}),
     "roll": (lambda x: x.roll(1, 0)[0], {(END,): 3}),
     "sum": (lambda x: x.sum(), {(): 6}),
+    "trace": (lambda x: x.trace(), {(): 6}),
+    "select_scatter": (lambda x: x.select_scatter(x[0], 0, END)[END], {(0,): 1}),
+    "slice_scatter": (lambda x: x.slice_scatter(x[:1], 0, END)[END], {(0,): 1}),
+    "diagonal_scatter": (lambda x: x.diagonal_scatter(x[0])[0], {(0,): 1}),
+    "masked.sum": (lambda x: torch.masked.sum(x, (0, 1)), {(): 6}),
+    "sparse_where": (lambda x: md.sparse_where(x, x > 1)[END], {(END,): 3}),
+    "sparse_relu": (lambda x: md.sparse_relu(-x)[END], {}),
     "accumulate": (lambda x: md.accumulate(x, x)[END], {(END,): 6}),
 }
 
@@ -157,6 +164,11 @@ def valid_elements(x: Tensor) -> dict[tuple[int, ...], float]:
 def test_selections_from_more_bytes_than_int64_can_number(name: str) -> None:
     select, expected = SELECTIONS[name]
     assert valid_elements(select(square())) == expected
+
+
+def test_counts_of_more_bytes_than_int64_can_number() -> None:
+    assert int(square().count_nonzero()) == 3
+    assert int(square().count()) == 3
 
 
 def test_writes_to_more_bytes_than_int64_can_number() -> None:

@@ -31,7 +31,7 @@ Make = Callable[..., D.Distribution]
 
 @contextlib.contextmanager
 def arguments_are_validated() -> Iterator[None]:
-    """Within the block distributions validate arguments, as by default; torch.compile turns that off for the process."""
+    """Within the block distributions validate arguments, which torch.compile turns off for the process."""
     before = D.Distribution._validate_args
     D.Distribution.set_default_validate_args(True)
     try:

@@ -35,6 +35,7 @@ from op_registry.authoring import (
     map_tensors,
     ravel,
     sddmm,
+    shape_alone,
     spmm,
     transposed,
     unravel,
@@ -276,7 +277,7 @@ def addmm_with_sparse(
 
 def _summed(data: Tensor, result: Dense, bias: Dense | None, beta: Number = 1) -> Dense:
     if bias is not None and beta != 0:
-        torch.broadcast_to(torch.empty(bias.shape, device="meta"), data.shape)  # raises torch's own error
+        torch.broadcast_to(shape_alone(bias.shape), data.shape)  # raises torch's own error
         data = data + (bias.filled(0) if beta == 1 else beta * bias.filled(0))
     return with_bias(data, result.full_validity, bias, beta)
 

@@ -15,6 +15,7 @@ from op_registry.authoring import (
     broadcast_to,
     call,
     call_broadcast,
+    shape_alone,
     slice_of,
     to_dense,
 )
@@ -25,7 +26,7 @@ aten = torch.ops.aten
 
 @differences.trace.lowering(Sparse)
 def trace(op: OpOverload, x: Sparse) -> Any:
-    op(torch.empty(x.shape, device="meta"))  # raises torch's errors
+    op(shape_alone(x.shape))  # raises torch's errors
     if x.dtype is torch.bool:
         raise NotLowered("torch refuses its dtype")
     return call(aten.sum.default, call(aten.diagonal.default, x))
@@ -33,7 +34,7 @@ def trace(op: OpOverload, x: Sparse) -> Any:
 
 @differences.linalg_cross.lowering(Sparse)
 def linalg_cross(op: OpOverload, x: Dense | Sparse, y: Dense | Sparse, *, dim: int = -1) -> Any:
-    shape = op(*(torch.empty(r.shape, dtype=r.dtype, device="meta") for r in (x, y)), dim=dim).shape
+    shape = op(*(shape_alone(r.shape) for r in (x, y)), dim=dim).shape
     x, y = (broadcast_to(r, shape) if isinstance(r, Sparse) else r.map(lambda t: t.expand(shape)) for r in (x, y))
 
     def shifted(record: Dense | Sparse, shift: int) -> Any:
@@ -76,7 +77,7 @@ def _heights(y: Dense | Sparse, dim: int) -> Any:
 
 
 def glu(op: OpOverload, self: Sparse, dim: int = -1) -> Any:
-    aten.glu(torch.empty(self.shape, device="meta"), dim)  # raises torch's errors
+    aten.glu(shape_alone(self.shape), dim)  # raises torch's errors
     if not self.dtype.is_floating_point:
         raise NotLowered("torch refuses its dtype")
     half = self.shape[dim] // 2

@@ -30,6 +30,7 @@ from op_registry.authoring import (
     grid_coordinates,
     lookup,
     ravel,
+    shape_alone,
     sorted_coordinates,
     to_dense,
     unravel,
@@ -166,7 +167,7 @@ def index_fill(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Spars
 @assignment.select_scatter.lowering(Sparse)
 def select_scatter(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, *args: Any, **kwargs: Any) -> Any:
     require_eager(x, source)
-    op(torch.empty(x.shape, device="meta"), torch.empty(source.shape, device="meta"), *args, **kwargs)  # torch's errors
+    op(shape_alone(x.shape), shape_alone(source.shape), *args, **kwargs)  # raises torch's errors
     if not isinstance(x, Sparse):
         return assignment.select_scatter.run(op, x, to_dense(source), *args, **kwargs)  # the result is dense anyway
     ways: dict[str, Callable[..., tuple[Tensor, list[Tensor]]]] = {

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 def _pad_by_index(op: OpOverload, x: Sparse, pad: Sequence[int]) -> Sparse:
     """Padding that repeats elements selects them along each dimension by the indices that torch's kernel reads."""
-    op(torch.empty(x.shape, device="meta"), pad)  # raises torch's errors
+    op(shape_alone(x.shape), pad)  # raises torch's errors
     if op is aten._pad_circular.default and any(width < 0 for width in pad):
         raise NotLowered("with negative padding it wraps around within what is left")
     dims = [x.ndim - 1 - n for n in range(len(pad) // 2)]
@@ -57,7 +57,7 @@ for rule in (movement.reflection_pad, movement.replication_pad, movement._pad_ci
 def constant_pad_nd(op: OpOverload, x: Sparse, pad: Sequence[int], value: Number = 0) -> Sparse:
     if any(width > 0 for width in pad):
         raise NotLowered("padding is valid, and would have to be stored")
-    aten.constant_pad_nd(torch.empty(x.shape, device="meta"), pad, value)  # raises torch's errors
+    aten.constant_pad_nd(shape_alone(x.shape), pad, value)  # raises torch's errors
     indices = {}
     for n in range(len(pad) // 2):
         dim = x.ndim - 1 - n

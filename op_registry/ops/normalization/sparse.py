@@ -328,7 +328,7 @@ def instance_norm(
 
 @norms.renorm.lowering(Sparse)
 def renorm(op: OpOverload, x: Dense | Sparse, p: float, dim: int, maxnorm: float) -> Any:
-    op(torch.empty(x.shape, dtype=x.dtype, device="meta"), p, dim, maxnorm)  # raises torch's errors
+    op(torch.empty([1] * x.ndim, dtype=x.dtype, device="meta"), p, dim, maxnorm)  # raises torch's errors
     if x.ndim < 2 or 0 in x.shape:
         raise NotLowered("it has one dimension, or is empty")
     dim = dim % x.ndim

@@ -19,6 +19,7 @@ from op_registry.authoring import (
     being_traced,
     lookup,
     ravel,
+    shape_alone,
     sorted_coordinates,
     to_layout,
     valid_elements,
@@ -36,7 +37,7 @@ def count_nonzero(op: OpOverload, self: Sparse, dim: int | Sequence[int] | None 
     x = self.values
     nonzero_elements = self.like(x.masked_by(as_int8(x.data != 0)))
     dims = range(self.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    op(torch.empty(self.shape, device="meta"), *([] if dim is None else [dim]))  # raises torch's errors
+    op(shape_alone(self.shape), *([] if dim is None else [dim]))  # raises torch's errors
     return nonzero_elements.count([d % self.ndim for d in dims])
 
 

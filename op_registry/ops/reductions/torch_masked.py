@@ -35,6 +35,7 @@ from op_registry.authoring import (
     call,
     intersect,
     masked_rule,
+    shape_alone,
     to_dense,
     wrap_dims,
 )
@@ -200,7 +201,7 @@ def reductions_of_sparse(
     options = _options(op, args, kwargs)
     dim, keepdim, dtype = options.pop("dim"), bool(options.pop("keepdim")), options.pop("dtype")
     for d in dim if isinstance(dim, (list, tuple)) else [] if dim is None else [dim]:
-        torch.empty(input.shape, device="meta").squeeze(d)  # raises torch's error
+        shape_alone(input.shape).squeeze(d)  # raises torch's error
     dims = wrap_dims(dim, input.ndim)
     of_empty = _value_of_empty(name, input, dtype, options)
     selected = input if mask is None else _select(input, mask)

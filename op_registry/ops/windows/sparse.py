@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import NotLowered, Rule, Sparse, select_along
+from op_registry.authoring import NotLowered, Rule, Sparse, select_along, shape_alone
 from op_registry.ops.windows import interpolation
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ def _lower_nearest(rule: Rule) -> None:
             raise NotLowered("it is a weighted mean of neighbours")
         if x.dtype is torch.uint8 or not x.dtype.is_floating_point or 0 in x.shape:
             raise NotLowered("it is empty, or torch has another kernel for its dtype")
-        size = op(torch.empty(x.shape, device="meta", dtype=x.dtype), output_size, *args).shape
+        size = op(shape_alone(x.shape), output_size, *args).shape
         exact = "exact" in op._schema.name
         nearest_1d = aten._upsample_nearest_exact1d.default if exact else aten.upsample_nearest1d.default
         is_vec = op._overloadname == "vec"
