@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import pickle
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import masked_dispatch as md
+from op_registry.ops.windows import crops as geometry
+from op_registry.ops.windows import padding as rules
+from op_registry.records.dense import Dense
 from op_registry.windows import overlay_for_padding
 
 CHANNELS = 4
@@ -147,13 +151,16 @@ def test_a_batch_padded_at_the_end_equals_the_loop(n, fn, holes):
         lambda x: F.conv1d(x, weights(2, CHANNELS, 3), None, 2, 1),
         lambda x: F.avg_pool1d(x, 3, 2, 1),
         lambda x: F.max_pool1d(x, 3, 2, 1, ceil_mode=True),
+        lambda x: F.adaptive_avg_pool1d(x, 3),
+        lambda x: F.adaptive_max_pool1d(x, 3),
     ],
-    ids=["conv", "avg", "max"],
+    ids=["conv", "avg", "max", "adaptive avg", "adaptive max"],
 )
 def test_a_box_may_begin_anywhere_that_the_stride_divides(fn):
     starts = [(0,), (2,), (4,)]
     samples, batch = ragged([(9,), (6,), (7,)], starts, (14,), holes=0.3)
-    assert_equals_loop(fn, samples, batch, offset=lambda start: (start[0] // 2,), starts=starts)
+    adaptive = fn(batch).shape[-1] == 3
+    assert_equals_loop(fn, samples, batch, offset=lambda start: (0 if adaptive else start[0] // 2,), starts=starts)
 
 
 def test_transposed_convolutions_scale_the_start():
@@ -307,3 +314,133 @@ def test_nobody_else_pays():
     overlay = overlay_for_padding()
     names = {op._schema.name for op in overlay.rules}
     assert all("conv" in name or "pool" in name or "_pad" in name for name in names)
+
+
+# ------------------------------------------------------------------------------------------------ broken on purpose
+
+
+def whole_batch(crop: geometry.Crop) -> geometry.Crop:
+    return dataclasses.replace(crop, start=torch.zeros_like(crop.start), length=torch.full_like(crop.length, crop.size))
+
+
+def first_for_all(crop: geometry.Crop) -> geometry.Crop:
+    return dataclasses.replace(
+        crop, start=crop.start[:1].expand_as(crop.start), length=crop.length[:1].expand_as(crop.length)
+    )
+
+
+def longer(crop: geometry.Crop) -> geometry.Crop:
+    return dataclasses.replace(crop, length=(crop.length + 1).clamp(max=crop.size))
+
+
+def of_crops(change: Callable[[geometry.Crop], geometry.Crop]):
+    crops = geometry.crops
+    return rules, "crops", lambda x, spatial: [change(crop) for crop in crops(x, spatial)]
+
+
+def of_bins(change: Callable[[geometry.Crop], geometry.Crop]):
+    bins = geometry.adaptive_bins
+    return rules, "adaptive_bins", lambda crop, out: bins(change(crop), out)
+
+
+def counted_by_valid_indices(x: Dense, spatial: int) -> list[geometry.Crop]:
+    """The length of a box is how many indices have something valid, which holes make fewer."""
+    valid = x.validity.bool().expand(x.shape).any(1)
+    number = [valid.any([1 + o for o in range(spatial) if o != d]) if spatial > 1 else valid for d in range(spatial)]
+    crops = geometry.crops(x, spatial)
+    return [dataclasses.replace(crop, length=n.sum(1)) for crop, n in zip(crops, number, strict=True)]
+
+
+def of_windows(kind: type, **changes: object):
+    """Whether the size formula gives a crop an output, computed with a part of the geometry changed."""
+    of_crop = kind.of_crop
+    return kind, "of_crop", lambda self, crop: of_crop(dataclasses.replace(self, **changes), crop)
+
+
+def by_crop_alone(along, x: Dense, valid: Tensor | None) -> Tensor:
+    return geometry.per_sample([window.of_crop(box) for window, box in along], x)
+
+
+def by_taps_alone(along, x: Dense, valid: Tensor | None) -> Tensor:
+    of_crop = by_crop_alone(along, x, valid)
+    return torch.ones_like(of_crop) if valid is None else valid.bool()
+
+
+def by_both_alone(along, x: Dense, valid: Tensor | None) -> Tensor:
+    return by_crop_alone(along, x, valid) & by_taps_alone(along, x, valid)
+
+
+# Where each is wrong: an object, its attribute, and what is put there.
+BROKEN = {
+    "padding is a part of each sample": lambda: of_crops(whole_batch),
+    "every sample has the box of the first": lambda: of_crops(first_for_all),
+    "a box has one index too many": lambda: of_crops(longer),
+    "holes shorten the box": lambda: (rules, "crops", counted_by_valid_indices),
+    "masks are those of missing values": lambda: (rules, "crop_validity", by_taps_alone),
+    "a window with holes alone is valid": lambda: (rules, "crop_validity", by_crop_alone),
+    "a window in the crop's padding alone is invalid": lambda: (rules, "crop_validity", by_both_alone),
+    "windows are counted without padding": lambda: of_windows(geometry.Geometry, before=0, after=0),
+    "windows are counted without dilation": lambda: of_windows(geometry.Geometry, dilation=1),
+    "windows are counted without ceil_mode": lambda: of_windows(geometry.Geometry, by_ceil=False),
+    "transposed windows are counted without output_padding": lambda: of_windows(
+        geometry.TransposedGeometry, output_padding=0
+    ),
+    "transposed windows are counted without padding": lambda: of_windows(geometry.TransposedGeometry, padding=0),
+    "an average divides by the size of its window": lambda: (
+        rules, "numeric_validity", lambda x, spatial: torch.ones(x.shape, dtype=x.dtype)
+    ),
+    "an average does not count the crop's padding": lambda: (
+        geometry.Geometry, "with_padding", geometry.Geometry.elements
+    ),
+    "an average counts the batch's padding": lambda: (
+        geometry.Geometry, "elements", geometry.Geometry.with_padding
+    ),
+    "bins are those of the batch": lambda: of_bins(whole_batch),
+    "bins begin where the batch does": lambda: of_bins(
+        lambda crop: dataclasses.replace(crop, start=torch.zeros_like(crop.start))
+    ),
+    "bins read what they do not have": lambda: (
+        rules, "gather_bins",
+        lambda t, dim, index, inside, outside, gather=geometry.gather_bins: gather(
+            t, dim, index, torch.ones_like(inside), outside
+        ),
+    ),
+    "data under the mask counts": lambda: (Dense, "filled", lambda self, value: self.data),
+}  # fmt: skip
+
+
+def loops_that_hold() -> bool:
+    """Whether padded batches equal their loops, in a few of the calls from above."""
+    w, into = weights(2, CHANNELS, 3), weights(CHANNELS, 2, 3)
+    at_the_end = [
+        lambda x: F.conv1d(x, w, weights(2), 2, 3),
+        lambda x: F.conv1d(x, w, None, 1, 0, 2),
+        lambda x: F.conv_transpose1d(x, into, weights(2), 3, 1, 1),
+        lambda x: F.avg_pool1d(x, 3, 2, 1),
+        lambda x: F.avg_pool1d(x, 3, 2, 1, True, False),
+        lambda x: F.max_pool1d(x, 2, 2, 1, 1, True),
+        lambda x: F.adaptive_avg_pool1d(x, 5),
+        lambda x: F.adaptive_max_pool1d(x, 5),
+    ]
+    try:
+        for holes, fn in itertools.product((0.0, 0.7), at_the_end):
+            samples, batch = ragged([(9,), (5,), (12,), (7,)], [(0,)] * 4, (13,), holes=holes)
+            assert_equals_loop(fn, samples, batch)
+        for fn in (lambda x: F.adaptive_avg_pool1d(x, 3), lambda x: F.adaptive_max_pool1d(x, 3)):
+            starts = [(0,), (2,), (4,)]
+            samples, batch = ragged([(9,), (6,), (7,)], starts, (14,))
+            assert_equals_loop(fn, samples, batch, lambda start: (0,), starts)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_the_loops_hold_for_the_rules_themselves():
+    assert loops_that_hold()
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_a_rule_that_is_wrong_in_one_way_is_noticed(way, monkeypatch):
+    """The laws run outside of the scope, so that the table of mutants has no line for these rules."""
+    monkeypatch.setattr(*BROKEN[way]())
+    assert not loops_that_hold()
