@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import broken_collectives
 import checkpoints_of_ranks
 import distributed_tensors_inside
 import masked_collectives
@@ -13,6 +14,7 @@ import statistics_of_ranks
 from process_groups import Check
 
 CHECKS: dict[str, Check] = {
+    **broken_collectives.CHECKS,
     **checkpoints_of_ranks.CHECKS,
     **distributed_tensors_inside.CHECKS,
     **masked_collectives.CHECKS,

@@ -1,0 +1,188 @@
+"""Collectives that are wrong on purpose, in one way at a time: the comparisons with one process notice each.
+
+The laws of op_registry run in one process, so that the table of mutants (op_registry/conformance/mutant_table.py) has
+no line for collectives. All ranks make every call, also after one that fails, and then agree on whether one failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, distributed
+
+import masked_dispatch as md
+from masked_collectives import buffer, expected_of, of_all, of_rank, plain_buffer, reduction, updated
+from masked_dispatch.distributed import collectives, entries, records, sparse_collectives, statistics
+from op_registry.records.dense import Dense
+from process_groups import Check
+from storages import STORAGES
+
+CHECKS: dict[str, Check] = {}
+
+
+# ----------------------------------------------------------------------------------- calls, each with what it has to be
+
+
+def all_reduces(rank: int, ranks: int, op: str, storage: str = "dense") -> tuple[Any, Any]:
+    x = STORAGES[storage](of_rank(rank))
+    distributed.all_reduce(x, reduction(op))
+    return x.to_dense(), expected_of(op, of_all(ranks))
+
+
+def reduce_scatters(rank: int, ranks: int) -> tuple[Any, Any]:
+    out = buffer()
+    distributed.reduce_scatter(out, [of_rank(rank, seed=part) for part in range(ranks)])
+    return out, expected_of("SUM", [of_rank(r, seed=rank) for r in range(ranks)])
+
+
+def broadcasts(rank: int, ranks: int) -> tuple[Any, Any]:
+    x = of_rank(rank)
+    distributed.broadcast(x, ranks - 1)
+    return x, of_rank(ranks - 1)
+
+
+def all_gathers(rank: int, ranks: int, make: Callable[[], Any], as_is: Callable[[Any], Any]) -> tuple[Any, Any]:
+    outputs = [make() for _ in range(ranks)]
+    distributed.all_gather(outputs, of_rank(rank))
+    return torch.stack(outputs), torch.stack([as_is(x) for x in of_all(ranks)])
+
+
+def all_to_alls(rank: int, ranks: int) -> tuple[Any, Any]:
+    outputs = [buffer() for _ in range(ranks)]
+    distributed.all_to_all(outputs, [of_rank(rank, seed=to) for to in range(ranks)])
+    return torch.stack(outputs), torch.stack([of_rank(r, seed=rank) for r in range(ranks)])
+
+
+def over_ranks(rank: int, ranks: int, name: str) -> tuple[Any, Any]:
+    of_one_process: Any = {"mean": torch.mean, "var": torch.var, "count": lambda x: x.count()}[name]
+    return getattr(md.distributed, name)(of_rank(rank)), of_one_process(torch.stack(of_all(ranks)))
+
+
+OPS = ("SUM", "AVG", "PRODUCT")
+Call = Callable[[int, int], tuple[Any, Any]]
+DENSE: dict[str, Call] = {
+    **{f"all_reduce {op}": functools.partial(all_reduces, op=op) for op in OPS},
+    "reduce_scatter": reduce_scatters,
+    "broadcast": broadcasts,
+    "all_gather": functools.partial(all_gathers, make=buffer, as_is=lambda x: x),
+    "all_gather into plain tensors": functools.partial(all_gathers, make=plain_buffer, as_is=updated),
+    "all_to_all": all_to_alls,
+}
+SPARSE: dict[str, Call] = {
+    f"all_reduce {op} of CSR": functools.partial(all_reduces, op=op, storage="csr") for op in OPS
+}
+STATISTICS: dict[str, Call] = {name: functools.partial(over_ranks, name=name) for name in ("mean", "var", "count")}
+
+
+def holds(call: Call, rank: int, ranks: int) -> bool:
+    try:
+        md.testing.assert_close(*call(rank, ranks))
+    except AssertionError:
+        return False
+    return True
+
+
+def noticed(calls: dict[str, Call], rank: int, ranks: int) -> set[str]:
+    """The calls that are not on all ranks what they have to be."""
+    wrong = torch.tensor([not holds(call, rank, ranks) for call in calls.values()], dtype=torch.int64)
+    distributed.all_reduce(wrong)
+    return {name for name, w in zip(calls, wrong.tolist(), strict=True) if w}
+
+
+# ------------------------------------------------------------------------------------------------- ways of being wrong
+
+
+def with_garbage(record: Dense, op: str, overwritten: bool = False) -> Tensor:
+    return record.data.reshape(-1).to(records.wire_dtype(op, record.dtype)).clone()
+
+
+def by_the_world(total: Tensor, op: str, divisor: Any, like: Dense) -> Tensor:
+    divided = total / distributed.get_world_size() if op == "avg" else total
+    return divided.view(like.shape).to(like.dtype)
+
+
+def all_valid(record: Dense) -> Tensor:
+    return torch.ones(record.data.numel(), dtype=torch.int8)
+
+
+def lost_on_the_last(record: Dense) -> Tensor:
+    last = distributed.get_rank() == distributed.get_world_size() - 1
+    return all_valid(record) if last else VALIDITY_OF(record)
+
+
+def everywhere(fields: Tensor, width: int, elements: int) -> Tensor:
+    return torch.ones(elements, dtype=torch.int8)
+
+
+def where_all_contribute(fields: Tensor, width: int, elements: int) -> Tensor:
+    numbers = records.unpack(fields, width, elements)
+    return (numbers == distributed.get_world_size()).to(torch.int8)
+
+
+def masks_in_another_order(self: records.Moved, shapes: Any) -> list[Dense]:
+    arrived = SPLIT(self, shapes)
+    validities = [record.validity for record in arrived]
+    return [Dense(r.data, v) for r, v in zip(arrived, [*validities[1:], validities[0]], strict=True)]
+
+
+def without_a_mask(target: Tensor, record: Dense) -> None:
+    WRITE(target, Dense(record.data, None))
+
+
+def first_rank_alone(parts: Any, op: str, form: Any) -> Any:
+    return COMBINED(parts[:1], op, form)
+
+
+def of_all_elements(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    return torch.tensor(x.numel())
+
+
+def of_garbage(x: Any, dim: Any, keepdim: bool) -> Tensor:
+    total: Tensor = x.get_data().sum()
+    return total
+
+
+VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, collectives.write, entries.combined
+
+# For each way: the calls that may notice it, and what is put where.
+WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
+    "data under the mask is reduced": (DENSE, [(records, "contribution", with_garbage)]),
+    "invalid elements contribute zeros": (DENSE, [(records, "identity_of", lambda op, dtype: 0)]),
+    "averages divide by the number of ranks": (DENSE, [(records, "result_of", by_the_world)]),
+    "what nobody contributes is valid": (DENSE, [(records, "present", everywhere)]),
+    "what one rank lacks is invalid": (DENSE, [(records, "present", where_all_contribute)]),
+    "masks do not travel": (DENSE, [(collectives, "any_partial", lambda everyone: False)]),
+    "masks travel as if all were valid": (DENSE, [(records, "validity_of", all_valid)]),
+    "the mask of one rank is lost": (DENSE, [(records, "validity_of", lost_on_the_last)]),
+    "masks arrive in another order": (DENSE, [(records.Moved, "split", masks_in_another_order)]),
+    "what is written loses its mask": (DENSE, [(collectives, "write", without_a_mask)]),
+    "sparse: invalid elements contribute zeros": (SPARSE, [(entries, "identity_of", lambda op, dtype: 0)]),
+    "sparse: averages divide by the number of ranks": (SPARSE, [(entries, "result_of", by_the_world)]),
+    "sparse: the other ranks' entries are lost": (SPARSE, [(sparse_collectives, "combined", first_rank_alone)]),
+    "sparse: the mask of one rank is lost": (SPARSE, [(entries, "validity_of", lost_on_the_last)]),
+    "statistics count all elements": (STATISTICS, [(statistics, "counted", of_all_elements)]),
+    "statistics sum what is under the mask": (STATISTICS, [(statistics, "summed", of_garbage)]),
+}  # fmt: skip
+
+
+def check_that_it_is_noticed(rank: int, ranks: int, way: str) -> None:
+    calls, replacements = WAYS[way]
+    with contextlib.ExitStack() as stack:
+        for where, name, wrong in replacements:
+            stack.enter_context(mock.patch.object(where, name, wrong))
+        found = noticed(calls, rank, ranks)
+    assert found, f"no call of {list(calls)} notices it"
+
+
+def check_the_right_ones(rank: int, ranks: int) -> None:
+    assert noticed({**DENSE, **SPARSE, **STATISTICS}, rank, ranks) == set()
+
+
+CHECKS["broken collectives: the right ones"] = check_the_right_ones
+for way in WAYS:
+    CHECKS[f"broken collectives: {way}"] = functools.partial(check_that_it_is_noticed, way=way)
