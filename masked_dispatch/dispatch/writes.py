@@ -223,6 +223,7 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         outputs = dict(zip(names, targets, strict=True))
         for target, result in _pairs(targets, compute(*args, **kwargs)):
             if target.shape != result.shape and target.numel() == 0:
+                check_gets_values(op, target, result)
                 resize_empty(target, result.shape)
             if exact and target.dtype is not result.dtype:
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
@@ -261,6 +262,25 @@ def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple
     if len(flat_targets) != len(flat_results):
         raise RuntimeError(f"out= has {len(flat_targets)} tensors for {len(flat_results)} results")
     return list(zip(flat_targets, flat_results, strict=True))
+
+
+def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
+    """Refuse to resize a plain out= for a result that is partly invalid: new memory has no value to keep there."""
+    if isinstance(target, MaskedTensor) or not isinstance(result, MaskedTensor) or is_wholly_valid(result):
+        return
+    raise MaskedSemanticsError(
+        f"{op}: out= is a plain tensor of shape {tuple(target.shape)}, which would be resized to "
+        f"{tuple(result.shape)}, and a plain tensor keeps its own values where the result is invalid: new memory has "
+        "none. Pass a plain out= of the result's shape, whose values are kept there; a masked one, "
+        "masked_tensor(torch.empty(0)); or use the returned result."
+    )
+
+
+def is_wholly_valid(x: MaskedTensor) -> bool:
+    """Whether no element is invalid; in a graph, and on meta, whether no mask is stored."""
+    if not isinstance(x, SparseMaskedTensor) and x._validity is None:
+        return True
+    return not x.is_meta and not being_traced(data_of(x)) and int(x.count()) == x.numel()
 
 
 def resize_empty(target: Tensor, shape: torch.Size) -> None:

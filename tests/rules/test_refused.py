@@ -13,6 +13,7 @@ from op_registry import registry
 from op_registry.authoring import refused
 from op_registry.conformance.samples import database
 from op_registry.report import coverage
+from storages import STORAGES
 
 aten = torch.ops.aten
 MASK = torch.tensor([[True, False, True], [True, True, False]])
@@ -65,6 +66,34 @@ def test_an_empty_masked_tensor_still_takes_a_result(x):
     assert torch.add(x, x, out=out) is out
     assert out.get_mask().equal(MASK)
     torch.testing.assert_close(out.to_tensor(0), torch.where(MASK, 2 * X, 0))
+
+
+RESIZING_OUT = {
+    "add": lambda x, out: torch.add(x, 1, out=out),
+    "cat": lambda x, out: torch.cat([x, x], out=out),
+    "stack": lambda x, out: torch.stack([x, x], out=out),
+    "mm": lambda x, out: torch.mm(x, torch.ones(3, 2), out=out),
+    "sum": lambda x, out: torch.sum(x, 0, out=out),
+    "index_select": lambda x, out: torch.index_select(x, 1, torch.tensor([1, 0]), out=out),
+    "take": lambda x, out: torch.take(x, torch.tensor([0, 1, 2, 3, 4, 5]), out=out),
+    "values of sort": lambda x, out: torch.sort(x, out=(out, torch.empty(0, dtype=torch.int64)))[0],
+    "indices of sort": lambda x, out: torch.sort(x, out=(torch.empty(2, 3), out.long()))[1],
+}
+
+
+@pytest.mark.parametrize("stored", ["dense", "csr", "coo"])
+@pytest.mark.parametrize("name", RESIZING_OUT)
+def test_a_plain_out_is_not_resized_for_what_is_partly_invalid(name, stored):
+    """Its new memory, which nobody wrote, would be seen where the result is invalid."""
+    call = RESIZING_OUT[name]
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    mask[0, 0] = True
+    out = torch.empty(0)
+    with pytest.raises(MaskedSemanticsError, match=r"out= is a plain tensor of shape \(0,\), which would be resized"):
+        call(STORAGES[stored](masked_tensor(X, mask)), out)
+    assert out.shape == (0,)
+    whole = STORAGES[stored](masked_tensor(X, torch.ones(2, 3, dtype=torch.bool)))
+    torch.testing.assert_close(call(whole, torch.empty(0)), call(X, torch.empty(0)))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*quantized tensor creation:UserWarning")
