@@ -31,6 +31,7 @@ from op_registry import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, shape_alone, wrap_dims
+from op_registry.records.dtypes import on_signed_bits
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, intersect
@@ -124,7 +125,8 @@ def _compressed(tensor: Tensor) -> Tensor:
     validity = record.full_validity
     if validity is None:
         return record.data.clone(memory_format=torch.contiguous_format).view(-1)
-    return torch.masked_select(record.data, as_bool(validity))
+    mask = as_bool(validity)
+    return on_signed_bits(lambda bits: torch.masked_select(bits, mask), record.data)
 
 
 def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:

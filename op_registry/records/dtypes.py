@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from op_registry.records.dims import Number
 
@@ -38,3 +40,13 @@ def _kind(dtype: torch.dtype) -> int:
     if dtype.is_complex:
         return 3
     return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+
+
+# Of the unsigned integers for which torch has kernels of few operators: the signed ones with the same bits.
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def on_signed_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`move(x)`, where `move` moves elements and writes zeros; by kernels of signed integers if torch lacks others."""
+    signed = SIGNED.get(x.dtype)
+    return move(x) if signed is None else move(x.view(signed)).view(x.dtype)

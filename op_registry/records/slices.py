@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from op_registry.records.broadcast import broadcast_along
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, Number, wrap_dims
-from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+from op_registry.records.dtypes import accumulation_dtype, highest, lowest, on_signed_bits
 from op_registry.records.fill import fill_in_place
 from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8
@@ -290,7 +290,7 @@ def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
     if gradients_may_flow(x.data):
         return Order(index, x.filled(0).gather(dim, index), count)
     invalid = arange_along(x.shape[dim], dim, x.data) >= count
-    return Order(index, values.masked_fill_(invalid, 0), count)
+    return Order(index, on_signed_bits(lambda bits: bits.masked_fill_(invalid, 0), values), count)
 
 
 def filled_behind(x: Dense, descending: bool, count: Tensor) -> Tensor | None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from op_registry.records.dtypes import SIGNED
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.coordinates import Coordinates, ravel
-
-# torch cannot index these dtypes; their bits are moved as signed integers.
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def gather(data: Tensor, coordinates: Coordinates) -> Tensor:

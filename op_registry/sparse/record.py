@@ -16,13 +16,12 @@ from torch import Tensor
 from op_registry.records.accumulate import accumulate, dtype_of_sum
 from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.dtypes import SIGNED, accumulation_dtype
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coalesce import merge_duplicates
 from op_registry.sparse.convert import BITS, in_chunks, sorted_order, to_block_grid
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
-from op_registry.sparse.gather_scatter import SIGNED
 from op_registry.sparse.layout import COO, Layout, grid_of
 from op_registry.sparse.pattern import Pattern, pattern_of
 

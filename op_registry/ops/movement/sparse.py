@@ -410,11 +410,20 @@ def joined(parts: Sequence[Sparse | Permuted], dim: int) -> Any:
     return call(aten.cat.default, parts, dim)
 
 
+def conj(op: OpOverload, x: Sparse | Permuted) -> Any:
+    """Computed, as torch does with its sparse tensors: stored values carry no bit that says so."""
+    return call(aten._conj_physical.default if "conj" in op._schema.name else aten.neg.default, x)
+
+
+views.conj.lowering(Sparse)(conj)
+views.conj.lowering(Permuted)(conj)
+
+
 @lowers(views.view_as_real)
 def view_as_real(x: Sparse) -> Sparse:
     """Real and imaginary part in a new dense dimension, the last one."""
     v = x.values.full_validity
-    data = torch.view_as_real(x.values.data)
+    data = torch.view_as_real(x.values.data.resolve_conj())
     return x.like(Dense(data, None if v is None else v.unsqueeze(-1).expand(data.shape)))
 
 

@@ -269,7 +269,8 @@ def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
 
 @masked_rule(aten.view_as_real.default, aten.view_as_real_copy.default, category=MOVEMENT, takes_op=True)
 def view_as_real(op: OpOverload, x: Dense) -> Dense:
-    data, v = op(x.data), aligned_validity(x)
+    """Of conjugated data too, which torch refuses: `x.conj().imag` comes here, as a masked tensor shows no such bit."""
+    data, v = op(x.data.resolve_conj()), aligned_validity(x)
     return Dense(data, None if v is None else v.unsqueeze(-1))
 
 

@@ -1,0 +1,82 @@
+"""Dtypes and bits that torch handles apart: unsigned integers wider than a byte, conjugated and negated views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import masked_dispatch as md
+from storages import STORAGES
+
+DATA = torch.tensor([[5.0, 1.0, 7.0, 3.0], [2.0, 9.0, 4.0, 6.0]])
+MASK = torch.tensor([[True, False, True, True], [False, True, True, False]])
+
+SORTING: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda x: x.sort(1).values,
+    "sort, descending": lambda x: x.sort(1, descending=True).values,
+    "argsort": lambda x: x.argsort(1),
+    "msort": torch.msort,
+}
+
+
+def dense(x: Tensor) -> md.MaskedTensor:
+    assert isinstance(x, md.MaskedTensor)
+    return x.to_dense()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers(dtype: torch.dtype, storage: str) -> None:
+    """torch has kernels for few operators of these: what moves elements must not need others than the call itself."""
+    x = STORAGES[storage](md.masked_tensor(DATA.to(dtype), MASK))
+    signed = md.masked_tensor(DATA.long(), MASK)
+    assert x.compressed().tolist() == signed.compressed().tolist()
+    for name, sort in SORTING.items():
+        result = dense(sort(x)).to(torch.int64)
+        assert torch.equal(result, sort(signed)), name
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "conj": lambda z: z.conj(),
+    "conj, real": lambda z: z.conj().real,
+    "conj, imag": lambda z: z.conj().imag,
+    "adjoint": lambda z: z.mH,
+    "adjoint, imag": lambda z: z.mH.imag,
+    "conj twice, imag": lambda z: z.conj().conj().imag,
+    "conj, parts": lambda z: torch.view_as_real(z.conj().resolve_conj()),
+    "imag of a negated view": lambda z: torch._neg_view(z).imag,
+    "product": lambda z: (z.conj() * z).imag + z.conj().real,
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_conjugated_tensors(name: str, storage: str) -> None:
+    """A masked tensor shows no conjugate bit, which its data may have: `real` and `imag` go by view_as_real."""
+    part, data = PARTS[name], torch.complex(DATA, -DATA.flip(0))
+    x = STORAGES[storage](md.masked_tensor(torch.where(MASK, data, torch.nan), MASK))
+    result, expected = dense(part(x)), part(data)
+    mask = part(torch.where(MASK, data, complex(torch.nan, torch.nan))).isnan().logical_not()
+    assert torch.equal(result.get_mask(), mask)
+    torch.testing.assert_close(result.to_tensor(0), torch.where(mask, expected, 0))
+
+
+@pytest.mark.parametrize("name", ["conj", "adjoint"])
+def test_conjugates_stay_sparse(name: str) -> None:
+    x = md.masked_tensor(torch.complex(DATA, -DATA), MASK)
+    for storage in ("coo", "csr", "bsr", "packed", "permuted"):
+        with md.densify("never"):
+            assert PARTS[name](STORAGES[storage](x)).storage_layout is not torch.strided  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("storage", ["dense", "coo", "csr"])
+def test_gradients_of_conjugated_parts(storage: str) -> None:
+    data = torch.complex(DATA, -DATA)
+    plain = data.clone().requires_grad_()
+    (plain.conj().imag[MASK] * DATA[MASK]).sum().backward()
+    x = STORAGES[storage](md.masked_tensor(data, MASK)).detach().requires_grad_()
+    (x.conj().imag * DATA).sum().backward()
+    torch.testing.assert_close(dense(x.grad).to_tensor(0), plain.grad)  # type: ignore[arg-type]
