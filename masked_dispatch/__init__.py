@@ -95,6 +95,7 @@ from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.interop import torch_script as _torch_script
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
+from masked_dispatch.tensor import messages as _messages
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
@@ -190,8 +191,6 @@ def __dir__() -> list[str]:
 if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attribute
 
     def __getattr__(name: str) -> _typing.NoReturn:
-        inside = [
-            module.__name__ for module in (interop, missing, metrics, optim, functional) if name in module.__all__
-        ]
-        where = f"; use {inside[0]}.{name}" if inside else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}", name=name)
+        inside = (functional, optim, metrics, missing, interop)
+        elsewhere = {word: f"{module.__name__}.{word}" for module in inside for word in module.__all__}
+        _messages.no_such_name(__name__, name, _known_words.WORDS | elsewhere)

@@ -17,6 +17,7 @@ from masked_dispatch.api.known_words import WORDS
 from masked_dispatch.interop.crossing import filled, mask_of
 from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.messages import no_such_name
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 
@@ -51,15 +52,14 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
     def __getattr__(name: str) -> NoReturn:
-        word = f"; here it is written {WORDS[name]}" if name in WORDS else f"; it has {', '.join(__all__)}"
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{word}", name=name)
+        no_such_name(__name__, name, WORDS, __all__)
 
 
 def nan_to_invalid(x: Tensor) -> MaskedTensor:
     """`x`, of floating point or complex dtype, invalid where it is NaN too. (`from_nan` does it for plain tensors.)"""
     if not isinstance(x, MaskedTensor):
         return from_nan(x)
-    if not (x.is_floating_point() or x.is_complex()):
+    if not _is_inexact(x):
         raise TypeError(f"nan_to_invalid needs floating point or complex values, which can be NaN; got {x.dtype}")
     return x.mask_with(~filled(x).detach().isnan())
 
@@ -105,7 +105,7 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
 
     Raises TypeError for integers and bool.
     """
-    if not (x.is_floating_point() or x.is_complex()):
+    if not _is_inexact(x):
         raise TypeError(f"interpolate needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
     mask, values = mask_of(x), filled(x)
     last, following = _last_valid(mask, dim), _next_valid(mask, dim)
@@ -146,13 +146,8 @@ def group_sum(x: Tensor, groups: Groups, num_groups: int | None = None, dim: int
 
     Arguments as of `group_mean`, and `x` may be of integers or bool: the result has the dtype that torch.sum gives.
     """
-    numbers, num_groups = _numbered(x, groups, num_groups, dim)
-    inexact = x.is_floating_point() or x.is_complex()
-    sums = _sum_by_group(
-        filled(x).to(accumulation_dtype(x.dtype) if inexact else torch.int64), numbers, num_groups, dim
-    )
-    counts = _sum_by_group(mask_of(x).to(torch.int64), numbers, num_groups, dim)
-    return as_masked_tensor(sums.to(x.dtype) if inexact else sums, counts > 0)
+    sums, counts = _sums_and_counts(x, groups, num_groups, dim)
+    return as_masked_tensor(sums.to(x.dtype) if _is_inexact(x) else sums, counts > 0)
 
 
 def group_mean(x: Tensor, groups: Groups, num_groups: int | None = None, dim: int = 0) -> MaskedTensor:
@@ -165,15 +160,18 @@ def group_mean(x: Tensor, groups: Groups, num_groups: int | None = None, dim: in
 
     Raises TypeError for other dtypes, ValueError for groups that do not fit.
     """
-    if not (x.is_floating_point() or x.is_complex()):
+    if not _is_inexact(x):
         raise TypeError(f"group_mean needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
-    numbers, num_groups = _numbered(x, groups, num_groups, dim)
-    sums = _sum_by_group(filled(x).to(accumulation_dtype(x.dtype)), numbers, num_groups, dim)
-    counts = _sum_by_group(mask_of(x).to(torch.int64), numbers, num_groups, dim)
+    sums, counts = _sums_and_counts(x, groups, num_groups, dim)
     return as_masked_tensor((sums / counts.clamp(min=1)).to(x.dtype), counts > 0)
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _is_inexact(x: Tensor) -> bool:
+    """Whether the dtype has floating point numbers, complex ones included."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def _numbered(x: Tensor, groups: Groups, num_groups: int | None, dim: int) -> tuple[Tensor, int]:
@@ -214,6 +212,14 @@ def _as_numbers(groups: object, device: torch.device) -> Tensor:
             "Number labels with numbers, labels = pandas.factorize(labels)"
         ) from error
     return numbers if numbers.numel() else numbers.to(torch.int64)  # an empty list has no dtype
+
+
+def _sums_and_counts(x: Tensor, groups: Groups, num_groups: int | None, dim: int) -> tuple[Tensor, Tensor]:
+    """The sums of the valid elements of each group, in the dtype that torch.sum adds up in, and their numbers."""
+    numbers, num_groups = _numbered(x, groups, num_groups, dim)
+    values = filled(x).to(accumulation_dtype(x.dtype) if _is_inexact(x) else torch.int64)
+    counted = mask_of(x).to(torch.int64)
+    return _sum_by_group(values, numbers, num_groups, dim), _sum_by_group(counted, numbers, num_groups, dim)
 
 
 def _sum_by_group(values: Tensor, numbers: Tensor, num_groups: int, dim: int) -> Tensor:

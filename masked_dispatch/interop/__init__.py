@@ -40,6 +40,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from masked_dispatch.interop.doors import DOORS, door
+from masked_dispatch.tensor.messages import no_such_name
 
 if TYPE_CHECKING:
     from masked_dispatch.interop.arrow_arrays import from_arrow, to_arrow
@@ -96,11 +97,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in DOORS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(DOORS))}")
-    return door(name)
-
-
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name: str) -> Callable[..., Any]:
+        if name not in DOORS:
+            no_such_name(__name__, name, names=__all__)
+        return door(name)

@@ -34,6 +34,7 @@ from masked_dispatch.optim.optimizers import (
     RMSprop,
     Rprop,
 )
+from masked_dispatch.tensor.messages import no_such_name
 
 stock.refuse_masked_gradients()
 
@@ -44,18 +45,17 @@ def __dir__() -> list[str]:
     return [*__all__]
 
 
-# What torch.optim has beside these, and why not, or under which name.
-ELSEWHERE = {
-    "Adam": "use LazyAdam, which is Adam but for elements without a gradient: their state does not decay",
-    "SparseAdam": "use LazyAdam, which takes every layout and dense gradients too",
-    "ASGD": "its average of a parameter counts the steps without a gradient; use torch.optim.ASGD, or SGD",
-    "Adafactor": "its state belongs to rows and columns, not to elements; use LazyAdam or Adagrad",
-    "Muon": "its state belongs to a matrix, not to elements; use LazyAdam or SGD",
-    "LBFGS": "its state belongs to all parameters as one vector; use LazyAdam or SGD",
+# What to write for what torch.optim has beside these, and why.
+WORDS = {
+    "Adam": "LazyAdam, which is Adam but for elements without a gradient: their state does not decay",
+    "SparseAdam": "LazyAdam, which takes every layout and dense gradients too",
+    "ASGD": "torch.optim.ASGD, or SGD: its average of a parameter counts the steps without a gradient",
+    "Adafactor": "LazyAdam or Adagrad: its state belongs to rows and columns, not to elements",
+    "Muon": "LazyAdam or SGD: its state belongs to a matrix, not to elements",
+    "LBFGS": "LazyAdam or SGD: its state belongs to all parameters as one vector",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
     def __getattr__(name: str) -> NoReturn:
-        why = ELSEWHERE.get(name, f"it has {', '.join(__all__)}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {why}", name=name)
+        no_such_name(__name__, name, WORDS, __all__)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -12,6 +15,19 @@ CALLED_DIRECTLY = (
     "MaskedTensor is not called directly: masked_dispatch.masked_tensor(data, mask) copies into a new leaf, "
     "masked_dispatch.as_masked_tensor(data, mask) shares memory and is differentiable"
 )
+
+
+def no_such_name(module: str, name: str, words: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> NoReturn:
+    """Raise the AttributeError of a public module for a name that it does not have.
+
+    words  for names that other libraries have: what to write here
+    names  what the module has, said for any other name
+    """
+    if words is not None and name in words:
+        instead = f"; here it is written {words[name]}"
+    else:
+        instead = f"; it has {', '.join(names)}" if names else ""
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{instead}", name=name)
 
 
 def likely_category(op: OpOverload) -> tuple[str, str]:

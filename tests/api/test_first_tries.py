@@ -132,14 +132,17 @@ def test_what_is_refused_says_what_to_write(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "text"),
     [
-        (md, "from_pandas", r"no attribute 'from_pandas'; use masked_dispatch\.interop\.from_pandas$"),
-        (md, "group_mean", r"use masked_dispatch\.missing\.group_mean$"),
-        (md, "LazyAdam", r"use masked_dispatch\.optim\.LazyAdam$"),
-        (md, "vmap", r"use masked_dispatch\.functional\.vmap$"),
+        (md, "from_pandas", r"no attribute 'from_pandas'; here it is written masked_dispatch\.interop\.from_pandas$"),
+        (md, "group_mean", r"here it is written masked_dispatch\.missing\.group_mean$"),
+        (md, "LazyAdam", r"here it is written masked_dispatch\.optim\.LazyAdam$"),
+        (md, "vmap", r"here it is written masked_dispatch\.functional\.vmap$"),
         (md, "no_such_name", r"module 'masked_dispatch' has no attribute 'no_such_name'$"),
+        (md, "isna", r"here it is written ~x\.get_mask\(\)$"),
+        (md, "interpolate", r"here it is written masked_dispatch\.missing\.interpolate$"),
+        (md.interop, "from_excel", "it has from_arrow, from_attention_mask"),
         (missing, "isna", r"here it is written ~x\.get_mask\(\)$"),
         (missing, "group_median", r"it has bfill, dropna, .*group_mean"),
-        (md.optim, "Adam", "use LazyAdam, which is Adam but for elements without a gradient"),
+        (md.optim, "Adam", "here it is written LazyAdam, which is Adam but for elements without a gradient"),
         (md.optim, "Adams", "it has SGD, Adadelta"),
     ],
 )
