@@ -64,6 +64,21 @@ def test_the_site_has_every_page() -> None:
     assert set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == pages
 
 
+def test_every_family_of_the_semantics_has_an_example() -> None:
+    semantics = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
+    table = semantics.partition("## Families")[2].partition("\n\n|")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    families = [row[0] for row in rows if row[1] != "—"]  # a family that is refused has none
+    page = (ROOT / "docs/semantics-examples.md").read_text(encoding="utf-8")
+    sections = page.split("\n## ")[1:]
+    assert len(sections) > 20
+    for family, section in zip(families, sections, strict=True):
+        title, _, text = section.partition("\n")
+        first = re.findall(r"\w+", title)[0].lower()
+        assert re.search(rf"\b{first}", family.lower()), f"the example {title!r} does not belong to {family!r}"
+        assert "```python\n>>> " in text
+
+
 def test_the_pictures_are_as_drawn_and_described() -> None:
     """``python docs/extensions/pictures.py`` draws them again."""
     spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs/extensions/pictures.py")

@@ -194,6 +194,8 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             KeyError,
             "no 'attention_mask', only 'input_ids': pass",
         ),
+        (lambda: interop.from_batch_encoding(IDS), TypeError, r"this is a Tensor: .*from_attention_mask\(data, mask\)"),
+        (lambda: interop.from_batch_encoding([IDS]), TypeError, "a batch maps names to tensors, .* and this is a list: "),
         (
             lambda: interop.from_batch_encoding({"attention_mask": [[1]]}),
             TypeError,
