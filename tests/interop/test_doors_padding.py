@@ -195,7 +195,11 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             "no 'attention_mask', only 'input_ids': pass",
         ),
         (lambda: interop.from_batch_encoding(IDS), TypeError, r"this is a Tensor: .*from_attention_mask\(data, mask\)"),
-        (lambda: interop.from_batch_encoding([IDS]), TypeError, "a batch maps names to tensors, .* and this is a list: "),
+        (
+            lambda: interop.from_batch_encoding([IDS]),
+            TypeError,
+            "a batch maps names to tensors, .* and this is a list: ",
+        ),
         (
             lambda: interop.from_batch_encoding({"attention_mask": [[1]]}),
             TypeError,
