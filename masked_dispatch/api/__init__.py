@@ -6,6 +6,7 @@ known_words.py    AttributeErrors for names of other libraries
 accumulate.py     sums of the valid contributions
 reductions.py     torch's reductions and scans with skipna and min_count
 methods.py        methods that name the functions with skipna and min_count
+signatures.py     what reductions and scans are called with, for type checkers
 skipna.py         what skipna and min_count mean
 sparsify.py       sparse tensors from the elements that meet a condition
 windows.py        whether windows read missing values or padding
