@@ -5,12 +5,13 @@ What it assumes has numbers 32 and 39 in torch_internals.py, and tests in tests/
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 if distributed.is_available():
@@ -45,3 +46,28 @@ def process_group_named(group: Group) -> distributed.ProcessGroup:
     """The process group that a functional collective gets, by name or as it is."""
     c10d: Any = distributed_c10d
     return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
+
+
+def waited_for(tensor: Tensor) -> Tensor:
+    """A tensor that has arrived, in place of torch's wrapper around one that may not have."""
+    if getattr(tensor, "elem", None) is None:
+        return tensor
+    waited: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return waited
+
+
+def replace_placing_of_parameters(function: Callable[..., Tensor]) -> None:
+    """Let `distribute_module` call this for parameters and buffers that its `partition_fn` leaves as they are."""
+    module: Any = importlib.import_module("torch.distributed.tensor._api")
+    module.distribute_tensor = function
+
+
+def replace_preparations(
+    of_input: Callable[[Callable[..., Any]], Callable[..., Any]],
+    of_outputs: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Decorate the methods of PrepareModuleInput and PrepareModuleOutput that place one input, and all outputs."""
+    style: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
+    inputs, outputs = style.PrepareModuleInput, style.PrepareModuleOutput
+    inputs._prepare_input_arg = of_input(inputs._prepare_input_arg)
+    outputs._prepare_out_fn = of_outputs(outputs._prepare_out_fn)

@@ -19,6 +19,8 @@ checkpoints.py     torch.distributed.checkpoint: what is written, and what is re
 staging.py         copies for asynchronous checkpoints
 later_import.py    code that waits for an import
 sharded_parameters.py  masked parameters under FSDP2
+distributed_tensors.py  masked tensors of distributed tensors (DTensor)
+parallel_modules.py  tensor parallel modules
 kernels.py         where torch.distributed's calls arrive
 functional_operators.py  torch's functional collectives
 sparse_functional.py  the same of sparsely stored tensors
@@ -31,12 +33,33 @@ from torch import distributed as _distributed
 if _distributed.is_available():
     from masked_dispatch.distributed import functional_operators as _functional_operators
     from masked_dispatch.distributed import kernels as _kernels
+    from masked_dispatch.distributed import parallel_modules as _parallel_modules
     from masked_dispatch.distributed import sharded_parameters as _sharded_parameters
     from masked_dispatch.distributed.compression import TopK, topk_hook
+    from masked_dispatch.distributed.distributed_tensors import (
+        distribute,
+        from_local,
+        full_tensor,
+        redistribute,
+        to_local,
+    )
     from masked_dispatch.distributed.later_import import when_imported as _when_imported
     from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
 
-    __all__ = ["TopK", "count", "mean", "mean_loss", "sum", "topk_hook", "var"]
+    __all__ = [
+        "TopK",
+        "count",
+        "distribute",
+        "from_local",
+        "full_tensor",
+        "mean",
+        "mean_loss",
+        "redistribute",
+        "sum",
+        "to_local",
+        "topk_hook",
+        "var",
+    ]
 else:
     __all__ = []
 
@@ -52,6 +75,8 @@ def install() -> None:
         _functional_operators.install()
         _sharded_parameters.install()
         _when_imported("torch.distributed.checkpoint", _install_checkpoints)
+        _when_imported("torch.distributed.tensor", _parallel_modules.install_refusals)
+        _when_imported("torch.distributed.tensor.parallel.style", _parallel_modules.install_styles)
 
 
 def _install_checkpoints() -> None:

@@ -64,7 +64,8 @@ storage sum testing trace var var_mean vector_norm windows""",
             if module is not md
         ),
         """\
-md.distributed: TopK count mean mean_loss sum topk_hook var
+md.distributed: TopK count distribute from_local full_tensor mean mean_loss redistribute sum to_local
+    topk_hook var
 md.functional: grad grad_and_value hessian jacfwd jacrev jvp vjp vmap
 md.interop: from_arrow from_attention_mask from_batch_encoding from_block_mask from_key_padding_mask
     from_nested_tensor from_numpy_masked from_packed_sequence from_pandas from_polars from_scipy_sparse

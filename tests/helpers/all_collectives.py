@@ -8,6 +8,7 @@ import distributed_tensors_inside
 import masked_collectives
 import masked_data_parallel
 import masked_functional_collectives
+import parallel_training
 import refused_collectives
 import sparse_collectives_of_ranks
 import statistics_of_ranks
@@ -20,6 +21,7 @@ CHECKS: dict[str, Check] = {
     **masked_collectives.CHECKS,
     **masked_data_parallel.CHECKS,
     **masked_functional_collectives.CHECKS,
+    **parallel_training.FEW,
     **refused_collectives.CHECKS,
     **sparse_collectives_of_ranks.CHECKS,
     **statistics_of_ranks.CHECKS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 import masked_dispatch as md
+from op_registry import MaskedSemanticsError
 from process_groups import Check
+from refused_collectives import raises
 
 CHECKS: dict[str, Check] = {}
 DATA = torch.arange(24.0, dtype=torch.float64).view(4, 6) / 7
@@ -101,3 +105,73 @@ def gradients(rank: int, ranks: int) -> None:
 
 
 CHECKS["DTensor inside: gradients are zero where invalid"] = gradients
+
+
+def check(name: str) -> Callable[[Check], Check]:
+    def add(function: Check) -> Check:
+        CHECKS[f"DTensor inside: {name}"] = function
+        return function
+
+    return add
+
+
+@check("placed, moved and taken apart, with derivatives")
+def moved(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for first, second in itertools.permutations([*PLACEMENTS.values()], 2):
+        leaf: Any = md.masked_tensor(DATA.masked_fill(~MASK, torch.nan), MASK).requires_grad_()
+        x = md.distributed.distribute(leaf, mesh, [first])
+        assert x.is_leaf
+        assert x.requires_grad
+        assert x.get_data().placements == (first,)
+        y = md.distributed.redistribute(x, mesh, [second])
+        assert y.get_data().placements == y.get_mask().placements == (second,)
+        again = md.distributed.from_local(md.distributed.to_local(y), mesh, [second])
+        full = md.distributed.full_tensor(again)
+        md.testing.assert_close(full.detach(), leaf.detach(), rtol=0, atol=0)
+        (full * torch.arange(24).view(4, 6)).sum().to_tensor(0).backward()
+        expected = md.masked_tensor(torch.arange(24).view(4, 6).double(), MASK)
+        md.testing.assert_close(gathered(x.grad), expected)
+
+
+@check("of rank 0, of uneven parts, all valid")
+def of_first(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    data = torch.arange(5.0)[:, None] + 10 * rank
+    x = md.distributed.distribute(md.as_masked_tensor(data, data < 3 + 10 * rank), mesh, [Shard(0)])
+    md.testing.assert_close(
+        md.distributed.full_tensor(x),
+        md.as_masked_tensor(torch.arange(5.0)[:, None]).mask_with(torch.arange(5)[:, None] < 3),
+    )
+    whole = md.distributed.distribute(md.as_masked_tensor(torch.ones(3) * rank), mesh, [Shard(0)])
+    md.testing.assert_close(md.distributed.full_tensor(whole), md.as_masked_tensor(torch.zeros(3)))
+
+
+@check("a masked tensor inside of a DTensor is refused, and what is not distributed")
+def refused(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    x: Any = md.masked_tensor(DATA, MASK)
+    text = "masked tensor of shape (4, 6): a masked tensor is the outermost type, and inside of a DTensor its mask"
+    for name, call in {
+        "from_local": DTensor.from_local,
+        "distribute": torch.distributed.tensor.distribute_tensor,
+    }.items():
+        raises(
+            MaskedSemanticsError,
+            lambda call=call: call(x, mesh, [Shard(0)]),
+            text,
+            f"masked_dispatch.distributed.{name}(x",
+        )
+    plain: Any = DATA
+    raises(
+        TypeError,
+        lambda: md.distributed.distribute(plain, mesh, [Shard(0)]),
+        "takes a masked tensor, got Tensor of shape (4, 6)",
+    )
+    raises(TypeError, lambda: md.distributed.full_tensor(x), "the data of this one of shape (4, 6) is a Tensor")
+    raises(
+        MaskedSemanticsError, lambda: md.distributed.distribute(x.to_sparse(), mesh, [Shard(0)]), "Pass x.to_dense()"
+    )
+    norm = torch.nn.LayerNorm(6)
+    norm.weight = torch.nn.Parameter(md.masked_tensor(torch.ones(6), MASK[0]))  # type: ignore[assignment]
+    raises(MaskedSemanticsError, lambda: parallelize_module(norm, mesh, SequenceParallel()), "the outermost type")

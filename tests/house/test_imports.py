@@ -61,6 +61,7 @@ LATE = {
     "torch._dynamo.variables.tensor": "loads the compiler",
     "torch._functorch._aot_autograd": "loads the compiler",
     "torch._guards": "loads the compiler",
+    "torch.distributed.tensor": "takes as long to import as torch",
     "torch._inductor.inductor_prims": "loads the compiler",
     "torch._inductor.ir": "loads the compiler",
     "torch.fx.experimental.proxy_tensor": "loads the compiler",

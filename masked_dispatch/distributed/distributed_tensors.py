@@ -1,0 +1,116 @@
+"""Masked tensors whose data and mask are distributed tensors (DTensor): placed, moved, and taken apart.
+
+Everything is done to data and mask alike (`alike`). A mask always moves, even if all is valid: ranks that have parts of
+one tensor make the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.autograd.dense import unwrap
+from masked_dispatch.distributed_internals import waited_for
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from op_registry import MaskedSemanticsError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+
+def distribute(
+    tensor: MaskedTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
+) -> MaskedTensor:
+    """The masked tensor, placed as `torch.distributed.tensor.distribute_tensor` places a plain one.
+
+    What rank 0 has is what is distributed. Derivatives stay behind: the result is a leaf, which requires grad if
+    `tensor` does.
+    """
+    from torch.distributed.tensor import distribute_tensor
+
+    check("distribute", tensor)
+    detached: Any = tensor.detach()
+    placed: Any = alike(lambda part: distribute_tensor(part, device_mesh, placements), detached)
+    placed.requires_grad_(tensor.requires_grad)
+    return placed  # type: ignore[no-any-return]
+
+
+def from_local(
+    tensor: MaskedTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
+) -> MaskedTensor:
+    """One masked tensor of the parts that the ranks have, as `DTensor.from_local`: differentiable."""
+    from torch.distributed.tensor import DTensor
+
+    check("from_local", tensor)
+    return alike(lambda part: DTensor.from_local(part, device_mesh, placements), tensor)
+
+
+def to_local(tensor: MaskedTensor) -> MaskedTensor:
+    """This rank's part of a masked tensor of distributed tensors, as `DTensor.to_local`: differentiable."""
+    check_distributed("to_local", tensor)
+    return alike(lambda part: part.to_local(), tensor)
+
+
+def redistribute(
+    tensor: MaskedTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
+) -> MaskedTensor:
+    """A masked tensor of distributed tensors, placed otherwise, as `DTensor.redistribute`: differentiable."""
+    check_distributed("redistribute", tensor)
+    return alike(lambda part: part.redistribute(device_mesh, placements), tensor)
+
+
+def full_tensor(tensor: MaskedTensor) -> MaskedTensor:
+    """All of a masked tensor of distributed tensors on every rank, as `DTensor.full_tensor`: differentiable."""
+    check_distributed("full_tensor", tensor)
+    return alike(lambda part: part.full_tensor(), tensor)
+
+
+def alike(function: Callable[[Any], Tensor], tensor: MaskedTensor) -> MaskedTensor:
+    """What places or moves a tensor, done to data and mask."""
+    return together(function(data_of(tensor)), function(mask_of(tensor)))
+
+
+def together(data: Tensor, mask: Tensor) -> MaskedTensor:
+    return as_masked_tensor(waited_for(data), waited_for(mask))
+
+
+def data_of(tensor: Tensor) -> Tensor:
+    """Differentiable."""
+    return unwrap(tensor).data if isinstance(tensor, MaskedTensor) else tensor
+
+
+def mask_of(tensor: Tensor) -> Tensor:
+    return tensor.get_mask() if isinstance(tensor, MaskedTensor) else tensor
+
+
+def is_distributed(tensor: MaskedTensor) -> bool:
+    """Whether data and mask are distributed tensors, whose type takes long to import."""
+    return hasattr(tensor._data, "placements")
+
+
+def check(call: str, tensor: Tensor) -> None:
+    """Raise unless the tensor is masked, and stored densely."""
+    if not isinstance(tensor, MaskedTensor):
+        raise TypeError(
+            f"masked_dispatch.distributed.{call} takes a masked tensor, got {type(tensor).__name__} of shape "
+            f"{tuple(tensor.shape)}: for a plain one use torch.distributed.tensor's own."
+        )
+    if isinstance(tensor, SparseMaskedTensor):
+        raise MaskedSemanticsError(
+            f"masked_dispatch.distributed.{call} of a tensor of shape {tuple(tensor.shape)} that is stored as "
+            f"{tensor.storage_layout}: distributed tensors are stored densely. Pass x.to_dense()."
+        )
+
+
+def check_distributed(call: str, tensor: MaskedTensor) -> None:
+    check(call, tensor)
+    if not is_distributed(tensor):
+        raise TypeError(
+            f"masked_dispatch.distributed.{call} takes a masked tensor of distributed tensors, and the data of this "
+            f"one of shape {tuple(tensor.shape)} is a {type(tensor._data).__name__}. See `distribute` and `from_local`."
+        )
