@@ -120,7 +120,19 @@ def decoded(message: Tensor, form: Form, entries: int, partial: bool) -> Entries
     return Entries(keys.clone().view(form.key_dtype).to(torch.int64), Dense(values, valid))
 
 
-def combined(parts: Sequence[Entries], op: str, form: Form) -> Entries:
+@dataclass(frozen=True)
+class Combined:
+    """A reduction over ranks, and the number of valid contributions to each value, int32."""
+
+    entries: Entries
+    number: Tensor
+
+    def numbers(self, form: Form) -> Sparse:
+        """The numbers as a record, of the form of the reduction but for their dtype."""
+        return record_of_entries(Entries(self.entries.keys, Dense(self.number, self.entries.values.validity)), form)
+
+
+def combined(parts: Sequence[Entries], op: str, form: Form) -> Combined:
     """The reduction of the valid contributions of all ranks, in the order of the ranks.
 
     One rank after the other, so that every rank computes the same bits, on any device.
@@ -136,4 +148,5 @@ def combined(parts: Sequence[Entries], op: str, form: Form) -> Entries:
         total[slots] = combine(total[slots], added)
         number[slots] += validity_of(part.values).view(added.shape)
     divisor = number.clamp(min=1) if op == "avg" else 1
-    return Entries(keys, Dense(result_of(total, op, divisor, Dense(total.to(form.dtype))), as_int8(number > 0)))
+    values = Dense(result_of(total, op, divisor, Dense(total.to(form.dtype))), as_int8(number > 0))
+    return Combined(Entries(keys, values), number)

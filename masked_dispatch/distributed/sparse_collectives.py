@@ -33,6 +33,8 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry.sparse.record import Sparse
 
 Arrived = Callable[[], list[Entries]]
+# Gets the number of contributions to each element of a reduction.
+Counted = Callable[[Sparse], None]
 
 
 def stored_record(tensor: Tensor) -> Sparse:
@@ -178,11 +180,20 @@ def write_each(targets: Sequence[Tensor], arrived: Sequence[Entries], form: Form
 # -------------------------------------------------------------------------------------------------------- reductions
 
 
-def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finish:
+def write_reduced(
+    target: Tensor, arrived: Sequence[Entries], op: str, form: Form, counted: Counted | None = None
+) -> None:
+    total = combined(arrived, op, form)
+    write(target, rebuilt(total.entries, form))
+    if counted is not None:
+        counted(total.numbers(form))
+
+
+def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, counted: Counted | None = None) -> Finish:
     (tensor,) = tensors
     call = Call(group, f"all_reduce {op.upper()}", tensors, tensors, problem=reducing_problem(op, tensor))
     arrived = call.from_all(call.transport.all_gather)
-    return lambda: write(tensor, rebuilt(combined(arrived(), op, call.form()), call.form()))
+    return lambda: write_reduced(tensor, arrived(), op, call.form(), counted)
 
 
 all_reduce_coalesced = one_by_one(all_reduce)
@@ -197,7 +208,7 @@ def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int) -
     def finish() -> None:
         parts = arrived()
         if parts:
-            write(tensor, rebuilt(combined(parts, op, call.form()), call.form()))
+            write_reduced(tensor, parts, op, call.form())
 
     return finish
 
@@ -209,23 +220,31 @@ def reduce_scatter(
     return _reduce_scatter("reduce_scatter", output, parts, group, op, problem_of_list(parts, group.size(), output))
 
 
-def reduce_scatter_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, op: str) -> Finish:
+def reduce_scatter_tensor(
+    output: Tensor, tensor: Tensor, group: ProcessGroup, op: str, counted: Counted | None = None
+) -> Finish:
     problem = problem_of_rows("the input", tensor, "the output", output, group.size())
     parts = [tensor] if problem else tensor.split(output.shape[0])
-    return _reduce_scatter("reduce_scatter_tensor", output, list(parts), group, op, problem)
+    return _reduce_scatter("reduce_scatter_tensor", output, list(parts), group, op, problem, counted)
 
 
 reduce_scatter_tensor_coalesced = pair_by_pair(reduce_scatter_tensor)
 
 
 def _reduce_scatter(
-    name: str, output: Tensor, parts: Sequence[Tensor], group: ProcessGroup, op: str, problem: str | None
+    name: str,
+    output: Tensor,
+    parts: Sequence[Tensor],
+    group: ProcessGroup,
+    op: str,
+    problem: str | None,
+    counted: Counted | None = None,
 ) -> Finish:
     shown = [described(part) for part in parts[:1]]
     problem = reducing_problem(op, output) or problem
     call = Call(group, f"{name} {op.upper()}", parts, [output], shown=shown, problem=problem)
     arrived = call.exchanged()
-    return lambda: write(output, rebuilt(combined(arrived(), op, call.form()), call.form()))
+    return lambda: write_reduced(output, arrived(), op, call.form(), counted)
 
 
 # --------------------------------------------------------------------------------------------------------- movements

@@ -26,9 +26,6 @@ from op_registry.sparse.record import Sparse
 
 # A collective of one tensor.
 Collective = Callable[[SparseMaskedTensor], Tensor]
-# The same with the name of a reduction; and what is done to a gradient before it is sent.
-Reduction = Callable[[SparseMaskedTensor, str], Tensor]
-Prepared = Callable[[SparseMaskedTensor], SparseMaskedTensor]
 
 
 class _Context(Protocol):
@@ -68,35 +65,39 @@ def _differentiable(tensor: SparseMaskedTensor, collective: Collective, back: Co
     return collective(tensor)
 
 
-def _for_sums(tensor: SparseMaskedTensor, op: str, of: Reduction) -> Prepared:
-    """What is done to the gradient of a reduction before it is sent: it is divided as the values were."""
-    summed = wrap_sparse(_by_itself(tensor)) if op == "avg" and tensor.requires_grad else tensor
+class _Divisor:
+    """What a gradient is divided by as the values of a reduction were: in an average, by how many ranks contributed."""
 
-    def prepared(gradient: SparseMaskedTensor) -> SparseMaskedTensor:
-        if op == "sum":
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.number: SparseMaskedTensor | None = None
+        # The forward knows the number of contributions to each element of its result.
+        self.counted = self.keep if op == "avg" else None
+
+    def keep(self, number: Sparse) -> None:
+        self.number = wrap_sparse(number)
+
+    def of(self, gradient: SparseMaskedTensor) -> SparseMaskedTensor:
+        if self.op == "sum":
             return gradient
-        if op != "avg":
+        if self.op != "avg":
             raise RuntimeError(
-                f"{op.upper()} of sparsely stored tensors has no derivative over ranks, as torch's own collectives of "
-                "that reduction have none: use SUM or AVG, or pass x.detach()"
+                f"{self.op.upper()} of sparsely stored tensors has no derivative over ranks, as torch's own "
+                "collectives of that reduction have none: use SUM or AVG, or pass x.detach()"
             )
-        ones: Any = torch.ones_like(summed)
-        number: Any = of(ones, "sum")
-        divided: Any = gradient / number
+        divided: Any = gradient / self.number
         return divided
-
-    return prepared
 
 
 def all_reduce(tensor: SparseMaskedTensor, reduce_op: str, group: Group) -> Tensor:
-    op = reduce_op.lower()
+    divisor = _Divisor(reduce_op.lower())
 
-    def reduced(x: SparseMaskedTensor, by: str) -> Tensor:
+    def reduced(x: SparseMaskedTensor) -> Tensor:
         result = _copy(x, "all_reduce")
-        return _done(sparse_collectives.all_reduce([result], process_group_named(group), by), result)
+        start: Callable[..., Finish] = sparse_collectives.all_reduce
+        return _done(start([result], process_group_named(group), divisor.op, divisor.counted), result)
 
-    prepared = _for_sums(tensor, op, reduced)
-    return _differentiable(tensor, lambda x: reduced(x, op), lambda grad: reduced(prepared(grad), "sum"))
+    return _differentiable(tensor, reduced, lambda grad: all_reduce(divisor.of(grad), "sum", group))
 
 
 def broadcast(tensor: SparseMaskedTensor, src: int, group: Group) -> Tensor:
@@ -113,16 +114,14 @@ def broadcast(tensor: SparseMaskedTensor, src: int, group: Group) -> Tensor:
 
 
 def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size: int, group: Group) -> Tensor:
-    op = reduce_op.lower()
+    divisor = _Divisor(reduce_op.lower())
 
-    def reduced(x: SparseMaskedTensor, by: str) -> Tensor:
+    def reduced(x: SparseMaskedTensor) -> Tensor:
         result = _rows_of(x, x.shape[0] // group_size, "reduce_scatter_tensor")
-        return _done(sparse_collectives.reduce_scatter_tensor(result, x, process_group_named(group), by), result)
+        start: Callable[..., Finish] = sparse_collectives.reduce_scatter_tensor
+        return _done(start(result, x, process_group_named(group), divisor.op, divisor.counted), result)
 
-    prepared = _for_sums(tensor, op, reduced)
-    return _differentiable(
-        tensor, lambda x: reduced(x, op), lambda grad: all_gather_into_tensor(prepared(grad), group_size, group)
-    )
+    return _differentiable(tensor, reduced, lambda grad: all_gather_into_tensor(divisor.of(grad), group_size, group))
 
 
 def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: Group) -> Tensor:

@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed
@@ -25,7 +26,7 @@ from masked_collectives import (
     reduction,
     same,
 )
-from masked_dispatch.distributed import transport
+from masked_dispatch.distributed import sparse_collectives, transport
 from masked_functional_collectives import deprecated
 from op_registry import MaskedSemanticsError
 from process_groups import Check
@@ -245,6 +246,23 @@ def derivatives(rank: int, ranks: int, storage: str) -> None:
 for storage in SPARSE:
     table = CHECKS if storage == "coo" else SLOW
     table[f"{storage}: derivatives of functional collectives"] = functools.partial(derivatives, storage=storage)
+
+
+@check("the derivative of an average sends what that of a sum sends")
+def messages_in_backward(rank: int, ranks: int) -> None:
+    for call in (
+        lambda x, op: functional.all_reduce(x, op, groups.WORLD),
+        lambda x, op: functional.reduce_scatter_tensor(x, op, 0, groups.WORLD),
+    ):
+        sent = {}
+        for op in ("sum", "avg"):
+            x = stored("coo", rank, (4 * ranks, 6)).requires_grad_()
+            with deprecated():
+                loss = call(x, op).to_dense().sum()
+            with mock.patch.object(sparse_collectives, "agree", wraps=sparse_collectives.agree) as agreed:
+                loss.backward()
+            sent[op] = agreed.call_count
+        assert sent["sum"] == sent["avg"] == 1
 
 
 @check("reductions without derivatives say so in backward")
