@@ -37,11 +37,10 @@ def pack(validity: Tensor, width: int) -> Tensor:
     whole = torch.nn.functional.pad(validity, (0, missing)) if missing else validity.contiguous()
     if whole.storage_offset() % each:
         whole = whole.clone()  # integers have to be aligned
-    word, shift = whole.view(_SPANNING[width]), 8 - width
-    while each > 1:
-        word = word | (word >> shift)
-        shift, each = 2 * shift, each // 2
-    return word.to(torch.uint8)
+    shift = 8 - width
+    # The product has the bytes shifted by 0, 1, 2 … fields; no two of its bits meet, so that nothing is carried.
+    product = whole.view(_SPANNING[width]) * _shifts(width)
+    return product.bitwise_right_shift_((each - 1) * shift).to(torch.uint8)
 
 
 def unpack(fields: Tensor, width: int, elements: int) -> Tensor:
@@ -56,13 +55,29 @@ def present(fields: Tensor, width: int, elements: int) -> Tensor:
     """Whether the number in each field is not 0, as int8."""
     if width >= 8:
         return (fields > 0).view(torch.int8)
-    numbers = _numbers(width, fields.device, highest=1)[fields.long()]
-    return numbers.view(torch.int8)[:elements]
+    if width == 1:
+        return unpack(fields, width, elements).view(torch.int8)
+    # A lowest bit says whether any is set; then each field gets a byte of its own, the reverse of `pack`. What is
+    # carried where bits meet ends in the next bit, which is none of those that are read.
+    flags = fields | (fields >> 1) if width == 2 else fields | (fields >> 1) | (fields >> 2) | (fields >> 3)
+    word = flags.bitwise_and_(_lowest_bits(width, 8)).to(_SPANNING[width])
+    spread = word.mul_(_shifts(width)).bitwise_and_(_lowest_bits(8, 8 * (8 // width)))
+    return spread.view(torch.int8)[:elements]
+
+
+def _shifts(width: int) -> int:
+    """The factor that adds up a number shifted by 0, 1, 2 … times what a field is smaller than a byte."""
+    return sum(1 << (8 - width) * field for field in range(8 // width))
+
+
+def _lowest_bits(width: int, bits: int) -> int:
+    """A number of so many bits in which the lowest bit of each field is set."""
+    return sum(1 << place for place in range(0, bits, width))
 
 
 @functools.lru_cache(maxsize=16)
-def _numbers(width: int, device: torch.device, highest: int = 255) -> Tensor:
-    """For each byte the numbers in its fields, or `highest` if they are higher, read as one integer."""
+def _numbers(width: int, device: torch.device) -> Tensor:
+    """For each byte the numbers in its fields, read as one integer."""
     shifts = torch.arange(0, 8, width, device=device)
     each = (torch.arange(256, device=device)[:, None] >> shifts) & ((1 << width) - 1)
-    return each.clamp(max=highest).to(torch.uint8).view(_SPANNING[width]).flatten()
+    return each.to(torch.uint8).view(_SPANNING[width]).flatten()

@@ -60,11 +60,13 @@ def reduced(
     overwritten  whether the result replaces the records, so that their memory may be used
     """
     record = records[0]
+    overwritten = overwritten and record.data.is_contiguous()
+    result = result_in_place if overwritten else result_of
     contributions = [contribution(r, op, overwritten) for r in records]
     data = contributions[0] if len(records) == 1 else torch.cat(contributions)
     total = send(data, "sum" if op == "avg" else on_wire(op, record.dtype))
     if not partial:
-        return lambda: Dense(result_of(total(), op, ranks, record), None)
+        return lambda: Dense(result(total(), op, ranks, record), None)
     width = width or width_for(ranks)
     with torch.no_grad():
         masks = [pack(validity_of(r), width) for r in records]
@@ -74,7 +76,7 @@ def reduced(
         fields, elements = counted(), record.data.numel()
         validity = present(fields, width, elements).view(record.shape)
         divisor = unpack(fields, width, elements).view(record.shape).clamp(min=1) if op == "avg" else 1
-        return Dense(result_of(total(), op, divisor, record), validity)
+        return Dense(result(total(), op, divisor, record), validity)
 
     return finish
 
@@ -82,8 +84,8 @@ def reduced(
 def contribution(record: Dense, op: str, overwritten: bool = False) -> Tensor:
     """What a record adds to a reduction, one-dimensional, in memory that nothing else uses, or in its own."""
     dtype = record.dtype
-    if overwritten and wire_dtype(op, dtype) is dtype and record.data.is_contiguous():
-        return fill_in_place(record.data, record.validity, identity_of(op, dtype)).view(-1)
+    if overwritten:
+        return fill_in_place(record.data, record.validity, identity_of(op, dtype)).view(-1).to(wire_dtype(op, dtype))
     filled = record.filled(identity_of(op, dtype)).reshape(-1).to(wire_dtype(op, dtype))
     shares = share_memory(filled, record.data)
     return filled.clone(memory_format=torch.contiguous_format) if shares else filled.contiguous()
@@ -105,6 +107,13 @@ def on_wire(op: str, dtype: torch.dtype) -> str:
 def result_of(total: Tensor, op: str, divisor: Number | Tensor, like: Dense) -> Tensor:
     total = total.view(like.shape)
     return (total / divisor if op == "avg" else total).to(like.dtype)
+
+
+def result_in_place(total: Tensor, op: str, divisor: Number | Tensor, like: Dense) -> Tensor:
+    """The same in the memory of `like`, of which `total` may be a view."""
+    total = total.view(like.shape)
+    total = total.div_(divisor) if op == "avg" else total
+    return total if share_memory(total, like.data) else like.data.copy_(total)
 
 
 def validity_of(record: Dense) -> Tensor:

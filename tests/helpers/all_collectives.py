@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import broken_collectives
 import checkpoints_of_ranks
+import cost_of_collectives
 import distributed_tensors_inside
 import masked_collectives
 import masked_data_parallel
@@ -17,6 +18,7 @@ from process_groups import Check
 CHECKS: dict[str, Check] = {
     **broken_collectives.CHECKS,
     **checkpoints_of_ranks.CHECKS,
+    **cost_of_collectives.CHECKS,
     **distributed_tensors_inside.CHECKS,
     **masked_collectives.CHECKS,
     **masked_data_parallel.CHECKS,
