@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -71,3 +72,15 @@ def replace_preparations(
     inputs, outputs = style.PrepareModuleInput, style.PrepareModuleOutput
     inputs._prepare_input_arg = of_input(inputs._prepare_input_arg)
     outputs._prepare_out_fn = of_outputs(outputs._prepare_out_fn)
+
+
+def is_mixed_with_distributed(error: RuntimeError) -> bool:
+    """Whether DTensor has refused to compute with a plain tensor, of which it cannot know what other ranks have."""
+    return "got mixed torch.Tensor and DTensor" in str(error)
+
+
+def constants_replicated() -> AbstractContextManager[None]:
+    """Inside, DTensor takes plain tensors for tensors that all ranks have."""
+    experimental: Any = importlib.import_module("torch.distributed.tensor.experimental")
+    scope: AbstractContextManager[None] = experimental.implicit_replication()
+    return scope

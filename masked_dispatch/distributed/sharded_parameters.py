@@ -1,4 +1,8 @@
-"""Masked parameters under FSDP2, which are refused: its buffers are plain, and would hold what is under the mask."""
+"""Masked parameters under FSDP2, which are refused.
+
+Its extension points shard a subclass inside of a DTensor, which knows no masks, and have none for gradients: those are
+summed in plain buffers. tests/helpers/fully_sharded_subclass.py shows both on a subclass that has no mask.
+"""
 
 from __future__ import annotations
 

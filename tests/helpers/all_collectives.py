@@ -6,6 +6,7 @@ import broken_collectives
 import checkpoints_of_ranks
 import cost_of_collectives
 import distributed_tensors_inside
+import fully_sharded_subclass
 import masked_collectives
 import masked_data_parallel
 import masked_functional_collectives
@@ -20,6 +21,7 @@ CHECKS: dict[str, Check] = {
     **checkpoints_of_ranks.CHECKS,
     **cost_of_collectives.CHECKS,
     **distributed_tensors_inside.CHECKS,
+    **fully_sharded_subclass.CHECKS,
     **masked_collectives.CHECKS,
     **masked_data_parallel.CHECKS,
     **masked_functional_collectives.CHECKS,

@@ -1,0 +1,115 @@
+"""Operators of torch's database on masked tensors of distributed tensors, in four placements, against one process.
+
+Each result is equal, or DTensor refuses the operator for a plain tensor in that placement too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import masked_dispatch as md
+from process_groups import Check
+
+PLACEMENTS: dict[str, Any] = {
+    "Shard(0)": Shard(0),
+    "Shard(1)": Shard(1),
+    "Replicate": Replicate(),
+    "Partial": Partial(),
+}
+EQUAL, REFUSED_TOO = "equal", "refused by DTensor too"
+
+
+def samples(names: tuple[str, ...] | None = None) -> Iterator[tuple[str, Any, Any]]:
+    """The name of each operator, itself, and its first sample whose first argument is a matrix or more."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in op_db:
+        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        if names is not None and name not in names:
+            continue
+        if torch.float64 not in op.dtypes:
+            continue
+        torch.manual_seed(0)
+        found = iter(op.sample_inputs("cpu", torch.float64))
+        sample = next((s for s in found if is_matrix(s.input)), None)
+        if sample is not None:
+            yield name, op, sample
+
+
+def is_matrix(value: object) -> bool:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or not value.is_floating_point():
+        return False
+    return value.ndim >= 2 and min(value.shape) > 1
+
+
+def mask_for(x: Tensor) -> Tensor:
+    return (torch.arange(x.numel()) % 5 > 0).view(x.shape)
+
+
+def on_ranks(value: Any, mesh: DeviceMesh) -> Any:
+    """Further tensors of a call, as all ranks have them."""
+    if isinstance(value, Tensor):
+        return distribute_tensor(value.detach(), mesh, [Replicate()])
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_ranks(v, mesh) for v in value)
+    return {key: on_ranks(v, mesh) for key, v in value.items()} if isinstance(value, dict) else value
+
+
+def placed(x: Tensor, mesh: DeviceMesh, placement: Any) -> Any:
+    if isinstance(placement, Partial):
+        mine = x if mesh.get_rank() == 0 else torch.zeros_like(x)
+        return DTensor.from_local(mine, mesh, [placement])
+    return distribute_tensor(x, mesh, [placement])
+
+
+def leaves(value: Any) -> list[Any]:
+    """The tensors of a result, of all ranks."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in leaves(v)]
+    if isinstance(value, md.MaskedTensor):
+        data: Any = value.get_data()
+        return [md.distributed.full_tensor(value) if isinstance(data, DTensor) else value]
+    return [value.full_tensor() if isinstance(value, DTensor) else value]
+
+
+def outcome(op: Any, sample: Any, mesh: DeviceMesh, placement: Any) -> str:
+    """EQUAL, REFUSED_TOO, or what is wrong."""
+    x, mask = sample.input.detach(), mask_for(sample.input)
+    try:
+        torch.manual_seed(0)
+        expected = leaves(op(md.as_masked_tensor(x.clone(), mask), *sample.args, **sample.kwargs))
+        torch.manual_seed(1)
+        again = leaves(op(md.as_masked_tensor(x.clone(), mask), *sample.args, **sample.kwargs))
+    except Exception:
+        return "not in one process"
+    if not all(same(a, b) for a, b in zip(expected, again, strict=True)):
+        return "random"
+    args, kwargs = on_ranks(sample.args, mesh), on_ranks(sample.kwargs, mesh)
+    hidden = torch.where(mask, x, torch.nan)
+    mask_placement = Replicate() if isinstance(placement, Partial) else placement
+    try:
+        masked = md.as_masked_tensor(placed(hidden, mesh, placement), distribute_tensor(mask, mesh, [mask_placement]))
+        found = leaves(op(masked, *args, **kwargs))
+    except Exception as error:
+        try:
+            leaves(op(placed(x, mesh, placement), *args, **kwargs))
+        except Exception:
+            return REFUSED_TOO
+        return f"{type(error).__name__}: {error}"
+    if len(found) == len(expected) and all(same(a, b) for a, b in zip(found, expected, strict=True)):
+        return EQUAL
+    return "different"
+
+
+def same(found: Any, expected: Any) -> bool:
+    try:
+        md.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True, check_stride=False)
+    except AssertionError:
+        return False
+    return True
