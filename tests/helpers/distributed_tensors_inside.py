@@ -65,6 +65,15 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "transpose": lambda x: x.t(),
     "var": lambda x: x.var(1),
     "where": lambda x: torch.where(x > 1, x, 2 * x),
+    "argsort": lambda x: x.argsort(1),
+    "cummax": lambda x: x.cummax(1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "median of all": torch.median,
+    "mode": lambda x: x.mode(1).values,
+    "msort": torch.msort,
+    "sort": lambda x: x.sort(1).values,
+    "sort of columns": lambda x: x.sort(0, descending=True).values,
+    "topk": lambda x: x.topk(2, 1).values,
 }
 
 

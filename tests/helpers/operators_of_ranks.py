@@ -5,7 +5,7 @@ Each result is equal, or DTensor refuses the operator for a plain tensor in that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -23,17 +23,28 @@ PLACEMENTS: dict[str, Any] = {
     "Partial": Partial(),
 }
 EQUAL, REFUSED_TOO = "equal", "refused by DTensor too"
+# Those of the database that have been looked at.
+# fmt: off
+NAMES = [
+    "abs", "add", "clamp_max", "clamp_min", "mul", "sub", "addmm", "addmm.decomposed", "addbmm", "baddbmm", "bmm",
+    "mv", "addr", "addcmul", "addcdiv", "asin", "asinh", "atan", "atan2", "atanh", "allclose", "block_diag",
+    "cdist", "ceil", "cholesky", "cholesky_inverse", "cholesky_solve", "chunk", "clone", "contiguous",
+    "sum_to_size", "clamp", "positive", "conj_physical", "resolve_conj", "resolve_neg", "view_as_complex",
+    "complex", "copysign", "corrcoef", "cov", "cross", "cumsum", "cumprod", "cummax", "cummin", "deg2rad", "diff",
+    "div.no_rounding_mode", "div.trunc_rounding", "div.floor_rounding", "true_divide", "equal", "diag",
+    "diag_embed", "diagonal", "diagonal_copy", "diagonal_scatter", "eq", "fmax", "fmin", "fmod", "remainder",
+    "frac", "stft", "floor", "flip", "fliplr", "flipud",
+]
+# fmt: on
 
 
-def samples(names: tuple[str, ...] | None = None) -> Iterator[tuple[str, Any, Any]]:
+def samples(names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
     """The name of each operator, itself, and its first sample whose first argument is a matrix or more."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     for op in op_db:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-        if names is not None and name not in names:
-            continue
-        if torch.float64 not in op.dtypes:
+        if name not in names or torch.float64 not in op.dtypes:
             continue
         torch.manual_seed(0)
         found = iter(op.sample_inputs("cpu", torch.float64))
@@ -113,3 +124,18 @@ def same(found: Any, expected: Any) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def operators(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    found = {
+        (name, placement): outcome(op, sample, mesh, PLACEMENTS[placement])
+        for name, op, sample in samples(NAMES)
+        for placement in PLACEMENTS
+    }
+    assert {name for name, _ in found} == set(NAMES)
+    assert {which: text for which, text in found.items() if text not in (EQUAL, REFUSED_TOO)} == {}
+    assert sum(text == EQUAL for text in found.values()) >= 4 * 55
+
+
+CHECKS: dict[str, Check] = {"operators in four placements": operators}
