@@ -104,15 +104,16 @@ def on_wire(op: str, dtype: torch.dtype) -> str:
     return op
 
 
-def result_of(total: Tensor, op: str, divisor: Number | Tensor, like: Dense) -> Tensor:
+def result_of(total: Tensor, op: str, divisor: int | Tensor, like: Dense) -> Tensor:
     total = total.view(like.shape)
     return (total / divisor if op == "avg" else total).to(like.dtype)
 
 
-def result_in_place(total: Tensor, op: str, divisor: Number | Tensor, like: Dense) -> Tensor:
+def result_in_place(total: Tensor, op: str, divisor: int | Tensor, like: Dense) -> Tensor:
     """The same in the memory of `like`, of which `total` may be a view."""
     total = total.view(like.shape)
-    total = total.div_(divisor) if op == "avg" else total
+    if op == "avg":
+        torch.div(total, divisor, out=total)
     return total if share_memory(total, like.data) else like.data.copy_(total)
 
 

@@ -85,6 +85,7 @@ class _Divisor:
                 f"{self.op.upper()} of sparsely stored tensors has no derivative over ranks, as torch's own "
                 "collectives of that reduction have none: use SUM or AVG, or pass x.detach()"
             )
+        assert self.number is not None  # counted in forward
         divided: Any = gradient / self.number
         return divided
 
