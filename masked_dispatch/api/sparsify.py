@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from masked_dispatch.tensor.conversions import converted
 from masked_dispatch.tensor.layout_checks import check_layout
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.sparse.layout import Layout
@@ -45,7 +46,9 @@ def sparse_where(
         )
     layout = sparse_layout(x, layout)
     name = check_layout(x, layout, sparse_dim, blocksize)
-    result: MaskedTensor = torch.ops.masked_dispatch.keep_where(x, condition, name, sparse_dim, blocksize)
+    result: MaskedTensor = converted(
+        "keep_where", x, condition, name, sparse_dim, blocksize, layout=name, block=blocksize
+    )
     return result
 
 
@@ -103,7 +106,7 @@ def sparse_topk(
     """
     layout = sparse_layout(x, layout)
     name = check_layout(x, layout, x.ndim, blocksize)
-    result: MaskedTensor = torch.ops.masked_dispatch.keep_top(x, k, dim, largest, name, blocksize)
+    result: MaskedTensor = converted("keep_top", x, k, dim, largest, name, blocksize, layout=name, block=blocksize)
     return result
 
 

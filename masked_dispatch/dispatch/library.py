@@ -214,7 +214,16 @@ def _stored_of(tensor: Tensor) -> list[Tensor]:
 
 
 # The sparsity of a stored tensor, as arguments in a schema.
-SPARSITY = "Tensor[] pieces, str layout, int[] sizes, int[]? block, int[]? order"
+SPARSITY = "Tensor[] pieces, str layout, SymInt[] sizes, int[]? block, int[]? order"
+
+
+def _stored_result(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """`function` with its result taken apart, as graphs of torch.export hold it (tensor/conversions.py)."""
+
+    def stored(*args: Any) -> list[Tensor]:
+        return _stored_of(function(*args))
+
+    return stored
 
 
 def _from_stored(values: Tensor, validity: Tensor | None, *sparsity: Any) -> Tensor:
@@ -334,9 +343,13 @@ def install() -> None:
     # The backward of `Wrap` and `Unwrap`, for compiled autograd.
     _define("plain_gradient(Tensor grad, Tensor? validity) -> Tensor", plain_gradient)
     _define("masked_gradient(Tensor grad, Tensor? validity) -> Tensor", masked_gradient)
-    _define("to_layout(Tensor x, str layout, int? sparse_dim, int[]? block) -> Tensor", _to_layout)
-    _define("keep_where(Tensor x, Tensor condition, str layout, int? sparse_dim, int[]? block) -> Tensor", keep_where)
-    _define("keep_top(Tensor x, int k, int dim, bool largest, str layout, int[]? block) -> Tensor", keep_top)
+    for name, taken, function in (
+        ("to_layout", "Tensor x, str layout, int? sparse_dim, int[]? block", _to_layout),
+        ("keep_where", "Tensor x, Tensor condition, str layout, int? sparse_dim, int[]? block", keep_where),
+        ("keep_top", "Tensor x, int k, int dim, bool largest, str layout, int[]? block", keep_top),
+    ):
+        _define(f"{name}({taken}) -> Tensor", function)
+        _define(f"{name}_pieces({taken}) -> Tensor[]", _stored_result(function))
     _define(
         "to_torch_sparse(Tensor x, Scalar? fill, str? layout, int? sparse_dim, int[]? blocksize) -> Tensor",
         to_torch_sparse,

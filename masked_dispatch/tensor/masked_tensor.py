@@ -13,6 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
+from masked_dispatch.tensor.conversions import converted
 from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
@@ -190,7 +191,8 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         name = check_layout(self, layout, sparse_dim, blocksize)
         if blocksize is not None and sparse_dim is None:
             sparse_dim = self.ndim  # however it is stored now
-        return torch.ops.masked_dispatch.to_layout(self, name, sparse_dim, blocksize)
+        result: MaskedTensor = converted("to_layout", self, name, sparse_dim, blocksize, layout=name, block=blocksize)
+        return result
 
     def to_sparse(  # type: ignore[override]
         self,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import masked_dispatch as md
@@ -159,8 +160,10 @@ def test_there_are_many() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives_by_finite_differences(name: str) -> None:
     function, inputs = of_plain_data(FUNCTIONS[name]), operands()
-    gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
-    gradgradcheck(function, inputs, fast_mode=True)
+    # Fused attention has no forward derivative, for plain tensors either; torch 2.14 takes it in three dimensions too.
+    with sdpa_kernel(SDPBackend.MATH):
+        gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
+        gradgradcheck(function, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
