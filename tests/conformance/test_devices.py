@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,16 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
+import device_in_cpp
 import masked_dispatch as md
 from masked_dispatch.conformance_subject import Eager
 from op_registry.__main__ import main
 from op_registry.conformance.devices.available import DeviceMissing, device_called
 from op_registry.conformance.devices.comparison import findings
 from op_registry.conformance.samples import operator_named
+from repository import ROOT
 
 # What plain torch does not run on the device, or what it cannot be compared with, by kind.
 NOT_COMPARABLE = {
     "reference": {"plain torch on reference raises": {"to_sparse"}},
+    "cpp_device": {"plain torch on cpp_device raises": {"to_sparse"}},
     "meta": {
         "plain torch on meta raises": {
             *("allclose", "argwhere", "bincount", "combinations", "corrcoef", "cov", "equal", "geqrf", "histogram"),
@@ -33,7 +37,11 @@ NOT_COMPARABLE = {
     },
 }
 # At least as many are equal to the CPU's.
-EQUAL = {"reference": {"results": 650, "gradients": 510}, "meta": {"results": 620, "gradients": 500}}
+EQUAL = {
+    "reference": {"results": 650, "gradients": 510},
+    "cpp_device": {"results": 650, "gradients": 530},
+    "meta": {"results": 620, "gradients": 500},
+}
 
 
 def test_every_operator_gives_on_the_reference_device_what_it_gives_on_the_cpu() -> None:
@@ -42,6 +50,15 @@ def test_every_operator_gives_on_the_reference_device_what_it_gives_on_the_cpu()
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     check_findings("reference", done.stdout)
+
+
+@pytest.mark.slow
+def test_every_operator_gives_on_a_device_in_cpp_what_it_gives_on_the_cpu() -> None:
+    command = [sys.executable, str(device_in_cpp.__file__)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    check_findings(device_in_cpp.NAME, done.stdout)
 
 
 def test_every_operator_gives_on_meta_what_it_gives_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:

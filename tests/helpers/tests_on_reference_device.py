@@ -1,11 +1,12 @@
-"""Masked tensors on the reference device, whose backward runs in a thread of the engine's own.
+"""Masked tensors on a device whose backward runs in a thread of the engine's own: the reference device, or that in C++.
 
-Run by test_reference_device.py in a process of its own, or by itself:
-``python -m pytest tests/helpers/tests_on_reference_device.py``.
+Run by test_reference_device.py in a process of its own for each, or by itself:
+``TESTED_DEVICE=cpp_device python -m pytest tests/helpers/tests_on_reference_device.py``.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import device_in_cpp
 import masked_dispatch as md
 from op_registry import registry
 from op_registry.authoring import Dense
@@ -22,7 +24,11 @@ from op_registry.conformance.devices.available import device_called
 from op_registry.conformance.devices.reference import host_reads
 from op_registry.records import zeros
 
-device_called("reference")
+DEVICE = os.environ.get("TESTED_DEVICE", "reference")
+if DEVICE == device_in_cpp.NAME:
+    device_in_cpp.set_up()
+device_called(DEVICE)
+of_the_reference_device = pytest.mark.skipif(DEVICE != "reference", reason="what the reference device alone does")
 aten = torch.ops.aten
 
 FIRST = torch.tensor([[True, False, True], [False, False, True]])
@@ -44,15 +50,16 @@ def test_backward_runs_in_a_thread_without_frames() -> None:
     def hook(gradient: Tensor) -> None:
         seen.append((threading.current_thread() is threading.main_thread(), sys._getframe().f_back is None))
 
-    for device in ("cpu", "reference"):
+    for device in ("cpu", DEVICE):
         x = torch.ones(2).to(device).requires_grad_()
         x.register_hook(hook)
         x.exp().sum().backward()
     assert seen == [(True, False), (False, True)]
 
 
+@of_the_reference_device
 def test_operands_on_the_cpu_are_refused() -> None:
-    x = torch.ones(2, device="reference")
+    x = torch.ones(2, device=DEVICE)
     with pytest.raises(
         RuntimeError, match=r"aten.add.Tensor: all tensors have to be on reference:0, but one is on cpu"
     ):
@@ -60,8 +67,9 @@ def test_operands_on_the_cpu_are_refused() -> None:
     assert (x + torch.tensor(2.0)).cpu().tolist() == [3, 3]
 
 
+@of_the_reference_device
 def test_a_tensor_has_the_shape_of_its_elements() -> None:
-    x = torch.ones(2, 3, device="reference")
+    x = torch.ones(2, 3, device=DEVICE)
     x.unsqueeze_(0).transpose_(1, 2)
     assert x.shape == (1, 3, 2)
     assert x.cpu().shape == x.shape
@@ -145,9 +153,9 @@ GRADIENTS = [
 
 @pytest.mark.parametrize("function", GRADIENTS, ids=lambda f: f.__name__)
 def test_gradients_are_those_of_the_cpu(function: Callable[..., list[Any]]) -> None:
-    there, here = (function(masked(device), masked(device, SECOND)) for device in ("reference", "cpu"))
+    there, here = (function(masked(device), masked(device, SECOND)) for device in (DEVICE, "cpu"))
     for mine, theirs in zip(there, here, strict=True):
-        assert mine.device.type == "reference"
+        assert mine.device.type == DEVICE
         assert md.is_masked_tensor(mine) == md.is_masked_tensor(theirs)
         if md.is_masked_tensor(mine):
             assert torch.equal(mine.get_mask().cpu(), theirs.get_mask())
@@ -157,7 +165,7 @@ def test_gradients_are_those_of_the_cpu(function: Callable[..., list[Any]]) -> N
 
 def test_a_layer_learns() -> None:
     losses = {}
-    for device in ("cpu", "reference"):
+    for device in ("cpu", DEVICE):
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True).to(device)
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -169,14 +177,14 @@ def test_a_layer_learns() -> None:
             loss.backward()
             optimizer.step()
             losses[device].append(loss.item())
-    assert losses["reference"] == pytest.approx(losses["cpu"], rel=1e-5)
-    assert losses["reference"][2] < losses["reference"][0]
+    assert losses[DEVICE] == pytest.approx(losses["cpu"], rel=1e-5)
+    assert losses[DEVICE][2] < losses[DEVICE][0]
 
 
 def test_formulas_of_torch_run_without_autocast() -> None:
     """Which their rules switch off, where there is one to be switched off."""
     results = []
-    for device in ("cpu", "reference"):
+    for device in ("cpu", DEVICE):
         x, gradient = masked(device, requires_grad=False), masked(device, SECOND, requires_grad=False)
         result, _ = aten._prelu_kernel_backward(gradient, x, torch.full((3,), 0.5, device=device))
         results.append((result.to_tensor(0).cpu(), result.get_mask().cpu()))
@@ -194,7 +202,7 @@ def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
         table[0] = row
         return table
 
-    for device in ("cpu", "reference"):
+    for device in ("cpu", DEVICE):
         x = masked(device)
         row = x[1].detach().requires_grad_()
         with registry.overlay() as mine:
@@ -230,8 +238,8 @@ VALUES_READ: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("name", VALUES_READ)
 def test_values_of_a_python_device_are_values(name: str) -> None:
-    here, there = (VALUES_READ[name](device) for device in ("cpu", "reference"))
-    assert there.device.type == "reference"
+    here, there = (VALUES_READ[name](device) for device in ("cpu", DEVICE))
+    assert there.device.type == DEVICE
     if md.is_masked_tensor(here):
         assert torch.equal(there.get_mask().cpu(), here.get_mask())
         here, there = here.to_tensor(0), there.to_tensor(0)
@@ -243,8 +251,8 @@ STORAGES = {"dense": lambda x: x, "coo": lambda x: x.to_sparse(), "csr": lambda 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_tensor_is_printed_with_its_values(storage: str) -> None:
-    here, there = (repr(STORAGES[storage](masked(device, requires_grad=False))) for device in ("cpu", "reference"))
-    assert there == here.replace("True=valid", "True=valid, device='reference:0'")
+    here, there = (repr(STORAGES[storage](masked(device, requires_grad=False))) for device in ("cpu", DEVICE))
+    assert there == here.replace("True=valid", f"True=valid, device='{DEVICE}:0'")
 
 
 # ------------------------------------------------------------------------------------------------------------ scopes
@@ -262,7 +270,7 @@ def test_the_policy_for_dense_storage_holds_in_a_thread_of_the_engine(policy: st
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Any:
-            stored = md.masked_tensor(torch.eye(2, device="reference") + 1).to_sparse_csr()
+            stored = md.masked_tensor(torch.eye(2, device=DEVICE) + 1).to_sparse_csr()
             try:
                 torch.linalg.inv(stored)
             except md.MaskedSemanticsError:
@@ -272,7 +280,7 @@ def test_the_policy_for_dense_storage_holds_in_a_thread_of_the_engine(policy: st
             return gradient * 2
 
     with md.densify(policy):
-        loss = Noting.apply(masked("reference")).sum()
+        loss = Noting.apply(masked(DEVICE)).sum()
     loss.backward()
     assert seen == [policy]
 
@@ -322,13 +330,14 @@ ASYNCHRONOUS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@of_the_reference_device
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_calls_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No value of data or mask is asked for, in forward or backward, which on a GPU would synchronise."""
     monkeypatch.setattr(zeros, "_verified", False)  # the verification in tests reads what it verifies
     torch.manual_seed(0)
     masks = [torch.rand(4, 4) > 0.3 for _ in range(2)]
-    x, y = (md.masked_tensor(torch.randn(4, 4).to("reference"), m.to("reference"), requires_grad=True) for m in masks)
+    x, y = (md.masked_tensor(torch.randn(4, 4).to(DEVICE), m.to(DEVICE), requires_grad=True) for m in masks)
     with host_reads() as reads:
         result = ASYNCHRONOUS[name](x, y)
         if result.requires_grad:
@@ -336,8 +345,9 @@ def test_calls_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyP
     assert reads == []
 
 
+@of_the_reference_device
 def test_reads_are_noted() -> None:
-    x = torch.ones(3, device="reference")
+    x = torch.ones(3, device=DEVICE)
     with host_reads() as reads:
         x.sum().item()
         x.cpu()
@@ -350,7 +360,7 @@ def test_reads_are_noted() -> None:
 
 def test_a_trace_sees_the_backward_that_it_starts_in_the_thread_of_the_engine() -> None:
     threads = set()
-    x = masked("reference")
+    x = masked(DEVICE)
     with md.trace() as t:
         y = x.exp()
         y.register_hook(lambda gradient: threads.add(threading.current_thread()))
@@ -367,7 +377,7 @@ def test_a_trace_does_not_see_the_backward_of_others() -> None:
     started, ended = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
 
     def backward() -> None:
-        x = masked("reference")
+        x = masked(DEVICE)
         loss = (x + x * x).sum()
         started.wait()
         loss.backward()
