@@ -271,6 +271,31 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
     owner.process_runtime_tangent = staticmethod(process_runtime_tangent)
 
 
+@functools.cache
+def place_views_of(kind: type) -> None:
+    """Let a compiled region return views of arguments of `kind` at the offset that the views have.
+
+    torch 2.14 adds the argument's offset to that of the view where the two have storages of their own, which tensors
+    that wrap others always have.
+    """
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    owner: Any = runtime_wrappers
+    original = owner.gen_alias_from_base
+
+    @functools.wraps(original)
+    def gen_alias_from_base(base: Any, target: Any, requires_grad: bool, *rest: Any, **kwargs: Any) -> Any:
+        other_dtype = target.dtype is not base.dtype
+        if not issubclass(type(base), kind) or target._base is not None or other_dtype:
+            return original(base, target, requires_grad, *rest, **kwargs)
+        view = base.as_strided(target.size(), target.stride(), target.storage_offset())
+        if base.requires_grad and not requires_grad:
+            return view.detach()
+        return view.requires_grad_(requires_grad) if requires_grad and not view.requires_grad else view
+
+    owner.gen_alias_from_base = gen_alias_from_base
+
+
 def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, FakeTensor):
         return True

@@ -1,6 +1,6 @@
 """The module that uses private parts of torch.distributed (checked on torch 2.11–2.13).
 
-What it assumes has numbers 32 and 39 in torch_internals.py, and tests in tests/house/test_torch_assumptions.py.
+What it assumes has numbers 32, 39, 41 and 42 in torch_internals.py, and tests in tests/house/test_torch_assumptions.py.
 """
 
 from __future__ import annotations

@@ -69,6 +69,12 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
 38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; operators are
     run in ``torch._dynamo.utils.run_node``, which raises RuntimeError from others
 39. the DistributedDataParallel whose forward is running is its class's ``_active_ddp_module``
+40. a compiled region makes the views that it returns with ``gen_alias_from_base`` of ``runtime_wrappers``, looked up
+    when the region is compiled
+41. ``distribute_module`` places parameters with ``distribute_tensor`` of ``torch.distributed.tensor._api``;
+    PrepareModuleInput and PrepareModuleOutput place with methods of their own
+42. DTensor refuses to compute with a plain tensor in words of its own, and takes it inside ``implicit_replication``;
+    what a functional collective returns holds the tensor as ``elem``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

@@ -23,6 +23,7 @@ from masked_dispatch.compiler_internals import (
     exported_arguments,
     fused_multiply_add,
     know_storages_of,
+    place_views_of,
     record_new_tensor_of,
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
@@ -50,6 +51,7 @@ def prepare() -> None:
     accept_unused_outputs({MaskedTensor: lambda zeros: wrap(zeros, None), SparseMaskedTensor: refuse_tangent})
     serve_higher_order_operators()
     before_export_unwraps(_split_exported_state)
+    place_views_of(MaskedTensor)
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
         break_graphs_at(MaskedSemanticsError)

@@ -12,6 +12,7 @@ checks.py         checks of the data and masks that callers pass
 file_format.py    the version of files, and how one is read
 fills.py          what may replace invalid elements
 layout_checks.py  whether a storage layout fits a shape
+conversions.py    conversions to sparse storage, which torch.export records otherwise than torch.compile
 no_memory.py      methods that ask for one piece of memory: refused
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
 indexing.py       assignment by index to sparse storage

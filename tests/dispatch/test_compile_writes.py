@@ -162,6 +162,42 @@ def test_views_as_inputs_and_as_outputs() -> None:
     same(x, y)
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
+@pytest.mark.parametrize("view", [lambda t: t.t(), lambda t: t[1:], lambda t: t[:, 2:].t()], ids=["t", "rows", "block"])
+def test_views_of_an_argument_with_an_offset(view: Callable[[Tensor], Tensor], written: bool) -> None:
+    """Torch 2.14 counts the offset twice for tensors that wrap others."""
+
+    def region(x: Tensor) -> Tensor:
+        if written:
+            x.mul_(2)
+        return view(x)
+
+    run, _ = compiled(region)
+    x = masked(4, 6)
+    y = x.clone()
+    a, b = run(x[1:3]), region(y[1:3])
+    same((a, x), (b, y))
+    a.add_(1)
+    b.add_(1)
+    same(x, y)
+
+
+def test_the_gradient_of_a_view_of_an_argument_with_an_offset() -> None:
+    def region(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[1:].t(), x.detach()[1:].t()
+
+    run, _ = compiled(region)
+    x = masked(4, 6)[1:].detach().requires_grad_()
+    view, detached = run(x)
+    assert view.requires_grad
+    assert not detached.requires_grad
+    same((view, detached), region(x))
+    (view * 3).sum().to_tensor(0).backward()
+    wanted = x.detach().clone().requires_grad_()
+    (wanted[1:] * 3).sum().to_tensor(0).backward()
+    same(x.grad, wanted.grad)
+
+
 def test_a_view_and_its_base_as_inputs_of_a_region_that_writes_are_refused() -> None:
     def region(x: Tensor, view: Tensor) -> Tensor:
         view[0] = 5.0

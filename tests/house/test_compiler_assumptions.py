@@ -372,3 +372,27 @@ def test_38_an_exception_of_an_operator_breaks_the_graph(fullgraph: bool) -> Non
         return
     with assumed("Dynamo breaks graphs at its class Unsupported"):
         assert torch.equal(run(torch.ones(2)), torch.full((2,), 9.0))
+
+
+def test_40_views_that_a_region_returns_are_made_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    made: list[tuple[Any, ...]] = []
+    original = runtime_wrappers.gen_alias_from_base
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return original(*args, **kwargs)
+
+    with assumed("a compiled region makes the views that it returns with gen_alias_from_base"):
+        names = list(inspect.signature(original).parameters)
+        assert names[:3] == ["aliased_base_tensor", "target_meta_tensor", "target_requires_grad"]
+        monkeypatch.setattr(runtime_wrappers, "gen_alias_from_base", noting)
+        torch._dynamo.reset()
+        x = torch.arange(6.0).reshape(2, 3)
+        y = torch.compile(lambda x: x.t(), backend="aot_eager")(x)
+        assert y.data_ptr() == x.data_ptr()
+        ((base, target, requires_grad, *_),) = made
+        assert base is x
+        assert target.shape == (3, 2)
+        assert not requires_grad

@@ -7,10 +7,12 @@ Most use torch alone and a bare subclass: where one fails after torch has been u
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,9 +29,12 @@ import masked_dispatch as md
 from assumptions import assumed
 from masked_dispatch.distributed_internals import (
     boxed_work,
+    constants_replicated,
     inside_data_parallel,
+    is_mixed_with_distributed,
     process_group_named,
     process_group_of,
+    waited_for,
     work_that_calls,
 )
 from masked_dispatch.torch_internals import (
@@ -378,6 +383,17 @@ def test_33_what_traces_replace() -> None:
         assert found == [{"forward": True}]
 
 
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """The default process group, of this process alone."""
+    made = distributed.PrefixStore("one rank", distributed.HashStore())
+    distributed.init_process_group("gloo", store=made, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
 def doubled(x: Tensor) -> Tensor:
     return x * 2
 
@@ -390,13 +406,52 @@ def test_39_data_parallel_says_that_its_forward_is_running() -> None:
             seen.append(inside_data_parallel())
             return super().forward(x)
 
-    made = distributed.PrefixStore("data parallel", distributed.HashStore())
-    distributed.init_process_group("gloo", store=made, rank=0, world_size=1)
-    try:
-        with assumed("DistributedDataParallel keeps the module whose forward is running in _active_ddp_module"):
-            parallel = torch.nn.parallel.DistributedDataParallel(Asking(2, 2))
-            parallel(torch.ones(2))
-            assert seen == [True]
-            assert not inside_data_parallel()
-    finally:
-        distributed.destroy_process_group()
+    with one_rank(), assumed("DistributedDataParallel keeps the module whose forward is running in _active_ddp_module"):
+        parallel = torch.nn.parallel.DistributedDataParallel(Asking(2, 2))
+        parallel(torch.ones(2))
+        assert seen == [True]
+        assert not inside_data_parallel()
+
+
+def test_41_modules_are_placed_by_functions_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[Tensor] = []
+
+    class Placed(Exception):
+        pass
+
+    def noting(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        placed.append(tensor)
+        raise Placed
+
+    with assumed("distribute_module places parameters with distribute_tensor of its own module"):
+        api = importlib.import_module("torch.distributed.tensor._api")
+        monkeypatch.setattr(api, "distribute_tensor", noting)
+        module = torch.nn.Linear(2, 2)
+        with one_rank():
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            with pytest.raises(Placed):
+                api.distribute_module(module, mesh)
+        assert torch.equal(placed[0], module.weight)
+    with assumed("PrepareModuleInput and PrepareModuleOutput place with methods of their own"):
+        style = importlib.import_module("torch.distributed.tensor.parallel.style")
+        assert callable(style.PrepareModuleInput._prepare_input_arg)
+        assert callable(style.PrepareModuleOutput._prepare_out_fn)
+
+
+def test_42_distributed_tensors_refuse_plain_ones_in_words_of_their_own() -> None:
+    tensors = importlib.import_module("torch.distributed.tensor")
+    with one_rank():
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        x = tensors.distribute_tensor(torch.arange(4.0), mesh, [tensors.Replicate()])
+        with assumed("DTensor refuses plain tensors in these words, and takes them inside implicit_replication"):
+            with pytest.raises(RuntimeError) as refused:
+                x + torch.arange(4.0)
+            assert is_mixed_with_distributed(refused.value)
+            with constants_replicated():
+                assert (x + torch.arange(4.0)).to_local().tolist() == [0, 2, 4, 6]
+        with assumed("what a functional collective returns holds the tensor as elem"):
+            functional = importlib.import_module("torch.distributed._functional_collectives")
+            arriving = functional.all_reduce(torch.ones(2), "sum", mesh)
+            assert isinstance(arriving.elem, Tensor)
+            assert type(waited_for(arriving)) is Tensor
+            assert waited_for(arriving).tolist() == [1, 1]
