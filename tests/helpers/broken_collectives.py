@@ -74,7 +74,8 @@ DENSE: dict[str, Call] = {
     "all_to_all": all_to_alls,
 }
 SPARSE: dict[str, Call] = {
-    f"all_reduce {op} of CSR": functools.partial(all_reduces, op=op, storage="csr") for op in OPS
+    **{f"all_reduce {op} of CSR": functools.partial(all_reduces, op=op, storage="csr") for op in OPS},
+    "all_reduce SUM of BSR": functools.partial(all_reduces, op="SUM", storage="bsr"),  # stores invalid elements
 }
 STATISTICS: dict[str, Call] = {name: functools.partial(over_ranks, name=name) for name in ("mean", "var", "count")}
 
@@ -104,6 +105,10 @@ def with_garbage(record: Dense, op: str, overwritten: bool = False) -> Tensor:
 def by_the_world(total: Tensor, op: str, divisor: Any, like: Dense) -> Tensor:
     divided = total / distributed.get_world_size() if op == "avg" else total
     return divided.view(like.shape).to(like.dtype)
+
+
+def by_the_world_in_place(total: Tensor, op: str, divisor: Any, like: Dense) -> Tensor:
+    return like.data.copy_(by_the_world(total, op, divisor, like))
 
 
 def all_valid(record: Dense) -> Tensor:
@@ -153,7 +158,7 @@ VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, 
 WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
     "data under the mask is reduced": (DENSE, [(records, "contribution", with_garbage)]),
     "invalid elements contribute zeros": (DENSE, [(records, "identity_of", lambda op, dtype: 0)]),
-    "averages divide by the number of ranks": (DENSE, [(records, "result_of", by_the_world)]),
+    "averages divide by the number of ranks": (DENSE, [(records, "result_in_place", by_the_world_in_place)]),
     "what nobody contributes is valid": (DENSE, [(records, "present", everywhere)]),
     "what one rank lacks is invalid": (DENSE, [(records, "present", where_all_contribute)]),
     "masks do not travel": (DENSE, [(collectives, "any_partial", lambda everyone: False)]),
