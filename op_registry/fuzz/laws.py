@@ -27,6 +27,7 @@ REFUSED = MaskedSemanticsError.__name__
 # Writes that a graph cannot do and refuses (docs/semantics.md): they would replace what its inputs store.
 REFUSED_IN_A_GRAPH = re.compile(
     "a graph cannot replace what its argument stores|inside a compiled region, this write would change how the mask"
+    "|Attempted to wrap sparse Tensor"  # torch compiles nothing that has a sparse tensor of its own
 )
 # Seeds of the garbage under the masks; what was drawn under them is compared with each.
 GARBAGE = (0, 1)
