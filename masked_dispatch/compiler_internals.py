@@ -134,6 +134,21 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
+def _in_place_of(owner: Any, name: str) -> Callable[[_Function], _Function]:
+    """Decorator: a function of torch's own, which gets the one that it replaces in front of the arguments."""
+    original = getattr(owner, name)
+
+    def replace(function: Any) -> Any:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, called)
+        return called
+
+    return replace
+
+
 @functools.cache
 def break_graphs_at(kind: type[RuntimeError]) -> None:
     """Let exceptions of `kind` that an operator raises while Dynamo, which is loaded, runs it on fake tensors break the
@@ -151,11 +166,9 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
 
     Refused.__name__ = Refused.__qualname__ = kind.__name__
     Refused.__module__ = kind.__module__
-    owner: Any = utils
-    original = owner.run_node
 
-    @functools.wraps(original)
-    def run_node(*args: Any, **kwargs: Any) -> Any:
+    @_in_place_of(utils, "run_node")
+    def run_node(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except RuntimeError as error:
@@ -164,25 +177,18 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
                 raise Refused(str(cause)) from cause
             raise
 
-    owner.run_node = run_node
-
 
 @functools.cache
 def know_storages_of(kind: type) -> None:
     """Let Dynamo, which is loaded, look for aliases among operands of `kind` in the tensors inside, in while_loop."""
     from torch._dynamo.variables import higher_order_ops
 
-    owner: Any = higher_order_ops
-    original = owner.get_tensor_storages
-
-    @functools.wraps(original)
-    def get_tensor_storages(tensor: Any) -> set[Any]:
+    @_in_place_of(higher_order_ops, "get_tensor_storages")
+    def get_tensor_storages(original: Callable[[Any], set[Any]], tensor: Any) -> set[Any]:
         if not isinstance(tensor, kind):
             return set(original(tensor))
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         return set().union(*(original(getattr(tensor, name)) for name in names))
-
-    owner.get_tensor_storages = get_tensor_storages
 
 
 @functools.cache
@@ -190,16 +196,12 @@ def record_new_tensor_of(kind: type) -> None:
     """Let Dynamo, which is loaded, record x.new_tensor(data) of tensors of `kind` as a call of their own method."""
     from torch._dynamo.variables.tensor import TensorVariable
 
-    owner: Any = TensorVariable
-    original = owner.method_new_tensor
-
-    @functools.wraps(original)
-    def method_new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @_in_place_of(TensorVariable, "method_new_tensor")
+    def method_new_tensor(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         own = isinstance(self.proxy.node.meta.get("example_value"), kind)
         return None if own else original(self, *args, **kwargs)
 
-    owner.method_new_tensor = method_new_tensor
-    by_name = getattr(owner, "tp_methods", None)
+    by_name: Any = getattr(TensorVariable, "tp_methods", None)
     if by_name is not None:  # torch 2.14: calls go by this table
         by_name["new_tensor"] = type(by_name["new_tensor"])(method_new_tensor)
 
@@ -280,20 +282,17 @@ def place_views_of(kind: type) -> None:
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    owner: Any = runtime_wrappers
-    original = owner.gen_alias_from_base
-
-    @functools.wraps(original)
-    def gen_alias_from_base(base: Any, target: Any, requires_grad: bool, *rest: Any, **kwargs: Any) -> Any:
+    @_in_place_of(runtime_wrappers, "gen_alias_from_base")
+    def gen_alias_from_base(
+        original: Callable[..., Any], base: Any, target: Any, requires_grad: bool, *rest: Any, **kwargs: Any
+    ) -> Any:
         other_dtype = target.dtype is not base.dtype
         if not issubclass(type(base), kind) or target._base is not None or other_dtype:
             return original(base, target, requires_grad, *rest, **kwargs)
         view = base.as_strided(target.size(), target.stride(), target.storage_offset())
         if base.requires_grad and not requires_grad:
             return view.detach()
-        return view.requires_grad_(requires_grad) if requires_grad and not view.requires_grad else view
-
-    owner.gen_alias_from_base = gen_alias_from_base
+        return view.requires_grad_() if requires_grad and not view.requires_grad else view
 
 
 def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
@@ -351,16 +350,12 @@ def before_export_unwraps(split: Callable[[torch.nn.Module], object]) -> None:
     """
     from torch._functorch._aot_autograd import subclass_parametrization
 
-    owner: Any = subclass_parametrization
-    original = owner.unwrap_tensor_subclass_parameters
-
-    @functools.wraps(original)
-    def unwrap_tensor_subclass_parameters(module: torch.nn.Module) -> torch.nn.Module:
+    @_in_place_of(subclass_parametrization, "unwrap_tensor_subclass_parameters")
+    def unwrap_tensor_subclass_parameters(
+        original: Callable[[torch.nn.Module], torch.nn.Module], module: torch.nn.Module
+    ) -> torch.nn.Module:
         split(module)
-        unwrapped: torch.nn.Module = original(module)
-        return unwrapped
-
-    owner.unwrap_tensor_subclass_parameters = unwrap_tensor_subclass_parameters
+        return original(module)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

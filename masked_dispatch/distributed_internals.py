@@ -49,6 +49,11 @@ def process_group_named(group: Group) -> distributed.ProcessGroup:
     return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
 
 
+def is_distributed_tensor(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, whose type takes long to import."""
+    return hasattr(tensor, "placements")
+
+
 def waited_for(tensor: Tensor) -> Tensor:
     """A tensor that has arrived, in place of torch's wrapper around one that may not have."""
     if getattr(tensor, "elem", None) is None:
@@ -63,15 +68,12 @@ def replace_placing_of_parameters(function: Callable[..., Tensor]) -> None:
     module.distribute_tensor = function
 
 
-def replace_preparations(
-    of_input: Callable[[Callable[..., Any]], Callable[..., Any]],
-    of_outputs: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> None:
+def replace_preparations(decorator: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Decorate the methods of PrepareModuleInput and PrepareModuleOutput that place one input, and all outputs."""
     style: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
     inputs, outputs = style.PrepareModuleInput, style.PrepareModuleOutput
-    inputs._prepare_input_arg = of_input(inputs._prepare_input_arg)
-    outputs._prepare_out_fn = of_outputs(outputs._prepare_out_fn)
+    inputs._prepare_input_arg = decorator(inputs._prepare_input_arg)
+    outputs._prepare_out_fn = decorator(outputs._prepare_out_fn)
 
 
 def is_mixed_with_distributed(error: RuntimeError) -> bool:

@@ -13,7 +13,11 @@ from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.dispatch.steps import run_in_steps
-from masked_dispatch.distributed_internals import constants_replicated, is_mixed_with_distributed
+from masked_dispatch.distributed_internals import (
+    constants_replicated,
+    is_distributed_tensor,
+    is_mixed_with_distributed,
+)
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch
@@ -120,7 +124,7 @@ def all_distributed(values: Sequence[object]) -> bool:
     """Whether all tensors among a rule's arguments are distributed (DTensor), but for single numbers."""
     tensors = [value.data if isinstance(value, Dense) else value for value in values]
     lists = [value for value in tensors if isinstance(value, (list, tuple))]
-    placed = [hasattr(t, "placements") or t.numel() == 1 for t in tensors if isinstance(t, Tensor)]
+    placed = [is_distributed_tensor(t) or t.numel() == 1 for t in tensors if isinstance(t, Tensor)]
     return all(placed) and all(map(all_distributed, lists))
 
 

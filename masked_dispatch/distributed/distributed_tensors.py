@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.autograd.dense import unwrap
-from masked_dispatch.distributed_internals import waited_for
+from masked_dispatch.distributed_internals import is_distributed_tensor, waited_for
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
@@ -89,8 +89,8 @@ def mask_of(tensor: Tensor) -> Tensor:
 
 
 def is_distributed(tensor: MaskedTensor) -> bool:
-    """Whether data and mask are distributed tensors, whose type takes long to import."""
-    return hasattr(tensor._data, "placements")
+    """Whether data and mask are distributed tensors."""
+    return is_distributed_tensor(tensor._data)
 
 
 def check(call: str, tensor: Tensor) -> None:

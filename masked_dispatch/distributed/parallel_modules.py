@@ -58,12 +58,12 @@ def placing(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def moving(hook: Hook) -> Hook:
-    """A hook (module, values, mesh) that places its first value."""
+def placing_values(function: Hook) -> Hook:
+    """A function that places its second argument: a hook of a module, or the method of a style; the rest is its own."""
 
-    @functools.wraps(hook)
-    def called(module: nn.Module, values: Values, device_mesh: DeviceMesh) -> Values:
-        return placed(lambda chosen: hook(module, chosen, device_mesh), values)
+    @functools.wraps(function)
+    def called(owner: Any, values: Values, *rest: Any) -> Values:
+        return placed(lambda chosen: function(owner, chosen, *rest), values)
 
     return called
 
@@ -91,27 +91,7 @@ def distributing(distribute_module: Callable[..., nn.Module]) -> Callable[..., n
     def called(
         module: nn.Module, device_mesh: DeviceMesh, partition_fn: Any, input_fn: Hook, output_fn: Hook
     ) -> nn.Module:
-        return distribute_module(module, device_mesh, partition_fn, moving(input_fn), moving(output_fn))
-
-    return called
-
-
-def preparing_input(method: Hook) -> Hook:
-    """The method of PrepareModuleInput that places one input."""
-
-    @functools.wraps(method)
-    def called(self: Any, value: Values, *layouts: Any) -> Values:
-        return placed(lambda chosen: method(self, chosen, *layouts), value)
-
-    return called
-
-
-def preparing_outputs(method: Hook) -> Hook:
-    """The method of PrepareModuleOutput that places all outputs."""
-
-    @functools.wraps(method)
-    def called(self: Any, outputs: Values, device_mesh: DeviceMesh) -> Values:
-        return placed(lambda chosen: method(self, chosen, device_mesh), outputs)
+        return distribute_module(module, device_mesh, partition_fn, placing_values(input_fn), placing_values(output_fn))
 
     return called
 
@@ -129,4 +109,4 @@ def install_styles() -> None:
     styles: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
     styles.distribute_tensor = placing(inspect.unwrap(styles.distribute_tensor))
     styles.distribute_module = distributing(styles.distribute_module)
-    replace_preparations(preparing_input, preparing_outputs)
+    replace_preparations(placing_values)

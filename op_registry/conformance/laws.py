@@ -206,15 +206,15 @@ def non_interference(trial: Trial) -> None:
     """
     if not trial.partial:
         raise NotAsked("nothing is invalid")
-    base = outcome_with_gradients(trial, None)
+    run_base = functools.partial(outcome_with_gradients, trial, None)
+    base = run_base()
     for fill in fills_for(trial):
         refilled = outcome_with_gradients(trial, fill)
         if isinstance(base, Exception) or isinstance(refilled, Exception):
             if type(base) is not type(refilled):
                 raise Broken(f"with {fill} under the mask {what_happened(refilled)}, otherwise {what_happened(base)}")
             continue
-        again = functools.partial(outcome_with_gradients, trial, None)
-        same_bits(f"with {fill} under the mask", refilled, base, trial, again)
+        same_bits(f"with {fill} under the mask", refilled, base, trial, run_base)
     if isinstance(base, tuple):
         _of_what_is_known_to_be_zero(trial, base)
     if isinstance(base, MaskedSemanticsError) and refused_by_the_semantics(trial):
@@ -302,7 +302,7 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
     return [None if g is None else subject.observe(g) for g in gradients]
 
 
-def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial, again: Again | None = None) -> None:
+def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial, again: Again) -> None:
     """Broken unless two runs agree in results and gradients, bit for bit.
 
     again  makes the run of `base` once more: where that changes bits as well, the two need agree to rounding only
@@ -316,7 +316,7 @@ def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial, again: A
 
     beyond_rounding = outcomes_differ(outcome, base, trial, to_rounding=True)
     first: Outcome | Exception = base
-    if beyond_rounding or again is None or repeats_itself(again, first, same):
+    if beyond_rounding or repeats_itself(again, first, same):
         raise Broken(f"{name}: {wrong}")
 
 

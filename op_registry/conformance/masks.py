@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from op_registry.records.dtypes import SIGNED
+
 # Stands in place of the mask of a tensor that stays plain.
 PLAIN = "plain"
 Mask = Tensor | str | None
@@ -143,16 +145,13 @@ def _distinguishable(masks: Sequence[Mask], position: int, generator: torch.Gene
     return mask  # impossible for tensors of one or two elements
 
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
 def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
     """A copy of `tensor` with garbage (one of FILLS) or zeros wherever `mask`, of full shape, is False."""
     copy = tensor.detach().clone()
     if mask is None or bool(mask.all()):
         return copy
-    if copy.dtype in _SIGNED:  # torch cannot write single elements of these
-        return refilled(copy.view(_SIGNED[copy.dtype]), mask, fill).view(copy.dtype)
+    if copy.dtype in SIGNED:  # torch cannot write single elements of these
+        return refilled(copy.view(SIGNED[copy.dtype]), mask, fill).view(copy.dtype)
     if copy.dtype is torch.bool:
         garbage = torch.as_tensor(fill in ("nan", "inf", "max")).expand(copy.shape)
     elif copy.dtype.is_floating_point or copy.dtype.is_complex:

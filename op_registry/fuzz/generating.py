@@ -74,7 +74,7 @@ class Choices:
 
     @staticmethod
     def for_law(law: str, subject: Subject, most_steps: int = 12) -> Choices:
-        """What a law is asked about: P3 everything; P1 and P6 dense storage, where views alias, and torch's calls."""
+        """What a law is asked about: P3 everything, P5 what has slopes; P1 and P6 dense storage, where views alias."""
         everything = Choices(most_steps, 1.0, True, subject.storages, subject.own_calls)
         if law == "P3":
             return everything

@@ -7,7 +7,8 @@ jump, have a kink, or are not finite) are left out, before the gradient is taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -65,12 +66,8 @@ def _direction(source: Source, seed: int) -> Tensor:
 
 
 def _all_plain(program: Program) -> Program:
-    return Program(
-        program.seed,
-        tuple(
-            Source(s.name, s.shape, s.dtype, s.seed, "plain", requires_grad=s.requires_grad) for s in program.sources
-        ),
-        program.steps,
+    return replace(
+        program, sources=tuple(replace(s, mask="plain", under=None, storage="dense") for s in program.sources)
     )
 
 
@@ -101,8 +98,13 @@ def _weighted_numbers(value: Observed, weights: Tensor) -> Tensor:
     """The valid elements as they are in the weighted sum."""
     data, mask = value
     parts = (data.detach() * weights).resolve_conj()
-    parts = parts.real if parts.is_complex() else parts
-    return parts.reshape(-1) if mask is None else parts[mask]
+    return _valid((parts.real if parts.is_complex() else parts, mask))
+
+
+def _valid(value: Observed) -> Tensor:
+    """The valid elements, in one dimension."""
+    data, mask = value
+    return data.detach().reshape(-1) if mask is None else data.detach()[mask]
 
 
 def _without_leaves_and_what_follows_kinks(
@@ -127,11 +129,9 @@ def _alike(mine: Observed, theirs: Observed) -> bool:
     return torch.equal(mine[1], theirs[1])
 
 
-def _greatest(value: Observed) -> float:
+def _size(value: Observed) -> float:
     """The sum of the magnitudes of its valid elements."""
-    data, mask = value
-    valid = data.detach() if mask is None else data.detach()[mask]
-    return float(valid.abs().sum())
+    return float(_valid(value).abs().sum())
 
 
 def _factor(position: int) -> float:
@@ -139,7 +139,7 @@ def _factor(position: int) -> float:
     return 1 + 0.37 * position
 
 
-def _weighted(outcome: Outcome, names: Sequence[str] | Mapping[str, float]) -> Tensor:
+def _weighted(outcome: Outcome, names: Iterable[str]) -> Tensor:
     sums = [weighted_sum([outcome.values[name]]) for name in names]
     return torch.stack([_factor(k) * s for k, s in enumerate(sums) if s is not None]).sum()
 
@@ -171,7 +171,7 @@ def _size_complaint(
     terms = torch.cat([torch.zeros(1, dtype=torch.float64), *_terms(gradients, directions)])
     slope = sum(_factor(k) * slopes[name] for k, name in enumerate(slopes))
     size = abs(slope) + float(terms.abs().sum()) + sum(abs(each) for each in slopes.values())
-    coarse = ROUNDING * sum(_factor(k) * _greatest(base.values[name]) for k, name in enumerate(slopes))
+    coarse = ROUNDING * sum(_factor(k) * _size(base.values[name]) for k, name in enumerate(slopes))
     if abs(float(terms.sum()) - slope) <= TOLERANCE * size + 10 * coarse:
         return None
     return f"the gradients give a slope of {float(terms.sum()):.6g}, differences of {', '.join(slopes)} {slope:.6g}"
@@ -179,10 +179,5 @@ def _size_complaint(
 
 def _terms(gradients: Mapping[str, Observed | None], directions: Mapping[str, Tensor]) -> list[Tensor]:
     """What each element of the sources adds to the slope."""
-    found = []
-    for name, gradient in gradients.items():
-        if gradient is not None:
-            data, mask = gradient
-            terms = data.detach() * directions[name]
-            found.append((terms if mask is None else terms[mask]).reshape(-1).to(torch.float64))
-    return found
+    given = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    return [_valid((data.detach() * directions[name], mask)) for name, (data, mask) in given.items()]
