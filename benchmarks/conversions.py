@@ -8,7 +8,6 @@ data's bytes.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from benchmarks.harness import Call, Goal, duration, measure, print_table, progress, timing
+from benchmarks.peak import peak_of_call, peak_of_process
 
 SIZES = (4096, 8192)
 SHARES = {"half": 0.5, "1 %": 0.01}
@@ -25,24 +25,6 @@ BLOCK = (16, 16)
 LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
 REFERENCE = "torch coo"
 BOUNDS = {"half": 0.65, "1 %": 1.05}
-
-PEAK = """
-import sys, torch
-import masked_dispatch as md
-torch.set_num_threads(1)
-whose, layout, size, share = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-def kilobytes(name):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name))
-converted(some_tensor(320, share, whose), layout)  # what is loaded on first use
-x = some_tensor(size, share, whose)
-with open("/proc/self/clear_refs", "w") as refs:
-    refs.write("5")
-before = kilobytes("VmRSS")
-result = converted(x, layout)
-peak = kilobytes("VmHWM")
-print(((peak - before) * 1024 - sum(p.nbytes for p in pieces(result))) / (size * size * 4))
-"""
 
 
 def some_tensor(size: int, share: float, whose: str = "masked_dispatch") -> Tensor:
@@ -95,13 +77,21 @@ def candidates(size: int, share: float) -> dict[str, Call]:
 
 
 def extra_memory(whose: str, layout: str, size: int, share: float) -> float:
-    """What a conversion takes at most beyond input and result, as a part of the data's bytes."""
+    """What a conversion takes at most beyond input and result, as a part of the data's bytes, in a fresh process."""
     if not os.path.exists("/proc/self/clear_refs"):
         return float("nan")
     # The allocator as users have it: one that keeps what is freed would hide part of the peak.
-    environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    command = [sys.executable, "-W", "ignore", "-c", PEAK, whose, layout, str(size), str(share)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    extra = peak_of_process(__name__, whose, layout, str(size), str(share), allocator="")
+    return extra * 2**20 / (size * size * 4)
+
+
+def extra_of_one(whose: str, layout: str, size: int, share: float) -> float:
+    """MiB that a conversion in this process takes at most beyond input and result."""
+    torch.set_num_threads(1)
+    converted(some_tensor(320, share, whose), layout)  # what is loaded on first use
+    x, results = some_tensor(size, share, whose), []
+    peak = peak_of_call(lambda: results.append(converted(x, layout)))
+    return peak - sum(piece.nbytes for piece in pieces(results[0])) / 2**20
 
 
 def from_dense(rounds: int) -> list[Goal]:
@@ -175,3 +165,7 @@ def run(rounds: int = 5) -> list[Goal]:
     small(rounds)
     between(rounds)
     return [*from_dense(rounds), *memory()]
+
+
+if __name__ == "__main__":
+    print(extra_of_one(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

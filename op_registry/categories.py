@@ -463,9 +463,11 @@ def masked_rule(
 
     With `takes_op`, the function gets the overload as its first argument, for functions that serve several. Keyword
     arguments are the rule's traits: the `reason` of a refusal; ``slices=Slices(…)``, how the operator works slice by
-    slice, so that it can run on the stored elements of sparse slices; ``plain=(1,)``, the indices of results that are
-    plain tensors; ``data_sizes=True``, that it computes tensors in between whose sizes depend on data. `register` takes
-    the rule; an overlay's ``add``, for example.
+    slice, so that it can run on the stored elements of sparse slices; ``rows=…``, of an operator with one result that
+    treats each row of its first argument by itself, a function that is called with the call's arguments and says how
+    many last dimensions a row has (None: not in this call); ``plain=(1,)``, the indices of results that are plain
+    tensors; ``data_sizes=True``, that it computes tensors in between whose sizes depend on data. `register` takes the
+    rule; an overlay's ``add``, for example.
     """
 
     def decorate(function: Run) -> Rule:

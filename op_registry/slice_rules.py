@@ -19,14 +19,17 @@ from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, Slices, overloads_of, written_at
 
 
-def masked_slices(*operators: Operator, category: Category, slices: Slices | None = None) -> Callable[[Run], Rule]:
+def masked_slices(
+    *operators: Operator, category: Category, slices: Slices | None = None, **traits: Any
+) -> Callable[[Run], Rule]:
     """Decorator: registers a function of the overload and the operator's own arguments as the rule for masked input.
 
     If nothing is masked, or the input is empty, the operator itself runs and its result is valid. `slices` states how
     the operator works on a slice: then it also runs itself where the mask is one for each slice, as the rows of a
-    padded batch have it, and can run on the stored elements of sparse slices.
+    padded batch have it, and can run on the stored elements of sparse slices. More traits are those of `masked_rule`.
     """
-    traits = {"slices": slices} if slices else {}
+    if slices:
+        traits["slices"] = slices
 
     def register(function: Run) -> Rule:
         @functools.wraps(function)

@@ -1,5 +1,5 @@
-"""Fast paths for the most common calls without derivatives: elementwise operators with one or two operands, and
-reductions.
+"""Fast paths for the most common calls without derivatives: elementwise operators with one or two operands, reductions,
+and operators that treat each row by itself.
 
 Everything else takes the general path. These kernels only leave out bookkeeping; the law is the same: the operator on
 the data, valid where every operand is.
@@ -20,7 +20,7 @@ from masked_dispatch.dispatch.run_rule import Kernel, rule_kernel
 from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
 from op_registry.categories import reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
@@ -31,9 +31,12 @@ from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
 from op_registry.records.zeros import hand_on, known_tensors, known_zero, remember_zero
 from op_registry.rule import Rule
+from op_registry.sparse.record import Sparse
 
 _grad_enabled = torch.is_grad_enabled
 _inference_mode_enabled = torch.is_inference_mode_enabled
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 # What a reduction fills with, or the mask that selects zeros where that is a fill by `select`; its result's validity.
 Steps = tuple[Number | None, Tensor | None, Tensor | None]
@@ -59,14 +62,13 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """One tensor operand, possibly with numbers."""
-    general, call = rule_kernel(op, rule), direct_call(op)
+    """One tensor operand, possibly with numbers and options."""
+    general, call, call_with = rule_kernel(op, rule), direct_call(op), op._op
     keeps_zero = "keeps_zero" in rule.traits
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
-            kwargs
-            or (type(x) is not MaskedTensor and type(x) is not SparseMaskedTensor)
+            (type(x) is not MaskedTensor and (kwargs or type(x) is not SparseMaskedTensor))
             or (x.requires_grad and _grad_enabled())
             or not plain_eager()
         ):
@@ -75,8 +77,9 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             if being_traced(x._kept_values) or rule.lowerings:
                 return general(keyset, x, *rest)
             return x.storing(call(x._kept_values, *rest), x._kept_validity)
-        data, validity = call(x._data, *rest), x._stored_validity if x._family is None else shared_validity(x)
-        if keeps_zero and not rest and id(x._data) in known_tensors:
+        data = call_with(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
+        validity = x._stored_validity if x._family is None else shared_validity(x)
+        if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)
         return wrap(data, validity)
 
@@ -109,6 +112,43 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         elif value is not None:
             data = Dense(data, validity).filled(value)
         return wrap(call(data, *rest), some)
+
+    return kernel
+
+
+def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """The operator on each row by itself, with plain operands: what lies in an invalid row stays in it, so that nothing
+    has to be filled. (A derivative with respect to the other operands would sum over all rows.) Sparse storage with
+    dense rows has no invalid ones.
+    """
+    general, call, dims_of_row = rule_kernel(op, rule), direct_call(op), rule.traits["rows"]
+    if len(schema_of(op).returns) != 1:
+        return general
+
+    def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        sparse = type(x) is SparseMaskedTensor
+        if kwargs or not (sparse or type(x) is MaskedTensor) or not plain_eager():
+            return general(keyset, x, *rest, **kwargs)
+        if sparse:
+            pattern, data, validity = x._pattern, x._kept_values, x._kept_validity
+            other = x._order is not None or pattern.lead != 1 or validity is not None
+        else:
+            data, validity = x._data, x._stored_validity if x._family is None else shared_validity(x)
+            other = False
+        derived = _grad_enabled()
+        if other or type(data) is not Tensor or (derived and x.requires_grad):
+            return general(keyset, x, *rest)
+        for operand in rest:
+            if isinstance(operand, Tensor) and (type(operand) not in _PLAIN or (derived and operand.requires_grad)):
+                return general(keyset, x, *rest)
+        dims = dims_of_row(data, *rest)
+        if dims is None or data.ndim - sparse < dims or data.numel() == 0:
+            return general(keyset, x, *rest)
+        if sparse:
+            return wrap_sparse(Sparse(Dense(call(data, *rest)), pattern))
+        if validity is not None and validity.shape[-dims:].numel() != 1:
+            return general(keyset, x, *rest)
+        return wrap(call(data, *rest), validity)
 
     return kernel
 

@@ -31,7 +31,7 @@ from masked_dispatch.autograd.dense import plain_gradient
 from masked_dispatch.autograd.engine import needs_plain_gradient
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.control_flow import CONTROL_FLOW
-from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel
+from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel, rows_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.overlays import overlays_of_caller
@@ -206,6 +206,8 @@ def kernel_of(meaning: Meaning) -> Kernel:
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
+        if "rows" in rule.traits:
+            return rows_kernel(op, rule)
         if is_like_factory(op):
             return unrecorded(rule_kernel(op, rule))
         return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)

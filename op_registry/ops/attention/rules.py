@@ -29,8 +29,11 @@ from op_registry.authoring import (
     aligned_validity,
     all_valid,
     as_bool,
+    being_traced,
     broadcast_along,
     data_of,
+    gradients_may_flow,
+    has_whole_slices,
     intersect,
     known_all_valid,
     masked_rule,
@@ -168,7 +171,7 @@ def scaled_dot_product_attention(
 ) -> Dense:
     p = plan(query, key, value, attn_mask, is_causal, enable_gqa)
     data = aten.scaled_dot_product_attention(
-        query.filled(0),
+        _queries(query, key, value),
         key.filled(0),
         value.filled(0),
         p.attn_mask,
@@ -178,6 +181,12 @@ def scaled_dot_product_attention(
         enable_gqa=enable_gqa,
     )
     return Dense(data, p.output)
+
+
+def _queries(query: Dense, *others: Dense) -> Tensor:
+    """The queries. What lies in an invalid one stays in its own output, and in all derivatives of keys and values."""
+    alone = not being_traced(query.data) and not gradients_may_flow(query.data, *(x.data for x in others))
+    return query.data if alone and has_whole_slices(query, (-1,)) else query.filled(0)
 
 
 @masked_rule(aten._scaled_dot_product_flash_attention_for_cpu.default, category=ATTENTION)
