@@ -37,9 +37,7 @@ def softmax(op: OpOverload, x: Dense, dim: int, dtype: torch.dtype | None = None
     return _over_valid(op, x.like(data), dim, dtype)
 
 
-@masked_slices(
-    aten._softmax, aten._log_softmax, category=NORMALIZATION, slices=Slices("each"), rows=row_of_softmax
-)
+@masked_slices(aten._softmax, aten._log_softmax, category=NORMALIZATION, slices=Slices("each"), rows=row_of_softmax)
 def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
     """The operator that softmax decomposes into."""
     return _over_valid(op, x, dim, half_to_float)
