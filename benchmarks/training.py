@@ -101,31 +101,33 @@ def candidates(model: str, size: Size, backward: bool, compiled: bool = False) -
     def valid() -> Tensor:
         return torch.arange(size.time) < lengths[:, None]
 
-    def plain(module: nn.Module) -> Tensor:
-        there = valid()
+    def plain(module: nn.Module, there: Tensor) -> Tensor:
         out = call(module, x, there)
         return torch.where(there[..., None], out, 0).sum() / (there.sum() * size.width)
 
-    def masked(module: nn.Module) -> Tensor:
-        return call(module, md.as_masked_tensor(x, valid()[..., None])).mean()
+    def masked(module: nn.Module, batch: Tensor) -> Tensor:
+        return call(module, batch).mean()
 
-    def packed(module: nn.Module) -> Tensor:
-        return call(module, md.from_lengths(x, lengths).to_packed()).mean()
-
-    def step(loss: Callable[[nn.Module], Tensor], module: nn.Module) -> Tensor:
+    def step(make: Callable[[], Tensor], loss: Callable[[nn.Module, Tensor], Tensor], module: nn.Module) -> Tensor:
+        batch = make()  # as a data loader does: no part of what is compiled
         if not backward:
             with torch.no_grad():
-                return loss(module)
+                return loss(module, batch)
         module.zero_grad(set_to_none=True)
-        value = loss(module)
+        value = loss(module, batch)
         value.backward()
         return value.detach()
 
-    losses: dict[str, Callable[[nn.Module], Tensor]] = {PLAIN: plain, DENSE: masked, PACKED: packed}
-    if compiled:
-        losses = {name: torch.compile(loss) for name, loss in losses.items()}
-    copies = {name: copy.deepcopy(module) for name in losses}
-    return {name: (copies[name], functools.partial(step, loss, copies[name])) for name, loss in losses.items()}
+    ways: dict[str, tuple[Callable[[], Tensor], Callable[[nn.Module, Tensor], Tensor]]] = {
+        PLAIN: (valid, plain),
+        DENSE: (lambda: md.as_masked_tensor(x, valid()[..., None]), masked),
+        PACKED: (lambda: md.from_lengths(x, lengths).to_packed(), masked),
+    }
+    steps: dict[str, tuple[nn.Module, Call]] = {}
+    for name, (make, loss) in ways.items():
+        copied = copy.deepcopy(module)
+        steps[name] = (copied, functools.partial(step, make, torch.compile(loss) if compiled else loss, copied))
+    return steps
 
 
 def check_steps(steps: dict[str, tuple[nn.Module, Call]]) -> None:
