@@ -121,6 +121,7 @@ transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_le
 _autograd: Any = torch._C._autograd
 _saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_traced_by_jit: Callable[[], bool] = torch._C._is_tracing
 _DEAD = -2  # the level functorch reports for a tensor whose level has ended
 
 # Whether two plain tensors have the same storage.
@@ -139,7 +140,7 @@ def under_transform() -> bool:
 
 
 def plain_eager() -> bool:
-    """Whether nothing but eager autograd is active: no forward mode, no torch.func transform, no dispatch mode.
+    """Whether nothing but eager autograd is active: no forward mode, torch.func transform, dispatch mode or jit trace.
 
     Also False inside a transform that suspends itself to run the function it wraps.
     """
@@ -148,6 +149,7 @@ def plain_eager() -> bool:
         and transform_level() is None
         and _saved_tensors_hooks_enabled()
         and not _dispatch_modes()
+        and not _traced_by_jit()
     )
 
 

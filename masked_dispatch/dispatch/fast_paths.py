@@ -63,7 +63,7 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """One tensor operand, possibly with numbers and options."""
-    general, call, call_with = rule_kernel(op, rule), direct_call(op), op._op
+    general, call = rule_kernel(op, rule), direct_call(op)
     keeps_zero = "keeps_zero" in rule.traits
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             if being_traced(x._kept_values) or rule.lowerings:
                 return general(keyset, x, *rest)
             return x.storing(call(x._kept_values, *rest), x._kept_validity)
-        data = call_with(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
+        data = op(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)

@@ -82,6 +82,22 @@ def test_jit_trace(layout: torch.layout, function: Callable[[Tensor], Tensor]) -
         torch.jit.trace(function, (example(layout),))
 
 
+MASK_OF_ROWS = torch.tensor([[True], [False]])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["linear", "exp", "add", "sum"])
+def test_jit_trace_of_what_is_masked_inside(name: str) -> None:
+    layer = torch.nn.Linear(3, 2)
+    call = {"linear": layer, "exp": torch.exp, "add": lambda x: x + x, "sum": torch.sum}[name]
+
+    def function(data: Tensor) -> Tensor:
+        return call(md.as_masked_tensor(data, MASK_OF_ROWS)).get_data()
+
+    with torch.no_grad(), pytest.raises(md.MaskedSemanticsError, match=r"torch.jit.trace records"):
+        torch.jit.trace(function, (torch.ones(2, 3),))
+
+
 # ---------------------------------------------------------------------------------------------------------- arguments
 
 
