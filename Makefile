@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-full matrix third-party wheel conformance lint types docs bench coverage format clean
+.PHONY: help demo test test-slow test-full matrix third-party wheel conformance lint types docs bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -32,6 +32,10 @@ demo: $(INSTALLED)
 ## make test        all tests but the slow ones
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+## make test-slow   the slow tests, which take more than an hour; PART=K/N: every N-th of them, as CI does
+test-slow: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow $(if $(PART),--part $(PART))
 
 ## make test-full   every test
 test-full: $(INSTALLED)
