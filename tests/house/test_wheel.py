@@ -126,7 +126,7 @@ def test_the_examples_of_the_readme(environment: CleanEnvironment, tmp_path: Pat
     """Those before the part that compiles and checks an operator of one's own, which needs what developers have."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your own operator")[0]
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 5
+    assert len(blocks) >= 3
     (tmp_path / "examples.txt").write_text("\n".join(blocks), encoding="utf-8")
     done = environment.run("-m", "doctest", "-o", "ELLIPSIS", "examples.txt", where=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
