@@ -5,6 +5,7 @@ What it assumes has numbers 32, 39, 41 and 42 in torch_internals.py, and tests i
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,7 +26,28 @@ Group: TypeAlias = "str | distributed.ProcessGroup | torch.ScriptObject"
 
 def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
     """A Work whose `wait(timeout)` is the function."""
-    return PythonCallbackWork(wait)
+    held: list[distributed.Work] = []
+
+    def waited(timeout: timedelta) -> bool:
+        held.clear()
+        return wait(timeout)
+
+    # Operators return the C++ object, of which Python makes torch's class again unless this object is still there. So
+    # it stays until somebody waits, as torch keeps the functional collectives that nobody has waited for.
+    held.append(_waiting_work()(waited))
+    return held[0]
+
+
+@functools.cache
+def _waiting_work() -> Any:
+    class WaitingWork(PythonCallbackWork):
+        """torch completes the future of such a Work in `wait` and nowhere else: who asks for the future waits."""
+
+        def get_future(self) -> Any:
+            self.wait()
+            return super().get_future()
+
+    return WaitingWork
 
 
 def boxed_work(work: distributed.Work) -> Any:

@@ -54,8 +54,9 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
 31. Dynamo has a table of how it traces each function, and begins anew, or leaves a function uncompiled, on exceptions
     of its own raised while it traces
 32. the operators of torch.distributed get a ProcessGroup, a ReduceOp and a Work as script objects, which their classes
-    unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout; a custom
-    operator wraps what a functional collective returns
+    unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout and completes
+    its future; an object of a subclass that lives is what callers get; a custom operator wraps what a functional
+    collective returns
 33. a kernel stays in force after its library is destroyed, until another is registered for the overload; the backward
     of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node; a
     removed hook on all modules that took keyword arguments leaves its number behind

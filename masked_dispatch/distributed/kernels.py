@@ -75,12 +75,7 @@ SERVED: dict[str, tuple[ByStorage, int | None]] = {
 _NOT_PASSED_ON = ("async_op", "timeout", "sparse_indices", "root_tensor")
 
 
-# torch.distributed gives callers of these a future in place of a Work, and only waiting for the Work completes it: they
-# are waited for at once.
-_FUTURES = ("allreduce_coalesced_", "allgather_coalesced_")
-
-
-def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | None, waited: bool) -> Kernel:
+def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | None) -> Kernel:
     """A kernel that starts the collective, and returns torch's Work for what is left to do."""
     names = [argument.name for argument in schema_of(op).arguments]
 
@@ -93,10 +88,7 @@ def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | Non
         if "reduce_op" in given:
             given["reduce_op"] = dense.name_of(given["reduce_op"].op())
         passed_on = (given[n] for n in names if n in given and n not in _NOT_PASSED_ON)
-        unboxed = started_for(storage, collective, *passed_on)
-        if waited:
-            unboxed.wait()
-        work = boxed_work(unboxed)
+        work = boxed_work(started_for(storage, collective, *passed_on))
         return work if returned is None else (args[returned], work)
 
     return kernel
@@ -155,7 +147,7 @@ def install() -> None:
     """Called once, when the package is imported."""
     for name, (collective, returned) in SERVED.items():
         op = getattr(torch.ops.c10d, name).default
-        kernel_table.put(op, collective_kernel(op, collective, returned, name in _FUTURES))
+        kernel_table.put(op, collective_kernel(op, collective, returned))
     methods: Any = distributed.ProcessGroup
     for name, (collective, chosen) in _LISTS_OF_LISTS.items():
         setattr(methods, name, seeing_lists(getattr(methods, name), collective, chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asynchronous_collectives
 import broken_collectives
 import checkpoints_of_ranks
 import cost_of_collectives
@@ -17,6 +18,7 @@ import statistics_of_ranks
 from process_groups import Check
 
 CHECKS: dict[str, Check] = {
+    **asynchronous_collectives.CHECKS,
     **broken_collectives.CHECKS,
     **checkpoints_of_ranks.CHECKS,
     **cost_of_collectives.CHECKS,

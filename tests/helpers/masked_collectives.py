@@ -173,19 +173,6 @@ def parameter(rank: int, ranks: int) -> None:
     assert x.requires_grad
 
 
-@check("all_reduce: asynchronous, waited for twice and out of order")
-def asynchronous(rank: int, ranks: int) -> None:
-    tensors = [of_rank(rank, seed=seed) for seed in range(3)]
-    works = [distributed.all_reduce(t, async_op=True) for t in tensors]
-    for work in reversed(works):
-        assert work is not None
-        assert work.wait()
-        assert work.wait()
-        assert work.is_completed()
-    for seed, t in enumerate(tensors):
-        same(t, md.accumulate(*[of_rank(r, seed=seed) for r in range(ranks)]))
-
-
 @check("all_reduce: a group of some ranks")
 def subgroup(rank: int, ranks: int) -> None:
     group = distributed.new_group([1])

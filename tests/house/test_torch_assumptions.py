@@ -334,7 +334,7 @@ def test_32_collectives_get_script_objects() -> None:
     try:
         group = distributed.group.WORLD
         assert group is not None
-        with assumed("operators of torch.distributed get script objects, which unbox, and return a Work, which boxes"):
+        with assumed("operators of torch.distributed get script objects, which unbox, and return a Work of ours"):
             with Noting():
                 work = distributed.all_reduce(torch.ones(2), distributed.ReduceOp.AVG, async_op=True)
             assert process_group_of(received[1]) is group
@@ -342,8 +342,10 @@ def test_32_collectives_get_script_objects() -> None:
             assert distributed.ReduceOp.RedOpType(received[2].op()) == distributed.ReduceOp.AVG
             assert waited == []
             assert work is not None
+            assert not distributed.Work.get_future(work).done()
+            assert work.get_future().done()
             assert work.wait()
-            assert len(waited) == 1
+            assert len(waited) == 2
         with assumed("a custom operator wraps what a functional collective returns"):
             functional = importlib.import_module("torch.distributed._functional_collectives")
             result = torch.ops._c10d_functional._wrap_tensor_autograd(torch.ones(2))
