@@ -2,8 +2,8 @@
 
 One bit moves a mask. A sum over ranks needs a field that holds their number, and then counts the valid contributions of
 each element, without a carry from one field to the next. So masks of float32 data cost 3 % of its bytes when moved,
-and 6, 12 or 25 % when reduced over up to 3, 15 or 255 ranks. (A bitwise "or" would need one bit, and not every backend
-has it.)
+and 6, 12 or 25 % when reduced over up to 3, 15 or any number of ranks; over more than 255, a mean needs numbers of 32
+bits. (A bitwise "or" would need one bit, and not every backend has it.)
 """
 
 from __future__ import annotations

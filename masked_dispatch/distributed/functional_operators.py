@@ -53,7 +53,8 @@ class Call:
         traced = being_traced(record.data)
         self.partial = True
         # A table of numbers, which narrower fields are read with, is no constant of a graph.
-        self.width: int | None = 8 if traced else None
+        self.narrow = not traced
+        self.width = 8 if traced else 1
         if not traced:
             with torch.no_grad():
                 self.partial = any_partial(start(process_group, name, [tensor], [], shown=shown, problem=problem))
@@ -76,7 +77,7 @@ def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedT
 def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
-    return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.width)())
+    return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.narrow)())
 
 
 @by_storage(sparse_functional.reduce_scatter_tensor)
@@ -88,13 +89,13 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
         problem = f"the input of shape {tuple(tensor.shape)} has {rows} rows, which {group_size} ranks do not divide"
     call = Call(f"reduce_scatter_tensor {op.upper()}", tensor, group, problem=problem)
     parts = _rows(call.record, [rows // group_size] * group_size)
-    return wrap_record(reduced(parts, op, call.ranks, call.partial, call.send.reduce_scatter, call.width)())
+    return wrap_record(reduced(parts, op, call.ranks, call.partial, call.send.reduce_scatter, call.narrow)())
 
 
 @by_storage(sparse_functional.all_gather_into_tensor)
 def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> MaskedTensor:
     call = Call("all_gather_into_tensor", tensor, group)
-    arriving = moved([call.record], call.partial, call.send.all_gather, call.width or 1)
+    arriving = moved([call.record], call.partial, call.send.all_gather, call.width)
     parts = stacked(arriving.split([tensor.shape] * call.ranks))
     shape = (call.ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.ndim else (call.ranks,)
     return wrap_record(parts.map(lambda t: t.reshape(shape)))
@@ -103,7 +104,7 @@ def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> Mas
 @by_storage(sparse_functional.broadcast)
 def broadcast(tensor: Tensor, src: int, group: Group) -> MaskedTensor:
     call = Call(f"broadcast from rank {src} of the group", tensor, group)
-    arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width or 1)
+    arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width)
     return wrap_record(arriving.split([tensor.shape])[0])
 
 
@@ -126,7 +127,7 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     of_row = tensor.shape[1:].numel()
     shapes = [torch.Size((rows, *tensor.shape[1:])) for rows in received]
     arriving, leaving = ([rows * of_row for rows in splits] for splits in (received, sent))
-    exchange = exchanged(parts, arriving, leaving, call.partial, call.send.all_to_all, call.width or 1)
+    exchange = exchanged(parts, arriving, leaving, call.partial, call.send.all_to_all, call.width)
     arrived = exchange.split(shapes)
     validities = [record.validity for record in arrived if record.validity is not None]
     return wrap_record(Dense(torch.cat([r.data for r in arrived]), torch.cat(validities) if validities else None))

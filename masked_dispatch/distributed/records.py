@@ -50,13 +50,13 @@ def reduced(
     ranks: int,
     partial: bool,
     send: Send,
-    width: int | None = None,
+    narrow: bool = True,
     overwritten: bool = False,
 ) -> Reduced:
     """The reduction of records of one shape, one after the other; the result has that shape.
 
     partial  whether any rank has invalid elements: if none has, no mask travels and none results
-    width    bits of a field of the masks: by default as few as count the ranks
+    narrow   whether fields of the masks may be narrower than a byte
     overwritten  whether the result replaces the records, so that their memory may be used
     """
     record = records[0]
@@ -67,10 +67,10 @@ def reduced(
     total = send(data, "sum" if op == "avg" else on_wire(op, record.dtype))
     if not partial:
         return lambda: Dense(result(total(), op, ranks, record), None)
-    width = width or width_for(ranks)
+    width, combined = of_masks(op, ranks, narrow)
     with torch.no_grad():
         masks = [pack(validity_of(r), width) for r in records]
-        counted = send(masks[0] if len(masks) == 1 else torch.cat(masks), "sum")
+        counted = send(masks[0] if len(masks) == 1 else torch.cat(masks), combined)
 
     def finish() -> Dense:
         fields, elements = counted(), record.data.numel()
@@ -79,6 +79,15 @@ def reduced(
         return Dense(result(total(), op, divisor, record), validity)
 
     return finish
+
+
+def of_masks(op: str, ranks: int, narrow: bool = True) -> tuple[int, str]:
+    """Bits of a field of the masks, and their reduction: a sum, which counts the valid contributions.
+
+    Where a byte cannot count the ranks, only a mean has to know the number; others send bytes, and take the largest.
+    """
+    width = width_for(ranks) if narrow else max(8, width_for(ranks))
+    return (8, "max") if width > 8 and op != "avg" else (width, "sum")
 
 
 def contribution(record: Dense, op: str, overwritten: bool = False) -> Tensor:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from masked_dispatch.distributed.agreement import Description, decoded, encoded, length_of
 from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
+from masked_dispatch.distributed.records import reduced
+from op_registry.records.dense import Dense
 
 
 @pytest.mark.parametrize("elements", [0, 1, 3, 4, 7, 8, 9, 64, 129])
@@ -31,6 +36,38 @@ def test_one_bit_moves_a_mask(elements: int) -> None:
     fields = pack(mask, 1)
     assert len(fields) == packed_size(elements, 1) == -(-elements // 8)
     assert unpack(fields, 1, elements).tolist() == mask.tolist()
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+@pytest.mark.parametrize("ranks", [2, 255, 256, 600])
+def test_reductions_over_many_ranks(ranks: int, op: str, narrow: bool) -> None:
+    """As all ranks of a group would compute it, with everything valid on all ranks, on one, and on none."""
+    data = torch.arange(3 * ranks, dtype=torch.float64).view(ranks, 3)
+    valid = torch.ones(ranks, 3, dtype=torch.bool)
+    valid[1:, 1] = valid[:, 2] = False
+    messages: list[list[Tensor]] = []
+
+    def send(message: Tensor, how: str) -> Callable[[], Tensor]:
+        """Rank after rank sends its data and then its masks."""
+        messages[-1].append(message)
+
+        def total() -> Tensor:
+            number = next(i for i, mine in enumerate(messages[-1]) if mine is message)
+            whole = torch.stack([of_rank[number] for of_rank in messages])
+            return whole.sum(0, dtype=message.dtype) if how == "sum" else whole.amax(0)
+
+        return total
+
+    for rank in range(ranks):
+        messages.append([])
+        finish = reduced([Dense(data[rank], valid[rank].to(torch.int8))], op, ranks, True, send, narrow)
+    found = finish()
+    expected = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax}[op](data[:, 0], 0)
+    assert found.full_validity is not None
+    assert found.full_validity.tolist() == [1, 1, 0]
+    assert found.data[:2].tolist() == [expected.item(), 1.0]
+    assert messages[-1][1].element_size() == (4 if ranks > 255 and op == "avg" else 1)
 
 
 def test_widths_are_as_narrow_as_counts_allow() -> None:
