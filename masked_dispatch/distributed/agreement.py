@@ -96,18 +96,28 @@ def exchange(group: distributed.ProcessGroup, mine: Description, device: torch.d
         return [mine]
     try:
         messages = _gathered(group, encoded(mine), device)
-        longest = max(length_of(message) for message in messages)
+        first, like_first, others = _unlike_the_first(messages)
+        longest = max(length_of(message) for message in (first, *others))
         if longest > HEADER:
             messages = _gathered(group, encoded(mine, longest), device)
+            first, like_first, others = _unlike_the_first(messages)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(unanswered(mine)) from error
-    return [decoded(message) for message in messages]
+    common, rest = decoded(first), iter(others)
+    return [common if alike else decoded(next(rest)) for alike in like_first]
 
 
-def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.device) -> list[Tensor]:
+def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.device) -> Tensor:
+    """A row for each rank."""
     messages = torch.empty(group.size() * len(message), dtype=torch.uint8, device=device)
     all_gather_single(messages, message.to(device), group=group)
-    return list(messages.cpu().view(group.size(), -1))
+    return messages.cpu().view(group.size(), -1)
+
+
+def _unlike_the_first(messages: Tensor) -> tuple[Tensor, list[bool], list[Tensor]]:
+    """The first message, which ranks have the same, as mostly all have, and the messages of the others."""
+    alike = (messages == messages[0]).all(1)
+    return messages[0], alike.tolist(), list(messages[~alike])
 
 
 def unanswered(mine: Description) -> str:
