@@ -4,5 +4,6 @@
 are the same.
 
 training.py    the model, its data on one rank, training steps, checkpoints
+scaling.py     what a step costs a rank, from 8 ranks to 1,024
 __main__.py    the program, and the table that it prints
 """

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
-from masked_dispatch.distributed.agreement import Description, agree, described
+from masked_dispatch.distributed.agreement import Description, agree_that_all_are_alike, described
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
 
@@ -132,7 +132,7 @@ def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[T
             "pass group="
         )
     call = f"masked_dispatch.distributed.{name}"
-    agree(group, Description(call, tuple(described(t) for t in local)), local[0].device)
+    agree_that_all_are_alike(group, Description(call, tuple(described(t) for t in local)), local[0].device)
     sums: Any = tuple(SumOverRanks.apply(t, group) for t in local)
     return sums
 

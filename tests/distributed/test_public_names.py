@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
-from torch import distributed
 
 from all_collectives import CHECKS
+from public_collectives import TESTED, public_functions
+from repository import ROOT
+from shown_collectives import table
 
-# The checks, by name, that call each function with masked tensors.
-TESTED = {
-    "all_gather": ["all_gather"],
-    "all_gather_coalesced": ["all_gather_coalesced"],
-    "all_gather_into_tensor": ["all_gather_into_tensor"],
-    "all_gather_object": ["objects"],
-    "all_gather_single": ["all_gather_into_tensor"],
-    "all_reduce": ["all_reduce SUM", "all_reduce AVG", "all_reduce MIN", "all_reduce MAX", "all_reduce PRODUCT"],
-    "all_reduce_coalesced": ["all_reduce_coalesced"],
-    "all_to_all": ["all_to_all"],
-    "all_to_all_single": ["all_to_all_single"],
-    "batch_isend_irecv": ["batch_isend_irecv"],
-    "broadcast": ["broadcast"],
-    "broadcast_object_list": ["objects"],
-    "gather": ["gather"],
-    "gather_object": ["objects"],
-    "irecv": ["isend and irecv"],
-    "isend": ["isend and irecv"],
-    "recv": ["send and recv", "refused: recv from any rank"],
-    "recv_object_list": ["objects"],
-    "reduce": ["reduce"],
-    "reduce_scatter": ["reduce_scatter"],
-    "reduce_scatter_single": ["reduce_scatter_tensor"],
-    "reduce_scatter_tensor": ["reduce_scatter_tensor"],
-    "scatter": ["scatter"],
-    "scatter_object_list": ["objects"],
-    "send": ["send and recv"],
-    "send_object_list": ["objects"],
-}
-# Parameters by which a function is known to take tensors, or what may contain some.
-OF_TENSORS = ("tensor", "input", "output", "object", "obj", "p2p_op")
-
-
-def takes_tensors(name: str) -> bool:
-    function = getattr(distributed, name)
-    if not inspect.isfunction(function) or not function.__module__.startswith("torch.distributed"):
-        return False
-    return any(
-        parameter.removeprefix("scatter_").startswith(OF_TENSORS)
-        for parameter in inspect.signature(function).parameters
-    )
+# In the newest of the versions that are supported.
+NEW = {"all_gather_single", "reduce_scatter_single"}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_every_function_is_tested() -> None:
-    found = {name for name in dir(distributed) if not name.startswith("_") and takes_tensors(name)}
+    found = public_functions()
     assert found - set(TESTED) == set()
-    # Not in every version that is supported.
-    assert set(TESTED) - found <= {"all_gather_single", "reduce_scatter_single"}
+    assert set(TESTED) - found <= NEW
 
 
 @pytest.mark.parametrize("name", TESTED)
 def test_its_checks_exist(name: str) -> None:
     assert TESTED[name]
     assert set(TESTED[name]) <= set(CHECKS)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_table_in_the_docs_is_that_of_the_checks() -> None:
+    text = (ROOT / "docs/distributed.md").read_text(encoding="utf-8")
+    shown = text.partition("| | waited for |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [line.split("`")[1] for line in shown] == list(TESTED)
+    assert [row for row in table(TESTED)[2:] if row not in shown and row.split("`")[1] in public_functions()] == []

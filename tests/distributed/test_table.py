@@ -7,10 +7,10 @@ from __future__ import annotations
 import functools
 
 import pytest
-from test_public_names import TESTED
 
 import operators_of_ranks
 from process_groups import run_checks
+from public_collectives import TESTED
 from table_of_collectives import CASES, CHECKS
 
 pytestmark = pytest.mark.slow
