@@ -10,14 +10,10 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap, wrap_record
 from masked_dispatch.compiler_internals import modes_in_force
+from masked_dispatch.dispatch.divided_operands import run_again
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.dispatch.steps import run_in_steps
-from masked_dispatch.distributed_internals import (
-    constants_replicated,
-    is_distributed_tensor,
-    is_mixed_with_distributed,
-)
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch
@@ -107,25 +103,13 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
     try:
         result = run(*records, **kwargs)
     except RuntimeError as error:
-        if not (is_mixed_with_distributed(error) and all_distributed([*records, *kwargs.values()])):
-            raise
-        # What is not distributed are the rule's own constants, the same on all ranks.
-        with constants_replicated():
-            result = run(*records, **kwargs)
+        result = run_again(error, run, records, kwargs)
     if type(result) is Dense:
         for argument, record in zip(args, records, strict=True):
             if record is result:
                 return argument
         return wrap_record(result)
     return wrap_result(result, rule)
-
-
-def all_distributed(values: Sequence[object]) -> bool:
-    """Whether all tensors among a rule's arguments are distributed (DTensor), but for single numbers."""
-    tensors = [value.data if isinstance(value, Dense) else value for value in values]
-    lists = [value for value in tensors if isinstance(value, (list, tuple))]
-    placed = [is_distributed_tensor(t) or t.numel() == 1 for t in tensors if isinstance(t, Tensor)]
-    return all(placed) and all(map(all_distributed, lists))
 
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:

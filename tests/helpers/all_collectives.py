@@ -6,6 +6,7 @@ import asynchronous_collectives
 import broken_collectives
 import checkpoints_of_ranks
 import cost_of_collectives
+import distributed_class_losses
 import distributed_tensors_inside
 import fully_sharded_subclass
 import masked_collectives
@@ -22,6 +23,7 @@ CHECKS: dict[str, Check] = {
     **broken_collectives.CHECKS,
     **checkpoints_of_ranks.CHECKS,
     **cost_of_collectives.CHECKS,
+    **distributed_class_losses.CHECKS,
     **distributed_tensors_inside.CHECKS,
     **fully_sharded_subclass.CHECKS,
     **masked_collectives.CHECKS,

@@ -5,7 +5,7 @@ Each result is equal, or DTensor refuses the operator for a plain tensor in that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ PLACEMENTS: dict[str, Any] = {
     "Replicate": Replicate(),
     "Partial": Partial(),
 }
-EQUAL, REFUSED_TOO = "equal", "refused by DTensor too"
+EQUAL, REFUSED_TOO, WRONG_TOO = "equal", "refused by DTensor too", "not one process's by DTensor either"
 # Those of the database that have been looked at.
 # fmt: off
 NAMES = [
@@ -86,7 +86,7 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, md.MaskedTensor):
         data: Any = value.get_data()
         return [md.distributed.full_tensor(value) if isinstance(data, DTensor) else value]
-    return [value.full_tensor() if isinstance(value, DTensor) else value]
+    return [value.full_tensor().view(value.shape) if isinstance(value, DTensor) else value]
 
 
 def outcome(op: Any, sample: Any, mesh: DeviceMesh, placement: Any) -> str:
@@ -99,7 +99,7 @@ def outcome(op: Any, sample: Any, mesh: DeviceMesh, placement: Any) -> str:
         again = leaves(op(md.as_masked_tensor(x.clone(), mask), *sample.args, **sample.kwargs))
     except Exception:
         return "not in one process"
-    if not all(same(a, b) for a, b in zip(expected, again, strict=True)):
+    if not all_same(expected, again):
         return "random"
     args, kwargs = on_ranks(sample.args, mesh), on_ranks(sample.kwargs, mesh)
     hidden = torch.where(mask, x, torch.nan)
@@ -107,15 +107,21 @@ def outcome(op: Any, sample: Any, mesh: DeviceMesh, placement: Any) -> str:
     try:
         masked = md.as_masked_tensor(placed(hidden, mesh, placement), distribute_tensor(mask, mesh, [mask_placement]))
         found = leaves(op(masked, *args, **kwargs))
+        wrong = "" if all_same(found, expected) else "different"
     except Exception as error:
-        try:
-            leaves(op(placed(x, mesh, placement), *args, **kwargs))
-        except Exception:
-            return REFUSED_TOO
-        return f"{type(error).__name__}: {error}"
-    if len(found) == len(expected) and all(same(a, b) for a, b in zip(found, expected, strict=True)):
+        wrong = f"{type(error).__name__}: {error}"
+    if not wrong:
         return EQUAL
-    return "different"
+    try:
+        plain = leaves(op(placed(x, mesh, placement), *args, **kwargs))
+        right = all_same(plain, leaves(op(x.clone(), *sample.args, **sample.kwargs)))
+    except Exception:
+        return REFUSED_TOO
+    return wrong if right else WRONG_TOO
+
+
+def all_same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(found) == len(expected) and all(same(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def same(found: Any, expected: Any) -> bool:

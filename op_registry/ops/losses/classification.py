@@ -28,7 +28,9 @@ from op_registry.authoring import (
     broadcast_along,
     fill_where_invalid,
     filled_for_exp,
+    gather_along,
     intersect,
+    is_divided,
     masked_rule,
     upcast_under_autocast,
 )
@@ -72,7 +74,7 @@ def _validity_at_class(x: Dense, classes: Tensor) -> Tensor | None:
     if broadcast_along(v, dim):
         return v.squeeze(dim)
     index = classes.clamp(0, x.shape[dim] - 1).unsqueeze(dim)
-    return v.expand(x.shape).gather(dim, index).squeeze(dim)
+    return gather_along(v.expand(x.shape), dim, index).squeeze(dim)
 
 
 def _weight_validity(weight: Dense | None, classes: Tensor) -> Tensor | None:
@@ -99,9 +101,37 @@ def nll_loss(
     ignore_index: int = -100,
 ) -> Dense:
     labels = Labels(self, target, weight, ignore_index)
-    data = op(self.filled(0), labels.classes, _filled(weight, 1), reduction, ignore_index)
-    rows = Dense(labels.classes, labels.rows)
-    return Dense(data, labels.rows if reduction == NONE else rows.any_valid())
+    weights = _filled(weight, 1)
+
+    def of_rows(reduction: int) -> Tensor:
+        return op(self.filled(0), labels.classes, weights, reduction, ignore_index)
+
+    if reduction == MEAN and is_divided(self.data):
+        return _reduced_over_rows(of_rows(NONE), labels, weights, MEAN, ignore_index)
+    return _of_all_rows(of_rows(reduction), labels, reduction)
+
+
+def _of_all_rows(data: Tensor, labels: Labels, reduction: int) -> Dense:
+    """What torch has reduced, as valid as its rows."""
+    return Dense(data, labels.rows if reduction == NONE else Dense(labels.classes, labels.rows).any_valid())
+
+
+def _reduced_over_rows(
+    losses: Tensor, labels: Labels, weights: Tensor | None, reduction: int, ignore_index: int
+) -> Dense:
+    """Losses of rows, 0 where they are ignored, reduced.
+
+    Where rows are divided among processes, torch's own mean is that of the processes' means, however many rows each of
+    them ignores.
+    """
+    if reduction not in (MEAN, SUM):
+        return Dense(losses, labels.rows)
+    total = losses.sum(dtype=accumulation_dtype(losses.dtype))
+    if reduction == MEAN:
+        counted = labels.classes != ignore_index
+        per_row = counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
+        total = total / per_row.sum()
+    return _of_all_rows(total.to(losses.dtype), labels, reduction)
 
 
 @masked_rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, category=LOSS, takes_op=True)
@@ -111,8 +141,7 @@ def nll_loss_forward(
     """The loss, and the total weight of the rows in its mean."""
     labels = Labels(self, target, weight, ignore_index)
     data, total_weight = op(self.filled(0), labels.classes, _filled(weight, 1), reduction, ignore_index)
-    rows = Dense(labels.classes, labels.rows)
-    return Dense(data, labels.rows if reduction == NONE else rows.any_valid()), Dense(total_weight)
+    return _of_all_rows(data, labels, reduction), Dense(total_weight)
 
 
 # -------------------------------------------------------------------------------------------------------- cross entropy
@@ -134,14 +163,15 @@ def cross_entropy_loss(
         aten.log_softmax(self.data.new_zeros(1), 0)  # raises torch's error
     if target.dtype.is_floating_point:
         return _of_probabilities(self, target, weight, reduction, label_smoothing)
-    labels = Labels(self, target, weight, ignore_index)
-    if label_smoothing == 0:
-        data = aten.cross_entropy_loss(
-            _scores(self), labels.classes, _filled(weight, 1), reduction, ignore_index, label_smoothing
-        )
-        rows = Dense(labels.classes, labels.rows)
-        return Dense(data, labels.rows if reduction == NONE else rows.any_valid())
-    return _smoothed(self, labels, weight, reduction, ignore_index, label_smoothing)
+    labels, weights = Labels(self, target, weight, ignore_index), _filled(weight, 1)
+    if label_smoothing != 0:
+        return _smoothed(self, labels, weight, reduction, ignore_index, label_smoothing)
+    scores = _scores(self)
+    if reduction == MEAN and is_divided(scores):
+        losses = aten.cross_entropy_loss(scores, labels.classes, weights, NONE, ignore_index)
+        return _reduced_over_rows(losses, labels, weights, MEAN, ignore_index)
+    data = aten.cross_entropy_loss(scores, labels.classes, weights, reduction, ignore_index)
+    return _of_all_rows(data, labels, reduction)
 
 
 def _scores(x: Dense) -> Tensor:
@@ -188,13 +218,7 @@ def _smoothed(
     uniform_loss = -_weighted(logp, weight).filled(0).sum(class_dim(self)) / _number_of_classes(self)
     counted = labels.classes != ignore_index
     losses = torch.where(counted, (1 - smoothing) * nll + smoothing * uniform_loss, 0)
-    if reduction not in (MEAN, SUM):
-        return Dense(losses, labels.rows)
-    total = losses.sum(dtype=accumulation_dtype(losses.dtype))
-    if reduction == MEAN:
-        per_row = counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
-        total = total / per_row.sum()
-    return Dense(total.to(losses.dtype), Dense(labels.classes, labels.rows).any_valid())
+    return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
 
 
 def _of_probabilities(self: Dense, target: Dense, weight: Dense | None, reduction: int, smoothing: float) -> Dense:
@@ -264,7 +288,7 @@ def _validity_at_row_class(x: Dense, classes: Tensor) -> Tensor | None:
     if v is None:
         return None
     index = classes.clamp(0, x.shape[-1] - 1).reshape(*x.shape[:-1], 1)
-    return v.expand(x.shape).gather(-1, index).reshape(classes.shape)
+    return gather_along(v.expand(x.shape), -1, index).reshape(classes.shape)
 
 
 def _within_margin(x: Dense, rows: Tensor | None) -> Tensor:

@@ -36,6 +36,7 @@ from op_registry.authoring import (
     filled_for_exp_alone,
     first_valid_index,
     flattened,
+    gather_along,
     highest,
     identity_of,
     is_inexact,
@@ -169,7 +170,7 @@ def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dens
     filled = x.filled(identity)
     values, index = op(filled, dim, True)
     index = torch.where(values == identity, first_valid_index(x, dim), index)
-    values = filled.gather(dim, index)
+    values = gather_along(filled, dim, index)
     return Dense(squeeze_reduced(dims, values, keepdim), exists), Dense(squeeze_reduced(dims, index, keepdim), exists)
 
 

@@ -1,0 +1,36 @@
+"""Tensors that are divided among processes (torch's DTensor): what a rule has to know of them.
+
+Operators of torch move what they need between processes, with two exceptions that rules meet.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether processes have parts of the tensor. (The type takes long to import.)"""
+    return hasattr(tensor, "placements")
+
+
+def gather_along(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    """``tensor.gather(dim, index)``, complete on all processes.
+
+    Of a tensor that is divided along `dim`, torch's result is pending, in a form that keeps the shape of the index:
+    once a dimension was squeezed, it can no longer be completed.
+    """
+    if is_divided(tensor):
+        tensor = undivided(tensor, lambda placement: placement.is_shard(dim % tensor.ndim) or placement.is_partial())
+    return tensor.gather(dim, index)
+
+
+def undivided(tensor: Tensor, where: Callable[[Any], bool] = lambda placement: True) -> Tensor:
+    """A tensor, complete on every process; given `where`, in the dimensions of the mesh with such a placement."""
+    divided: Any = tensor
+    replicate = importlib.import_module("torch.distributed.tensor").Replicate()
+    placements = [replicate if where(placement) else placement for placement in divided.placements]
+    return divided.redistribute(placements=placements)  # type: ignore[no-any-return]
