@@ -216,6 +216,29 @@ def test_an_absent_library_is_named(module: str, monkeypatch: pytest.MonkeyPatch
         getattr(interop, door)
 
 
+def test_a_library_that_lacks_one_of_its_own_is_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "masked_dispatch.interop.xarray_arrays", raising=False)
+    monkeypatch.delitem(sys.modules, "masked_dispatch.interop.crossing")
+    monkeypatch.setattr(sys, "meta_path", [Without("masked_dispatch.interop.crossing"), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'masked_dispatch.interop.crossing'$"):
+        getattr(interop, "from_xarray")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    "name, table, door",
+    [
+        ("pandas", "DataFrame", "from_pandas"),
+        ("polars", "DataFrame", "from_polars"),
+        ("pyarrow", "table", "from_arrow"),
+    ],
+)
+def test_a_dtype_of_another_library_is_refused(name: str, table: str, door: str) -> None:
+    columns = getattr(library(name), table)({"a": [1, 2], "b": [1.0, 2.0]})
+    text = "^dtype='float64' is no dtype of torch: pass one, such as torch.float64$"
+    with pytest.raises(TypeError, match=text):
+        getattr(interop, door)(columns, dtype="float64")
+
+
 class Without:
     """A finder that has every module but one."""
 
@@ -223,7 +246,7 @@ class Without:
         self.name = name
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] == self.name:
+        if f"{name}.".startswith(f"{self.name}."):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
