@@ -150,7 +150,8 @@ def operator_of(c_function: CFunction) -> OpOverloadPacket | None:
 def unknown(name: str) -> UnknownName:
     """The error for an unknown name."""
     return UnknownName(
-        f"nothing is called {name}: it is neither an operator under torch.ops nor a function in torch{_nearest(name)}"
+        f"nothing is called {name}: it is neither an operator under torch.ops nor a function in torch (an operator of "
+        f"your own is there once the module that defines it is imported: --import MODULE){_nearest(name)}"
     )
 
 

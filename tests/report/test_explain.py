@@ -320,6 +320,7 @@ SUBJECT = "masked_dispatch.conformance_subject:eager"
         (["check", "--op", "sofmax"], "no operator is called sofmax"),
         (["check", "--op", "sofmax"], "did you mean softmax"),
         (["check", "--op", "nobody.knows"], "no operator is called nobody.knows"),
+        (["explain", "nobody.knows"], "is there once the module that defines it is imported: --import MODULE)"),
         (["check", "--op", "exp+nothing"], "exp"),
         (["check", "--op", "exp@float33"], "has no attribute 'float33'"),
         (["check", "--op", "exp", "--subject", "nobody"], "no subject is called 'nobody'"),
