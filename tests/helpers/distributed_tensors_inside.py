@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 import masked_dispatch as md
@@ -45,6 +45,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "matmul": lambda x: x @ x.t(),
     "mean": torch.mean,
     "mean of columns": lambda x: x.mean(0),
+    "median": torch.median,
+    "median of rows": lambda x: x.median(1).values,
     "mse_loss": lambda x: F.mse_loss(x, x + 1),
     "mul": lambda x: 3 * x * x,
     "norm": torch.norm,
@@ -141,6 +143,23 @@ def moved(rank: int, ranks: int) -> None:
         (full * torch.arange(24).view(4, 6)).sum().to_tensor(0).backward()
         expected = md.masked_tensor(torch.arange(24).view(4, 6).double(), MASK)
         md.testing.assert_close(gathered(x.grad), expected)
+
+
+@check("of sums that are pending: maxima, medians, pieces")
+def pending(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    mask = distribute_tensor(MASK, mesh, [Replicate()])
+    functions: dict[str, Callable[[Any], Any]] = {
+        **{name: FUNCTIONS[name] for name in ("amax", "argmax", "mean", "median", "median of rows", "sqrt")},
+        "max": lambda x: x.max(1).values,
+        "unsafe_chunk": lambda x: x.unsafe_chunk(2, 1)[1],
+        "unsafe_split": lambda x: x.unsafe_split(4, 1)[1],
+    }
+    for name, function in functions.items():
+        share = DATA if rank == 0 else torch.zeros_like(DATA)
+        x = md.as_masked_tensor(DTensor.from_local(share, mesh, [Partial()]), mask)
+        expected = function(md.as_masked_tensor(DATA, MASK))
+        md.testing.assert_close(gathered(function(x)), expected, check_stride=False, msg=name)
 
 
 @check("of rank 0, of uneven parts, all valid")

@@ -5,7 +5,8 @@ Each result is equal, or DTensor refuses the operator for a plain tensor in that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,34 +24,48 @@ PLACEMENTS: dict[str, Any] = {
     "Partial": Partial(),
 }
 EQUAL, REFUSED_TOO, WRONG_TOO = "equal", "refused by DTensor too", "not one process's by DTensor either"
-# Those of the database that have been looked at.
+RAISES = "raises in one process"
+# The operators of the database are divided among so many checks, of which each compares so many at least.
+PARTS, AT_LEAST = 4, 120
+
+
+# In one placement at least; all others of the database are equal in all of them.
 # fmt: off
-NAMES = [
-    "abs", "add", "clamp_max", "clamp_min", "mul", "sub", "addmm", "addmm.decomposed", "addbmm", "baddbmm", "bmm",
-    "mv", "addr", "addcmul", "addcdiv", "asin", "asinh", "atan", "atan2", "atanh", "allclose", "block_diag",
-    "cdist", "ceil", "cholesky", "cholesky_inverse", "cholesky_solve", "chunk", "clone", "contiguous",
-    "sum_to_size", "clamp", "positive", "conj_physical", "resolve_conj", "resolve_neg", "view_as_complex",
-    "complex", "copysign", "corrcoef", "cov", "cross", "cumsum", "cumprod", "cummax", "cummin", "deg2rad", "diff",
-    "div.no_rounding_mode", "div.trunc_rounding", "div.floor_rounding", "true_divide", "equal", "diag",
-    "diag_embed", "diagonal", "diagonal_copy", "diagonal_scatter", "eq", "fmax", "fmin", "fmod", "remainder",
-    "frac", "stft", "floor", "flip", "fliplr", "flipud",
-]
+EXCEPTIONS = {
+    REFUSED_TOO: [
+        "__getitem__", "as_strided", "flatten", "hash_tensor", "nn.functional.conv1d", "nn.functional.conv2d",
+        "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "pca_lowrank", "ravel",
+        "repeat_interleave", "reshape", "reshape_as", "short", "stft", "svd_lowrank", "to_sparse", "unbind",
+        "unfold", "view", "view_as",
+    ],
+    WRONG_TOO: [
+        "__rmatmul__", "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial",
+        "nn.functional.cosine_embedding_loss", "normal.in_place", "rand_like", "randint_like", "randn_like",
+        "uniform",
+    ],
+    RAISES: [
+        "geqrf", "jiterator_2inputs_2outputs", "jiterator_4inputs_with_extra_args", "jiterator_binary",
+        "jiterator_binary_return_by_ref", "linalg.householder_product", "linalg.ldl_factor", "linalg.ldl_factor_ex",
+        "linalg.ldl_solve", "ormqr", "resize_", "searchsorted",
+    ],
+}
 # fmt: on
 
 
-def samples(names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+def name_of(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def samples(part: int) -> Iterator[tuple[str, Any, Any]]:
     """The name of each operator, itself, and its first sample whose first argument is a matrix or more."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    for op in op_db:
-        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-        if name not in names or torch.float64 not in op.dtypes:
-            continue
+    for op in sorted((op for op in op_db if torch.float64 in op.dtypes), key=name_of)[part::PARTS]:
         torch.manual_seed(0)
         found = iter(op.sample_inputs("cpu", torch.float64))
         sample = next((s for s in found if is_matrix(s.input)), None)
         if sample is not None:
-            yield name, op, sample
+            yield name_of(op), op, sample
 
 
 def is_matrix(value: object) -> bool:
@@ -90,17 +105,12 @@ def leaves(value: Any) -> list[Any]:
 
 
 def outcome(op: Any, sample: Any, mesh: DeviceMesh, placement: Any) -> str:
-    """EQUAL, REFUSED_TOO, or what is wrong."""
+    """What comes out, in one of the words above, or what is wrong."""
     x, mask = sample.input.detach(), mask_for(sample.input)
     try:
-        torch.manual_seed(0)
         expected = leaves(op(md.as_masked_tensor(x.clone(), mask), *sample.args, **sample.kwargs))
-        torch.manual_seed(1)
-        again = leaves(op(md.as_masked_tensor(x.clone(), mask), *sample.args, **sample.kwargs))
     except Exception:
-        return "not in one process"
-    if not all_same(expected, again):
-        return "random"
+        return RAISES
     args, kwargs = on_ranks(sample.args, mesh), on_ranks(sample.kwargs, mesh)
     hidden = torch.where(mask, x, torch.nan)
     mask_placement = Replicate() if isinstance(placement, Partial) else placement
@@ -132,16 +142,22 @@ def same(found: Any, expected: Any) -> bool:
     return True
 
 
-def operators(rank: int, ranks: int) -> None:
+def operators(rank: int, ranks: int, part: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     found = {
         (name, placement): outcome(op, sample, mesh, PLACEMENTS[placement])
-        for name, op, sample in samples(NAMES)
+        for name, op, sample in samples(part)
         for placement in PLACEMENTS
     }
-    assert {name for name, _ in found} == set(NAMES)
-    assert {which: text for which, text in found.items() if text not in (EQUAL, REFUSED_TOO)} == {}
-    assert sum(text == EQUAL for text in found.values()) >= 4 * 55
+    others = {which: text for which, text in found.items() if text != EQUAL}
+    assert {which: text for which, text in others.items() if text not in EXCEPTIONS} == {}
+    names = {name for name, _ in found}
+    for text, excepted in EXCEPTIONS.items():
+        assert {name for (name, _), why in others.items() if why == text} == names & set(excepted), text
+    assert len(names) >= AT_LEAST
 
 
-CHECKS: dict[str, Check] = {"operators in four placements": operators}
+CHECKS: dict[str, Check] = {
+    f"operators in four placements, part {part + 1} of {PARTS}": functools.partial(operators, part=part)
+    for part in range(PARTS)
+}

@@ -155,7 +155,7 @@ def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
     # Counted in int32: torch would copy a sum of bool in int64 first.
     nans = as_int8(order.values.detach().isnan()).sum(dim, keepdim=True, dtype=torch.int32)
     numbers = order.count - nans
-    half = ((numbers - 1) // 2).clamp(min=0)
+    half = (numbers - 1).div(2, rounding_mode="floor").clamp(min=0)
     return half if ignore_nan else torch.where(nans > 0, numbers, half)
 
 
