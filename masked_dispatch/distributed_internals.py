@@ -71,11 +71,6 @@ def process_group_named(group: Group) -> distributed.ProcessGroup:
     return c10d._resolve_process_group(group) if isinstance(group, str) else process_group_of(group)
 
 
-def is_distributed_tensor(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, whose type takes long to import."""
-    return hasattr(tensor, "placements")
-
-
 def waited_for(tensor: Tensor) -> Tensor:
     """A tensor that has arrived, in place of torch's wrapper around one that may not have."""
     if getattr(tensor, "elem", None) is None:

@@ -4,8 +4,8 @@ What is remembered as zero under a mask is verified where it is used. Hypothesis
 so that a failure is found again; more of them where asked. Dynamo does not time its guards, and the garbage collector
 leaves alone what was there before the first test.
 
-``HYPOTHESIS_PROFILE=long python -m pytest tests/...`` draws many and anew each time. ``--part K/N`` runs every N-th test,
-beginning with the K-th: so the slow ones, which are too many for one run, run in N.
+``HYPOTHESIS_PROFILE=long python -m pytest tests/...`` draws many and anew each time. ``--part K/N`` runs every N-th
+test, beginning with the K-th: so the slow ones, which are too many for one run, run in N.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def part(text: str) -> tuple[int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", type=part, metavar="K/N", help="every N-th of the tests, beginning with the K-th (from 0)")
+    parser.addoption("--part", type=part, metavar="K/N", help="every N-th test, beginning with the K-th")
 
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out

@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.autograd.dense import unwrap
-from masked_dispatch.distributed_internals import is_distributed_tensor, waited_for
+from masked_dispatch.distributed_internals import waited_for
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
+from op_registry.records.divided import is_divided
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
@@ -90,7 +91,7 @@ def mask_of(tensor: Tensor) -> Tensor:
 
 def is_distributed(tensor: MaskedTensor) -> bool:
     """Whether data and mask are distributed tensors."""
-    return is_distributed_tensor(tensor._data)
+    return is_divided(tensor._data)
 
 
 def check(call: str, tensor: Tensor) -> None:
