@@ -30,8 +30,8 @@ def source_digest(path: str) -> str:
 def digest_of_code(*values: Any) -> str:
     """A digest of functions and values: of their sources and the values that they close over.
 
-    Anything else (a closure over a tensor, an object with a ``__call__``) gets a unique digest, and is recompiled in
-    every process.
+    Anything else (a closure over a tensor, an object with a ``__call__``, a function typed at a prompt, whose source no
+    file has) gets a unique digest, and is recompiled in every process.
     """
     return digest_of(*_digest_parts(values, ()))
 
@@ -57,7 +57,7 @@ def _contents(value: object) -> list[Any] | None:
         return [item for pair in value.items() for item in pair]
     if dataclasses.is_dataclass(value):
         return [type(value).__name__, *(getattr(value, f.name) for f in dataclasses.fields(value))]
-    if isinstance(value, FunctionType):
+    if isinstance(value, FunctionType) and Path(value.__code__.co_filename).is_file():
         code = value.__code__
         closed_over = [cell.cell_contents for cell in value.__closure__ or ()]
         defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]

@@ -14,5 +14,8 @@ CODE_VERSION = source_digest(str(Path(__file__).parents[1]))
 
 def geometry(tensor: Tensor) -> tuple[str, ...]:
     """Everything about a tensor except its values, as text that is the same in every process."""
-    facts = (tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    facts = (
+        *(tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
+        *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+    )
     return tuple(str(fact) for fact in facts)
