@@ -20,7 +20,8 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-slow test-full matrix third-party wheel conformance lint types docs bench coverage format clean
+.PHONY: help demo test test-slow test-full matrix third-party wheel conformance compiled lint types docs bench coverage
+.PHONY: format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -58,6 +59,12 @@ wheel: $(INSTALLED)
 ## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
 conformance: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m op_registry check $(if $(SLICE),--tier full --slice $(SLICE) --timeout 480)
+
+## make compiled    a call of each operator in a graph, forward and backward, for sizes at hand and for any; SLICE=K/N: a part
+MODES ?= aot_eager aot_eager_dynamic
+compiled: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m op_registry check --tier compiled $(MODES:%=--mode %) --timeout 480 \
+	    $(if $(SLICE),--slice $(SLICE))
 
 ## make lint        ruff: lint and format
 lint: $(INSTALLED)

@@ -87,7 +87,11 @@ class Eager(Subject):
     def modes(self) -> dict[str, Subject]:
         # Made once: each follows the log of what is stored densely for as long as the process lives.
         if not self._modes:
-            self._modes = {"aot_eager": Compiled("aot_eager"), "inductor": Compiled("inductor")}
+            self._modes = {
+                f"{backend}_dynamic" if dynamic else backend: Compiled(backend, dynamic)
+                for backend in ("aot_eager", "inductor")
+                for dynamic in (None, True)
+            }
         return self._modes
 
 
@@ -101,12 +105,12 @@ def _options(storage: str, layout: Layout, shape: torch.Size) -> dict[str, Any]:
 
 
 class Compiled(Eager):
-    """The same through torch.compile(fullgraph=True)."""
+    """The same through torch.compile(fullgraph=True), for the sizes at hand or (`dynamic`) for any."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, dynamic: bool | None = None) -> None:
         super().__init__()
         self.name = backend
-        self.backend = backend
+        self.backend, self.dynamic = backend, dynamic
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._compiled(fn)(*args, **kwargs)
@@ -127,7 +131,7 @@ class Compiled(Eager):
         def function(*args: Any, **kwargs: Any) -> Any:
             return fn(*args, **kwargs)
 
-        return torch.compile(function, backend=self.backend, fullgraph=True)
+        return torch.compile(function, backend=self.backend, fullgraph=True, dynamic=self.dynamic)
 
     def modes(self) -> dict[str, Subject]:
         return {}

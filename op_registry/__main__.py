@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ TIERS = {
         most=4, masks=("unstored", "stored", "half", "slices", "empty", ONE_HOLE), also_stored=("csr", "bsr")
     ),
     # Every sample, mask and dtype; on storages other than dense as many samples as in quick.
+    # P7 alone, on a call of each entry's own function: how much of the database compiles.
+    "compiled": Settings(laws=("P7",), whole_entries=True),
     "full": Settings(most=None, dtypes="all", modes=("aot_eager",), also_stored=("csr", "bsr", "hybrid")),
 }
 
@@ -125,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--variants", action="store_true", help="also run the in-place and out= forms of the entries")
     check.add_argument("--slice", metavar="K/N", help="only the K-th of N equal parts of the operators")
+    check.add_argument("--draw", type=int, metavar="N", help="only N of the operators, drawn by the seed")
     check.add_argument(
         "--device",
         choices=DEVICES,
@@ -161,7 +165,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         also_stored=tuple(options.storage) if options.storage else tier.also_stored,
         seed=options.seed,
         sample=options.sample,
-        each_overload_once=not options.op,
+        whole_entries=tier.whole_entries,
+        each_overload_once=not options.op and not tier.whole_entries,
         modules=tuple(options.modules),
     )
 
@@ -184,6 +189,8 @@ def _check(options: argparse.Namespace) -> int:
     if settings.dtypes == "all":
         names = [piece for name in names for piece in in_each_dtype(name)]
     names = _part(names, options.slice)
+    if options.draw is not None:
+        names = random.Random(options.seed).sample(names, min(options.draw, len(names)))
     reports = reporting.by_operator(
         runner.run(names, settings, workers=options.workers, timeout=options.timeout, results=options.results)
     )

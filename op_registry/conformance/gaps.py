@@ -2,7 +2,8 @@
 
 A gap of one rule is declared on that rule (``rule.gap("P6", why=…)``). The table here is for entries of torch's
 database whose failures have another cause: torch itself, or several rules together. `where` narrows a gap to trials
-whose description contains all of its words: ``"float32 sample 3 half"``.
+whose description contains all of its words: ``"float32 sample 3 half"``, and for P7 the mode. An upstream gap is one of
+torch's compiler: torch's own TwoTensor has to fail there as well.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Observed
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
+from op_registry.conformance.two_tensors import TwoTensors, first_of_two
 from op_registry.errors import MaskedSemanticsError
 
 # Compiled modes fuse operators and sum in another order.
@@ -177,6 +178,29 @@ def modes_agree(trial: Trial, mode: str) -> None:
     _check_another_mask(trial, in_mode, mode)
 
 
+def torch_fails_too(trial: Trial, mode: str) -> str | None:
+    """How torch's own TwoTensor fails in `mode`; None if it does not, or if it cannot make the call in eager either."""
+    mode_subject = trial.subject.modes()[mode]
+    eager, in_mode = (
+        Trial(TwoTensors(subject), trial.sample, trial.masking, trial.seed) for subject in (trial.subject, mode_subject)
+    )
+    differentiable = trial.derivative_order > 0
+    try:
+        want = _of_two_tensors(eager, differentiable)
+    except Exception:
+        return None
+    try:
+        _check_outcome(mode, _of_two_tensors(in_mode, differentiable), want, trial)
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def _of_two_tensors(trial: Trial, gradients: bool) -> Outcome:
+    results, found = _results_and_gradients(trial, gradients)
+    return [first_of_two(value) for value in results], [first_of_two(value) for value in found]
+
+
 def _returns_a_view(sample: Sample) -> bool:
     args, kwargs = sample.with_tensors(lambda t: t.detach().clone())
     return bool(_views_of(sample.fn(*args, **kwargs), _distinct(args, kwargs)))
@@ -263,7 +287,11 @@ def _check_value(name: str, got: object, want: object, valueless: bool) -> None:
 
 
 def _results_and_gradients(trial: Trial, gradients: bool) -> Outcome:
-    """Observed results and, if requested, gradients."""
+    """Observed results and, if requested, gradients of the part that has a derivative."""
     args, kwargs, values = trial.wrapped(gradients=gradients)
-    outcome = observed(trial.subject, trial.run(args, kwargs))
-    return outcome, gradients_of(trial.subject, outcome, values) if gradients else []
+    result = trial.run(args, kwargs)
+    outcome = observed(trial.subject, result)
+    if not gradients:
+        return outcome, []
+    part = observed(trial.subject, trial.sample.differentiable_part(result))
+    return outcome, gradients_of(trial.subject, part, values)

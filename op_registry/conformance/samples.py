@@ -377,6 +377,16 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
         yield direct
 
 
+def entry_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
+    """Samples of an entry's own function that plain torch runs, the most informative first."""
+
+    def rank(sample: Sample) -> tuple[bool, ...]:
+        return (plain_torch.derivative(sample).order == 0, *_small(sample.tensors))
+
+    samples = [s for s in chosen(operator.samples(dtype), 40) if s.tensors and plain_torch.forward(s).error is None]
+    return sorted(samples, key=rank)
+
+
 def _direct_call(sample: Sample, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
     """A recorded call as a sample, on copies: the recorded tensors may be views, or have been modified since."""
     copied_args, copied_kwargs = tree_map(_copied, (args, kwargs))

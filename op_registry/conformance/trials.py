@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
@@ -10,22 +11,23 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch._ops import OpOverload
 
 from op_registry.conformance import closed, gradients, laws, modes, storages
 from op_registry.conformance.applicability import exemption
-from op_registry.conformance.gaps import covers, gaps_of
+from op_registry.conformance.gap_tracker import GapTracker
+from op_registry.conformance.gaps import gaps_of
 from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
 from op_registry.conformance.own_operators import RegisteredOperator
-from op_registry.conformance.report import Outcome, Report
+from op_registry.conformance.report import Outcome, Report, Status
 from op_registry.conformance.sample import Operator, Sample
 from op_registry.conformance.samples import (
     DatabaseOperator,
     chosen,
     entries_by_overload,
+    entry_samples,
     operator_named,
     overload_samples,
 )
@@ -46,7 +48,6 @@ from op_registry.conformance.trial import (
 )
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.zeros import zeros_verified
-from op_registry.rule import Gap
 
 LAWS: dict[str, Law] = {
     "P1": laws.all_valid_identity,
@@ -62,7 +63,7 @@ STORED: dict[str, Callable[..., None]] = {
     "P4": storages.layouts_agree,
     "P5": storages.gradients_agree,
 }
-MODES = ("aot_eager", "inductor")
+MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
 ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
@@ -74,10 +75,6 @@ MOST_ELEMENTS = 1 << 17
 MOST_COMPILED = 2
 # The most samples that are tried for one with a valid result.
 MOST_TRIED = 24
-
-# The outcomes of a trial, best first. "refused" breaks no law, but tests none either; "refused rightly" is a refusal
-# that the semantics require.
-Status = Literal["pass", "densified", "refused rightly", "not asked", "refused", "gap", "broken", "error"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,9 @@ class Settings:
     seed: int = 0
     # Run one sample only, by its number in the database.
     sample: int | None = None
+    # What P7 compiles of an entry: the entry's own function, and the overloads that it calls only where plain torch
+    # does not compile that; or these alone.
+    whole_entries: bool = False
     # Run P7 for an overload only in the first entry that calls it.
     each_overload_once: bool = False
     # Modules that register the rules of other libraries' operators: worker processes import them first.
@@ -247,6 +247,8 @@ def _has_valid_results(subject: Subject, sample: Sample, kind: str, seed: int) -
 
 def _compiled_samples(operator: Operator, dtype: torch.dtype, settings: Settings) -> list[Sample]:
     """One call of each overload that an entry calls; for another library's operator, a few of its larger samples."""
+    if settings.whole_entries and isinstance(operator, DatabaseOperator):
+        return entry_samples(operator, dtype)[: None if settings.sample is not None else 1]
     if isinstance(operator, RegisteredOperator):
         large = [s for s in _samples(operator, dtype) if all(t.numel() > 1 for t in s.tensors)]
         return chosen(large or _samples(operator, dtype), None if settings.sample is not None else MOST_COMPILED)
@@ -318,7 +320,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     subject = find_subject(settings.subject)
     report = Report(name if isinstance(name, str) else operator.name)
     started = time.monotonic()
-    gaps = _GapTracker(gaps_of(operator))
+    gaps = GapTracker(gaps_of(operator))
     made: Made = {}
     with warnings.catch_warnings(), zeros_verified():
         warnings.simplefilter("ignore")
@@ -328,6 +330,9 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
                 _try_law(law, operator, subject, settings, gaps, report, say, made)
                 if law in WANTED_WHOLE and not report.asked(law):
                     _try_law(law, operator, subject, settings, gaps, report, say, made, whole=True)
+                if law == "P7" and settings.whole_entries and not report.asked(law):
+                    in_parts = dataclasses.replace(settings, whole_entries=False)
+                    _try_law(law, operator, subject, in_parts, gaps, report, say, made)
             else:
                 report.silences[law] = {f"the subject {subject.name!r} does not support it": 1}
             if settings.until_broken and report.failures:
@@ -355,7 +360,7 @@ def _try_law(
     operator: Operator,
     subject: Subject,
     settings: Settings,
-    gaps: _GapTracker,
+    gaps: GapTracker,
     report: Report,
     say: Callable[[str], None],
     made: Made,
@@ -367,36 +372,14 @@ def _try_law(
         for description, trial in trials_of(operator, law, subject, settings, stored, whole, made):
             line = repro(operator, law, description, settings, option)
             say(line)
-            full_description = f"{description} {option[1]}" if option and stored else description
-            status, message = gaps.judged(law, full_description, *outcome_of(check, trial))
+            full_description = f"{description} {option[1]}" if option else description
+            control = functools.partial(modes.torch_fails_too, trial, option[1]) if option and law == "P7" else None
+            status, message = gaps.judged(law, full_description, *outcome_of(check, trial), control)
             _record(report, law, full_description, status, message, line)
             if option and law == "P4":
                 report.storages.setdefault(option[1], Counter())[status] += 1
             if settings.until_broken and status in ("broken", "error"):
                 return
-
-
-class _GapTracker:
-    """The gaps of an operator, with a record of which ones were tested and which still fail."""
-
-    def __init__(self, gaps: Sequence[Gap]) -> None:
-        self.gaps = gaps
-        self.tested: set[int] = set()
-        self.failed: set[int] = set()
-
-    def judged(self, law: str, description: str, status: Status, message: str) -> tuple[Status, str]:
-        """A trial's outcome, with the status "gap" if a gap covers its failure."""
-        covering = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
-        if status != "not asked":
-            self.tested.update(covering)
-        if covering and status in ("broken", "error", "refused"):
-            self.failed.update(covering)
-            return "gap", f"{self.gaps[covering[0]].why} ({message})"
-        return status, message
-
-    def closed(self) -> list[Gap]:
-        """Gaps that were tested and no longer fail."""
-        return [self.gaps[n] for n in sorted(self.tested - self.failed)]
 
 
 # A command-line option that selects one check of a law: its name and value.
@@ -416,9 +399,7 @@ def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option
     return checks
 
 
-def _errors(
-    operator: Operator, subject: Subject, gaps: _GapTracker, report: Report, say: Callable[[str], None]
-) -> None:
+def _errors(operator: Operator, subject: Subject, gaps: GapTracker, report: Report, say: Callable[[str], None]) -> None:
     """Run P1 for the calls on which torch raises."""
     if not isinstance(operator, DatabaseOperator) or not operator.leading:
         return

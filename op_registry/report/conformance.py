@@ -33,12 +33,18 @@ def summary(reports: Sequence[Report]) -> str:
         lines.append(f"{law}  {passed:8d} {failed:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}")
     failing = [r for r in reports if r.failures]
     refusing = [r for r in reports if not r.failures and r.count("refused")]
+    gaps = [r for r in reports if not r.failures and not r.count("refused") and r.count("gap")]
     right = [
-        r for r in reports if not r.failures and not r.count("refused") and (r.count("pass") or r.count("densified"))
+        r
+        for r in reports
+        if not any(r.count(s) for s in ("broken", "error", "refused", "gap"))
+        and (r.count("pass") or r.count("densified"))
     ]
+    tried = len(right) + len(refusing) + len(failing) + len(gaps)
     lines.append(
-        f"{len(reports)} operators: {len(right)} right in every trial, {len(refusing)} refuse some, "
-        f"{len(failing)} fail some, {len(reports) - len(right) - len(refusing) - len(failing)} had nothing to try"
+        f"{len(reports)} operators: {len(right)} right in every trial{_share(len(right), tried)}, "
+        f"{len(refusing)} refuse some, {len(failing)} fail some, {len(gaps)} have named gaps, "
+        f"{len(reports) - tried} had nothing to try"
     )
     reasons: Counter[str] = Counter()
     for report in reports:
@@ -48,6 +54,7 @@ def summary(reports: Sequence[Report]) -> str:
         lines.append(f"P2 had no oracle in {sum(no_oracle.values())} trials, for {len(no_oracle)} reasons:")
         lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in no_oracle.most_common()]
     lines += storage_lines(reports)
+    lines += modes_lines(reports)
     undecided = Counter(law for r in reports for law in r.counts if answer_of(r, law).decision == "undecided")
     if undecided:
         lines.append("undecided: " + ", ".join(f"{law} of {n} operators" for law, n in sorted(undecided.items())))
@@ -60,6 +67,21 @@ def summary(reports: Sequence[Report]) -> str:
             more = f" (and {number - 1} more)" if number > 1 else ""
             lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
     return "\n".join(lines)
+
+
+def _share(part: int, of: int) -> str:
+    return f" ({100 * part / of:.2f} % of {of})" if of else ""
+
+
+def modes_lines(reports: Sequence[Report]) -> list[str]:
+    """Why P7 had nothing to compare, by the number of operators; and its named gaps, each with what was raised."""
+    silent: dict[str, list[str]] = {}
+    for report in reports:
+        if report.silences.get("P7") and not report.asked("P7"):
+            silent.setdefault(next(iter(report.silences["P7"])).partition(":")[0], []).append(report.operator)
+    lines = [f"P7 compared nothing of {len(names)} ({', '.join(names)}): {why}" for why, names in silent.items()]
+    gaps = [o for r in reports for o in r.outcomes if o.law == "P7" and o.status == "gap"]
+    return lines + [f"gap in P7: {o.message}\n    {o.repro}" for o in gaps]
 
 
 def storage_lines(reports: Sequence[Report]) -> list[str]:

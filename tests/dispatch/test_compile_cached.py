@@ -129,7 +129,7 @@ def test_graphs_are_told_apart_by_the_sizes_of_what_is_stored(storage: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", ["coo", "csc"])  # whose index tensors do not have the sizes of all dimensions
 def test_a_cached_graph_is_not_taken_for_one_of_other_sizes(storage: str) -> None:
     with fresh_cache():
         for sizes in ((4, 6), (4, 8), (6, 6), (4, 6)):
