@@ -98,6 +98,14 @@ def is_mixed_with_distributed(error: RuntimeError) -> bool:
     return "got mixed torch.Tensor and DTensor" in str(error)
 
 
+def is_refused_by_all_ranks(error: RuntimeError) -> bool:
+    """Whether DTensor has refused an operator for how its operands are placed, before any rank computed a part of it.
+
+    What a rank's own part is refused for, such as having no elements, the other ranks do not know of.
+    """
+    return any(text in str(error) for text in ("Sharding propagation failed", "does not have a sharding strategy"))
+
+
 def constants_replicated() -> AbstractContextManager[None]:
     """Inside, DTensor takes plain tensors for tensors that all ranks have."""
     experimental: Any = importlib.import_module("torch.distributed.tensor.experimental")

@@ -8,7 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from masked_dispatch.distributed_internals import constants_replicated, is_mixed_with_distributed
+from masked_dispatch.distributed_internals import (
+    constants_replicated,
+    is_mixed_with_distributed,
+    is_refused_by_all_ranks,
+)
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense
 from op_registry.records.divided import is_divided, undivided
@@ -19,7 +23,8 @@ def run_again(error: RuntimeError, run: Run, args: Sequence[Any], kwargs: Mappin
     """The result of a rule whose first run raised an error; or that error, if operands are not distributed.
 
     A rule's own constants are not distributed, and the same on all ranks. Where DTensor does not take an operand as it
-    is placed, or has no form of an operator, every rank runs the rule on all of the operands.
+    is placed, or has no form of an operator, every rank runs the rule on all of the operands. That takes all ranks, and
+    an error that one of them has alone stays one.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     divided = [tensor for tensor in tensors if is_divided(tensor)]
@@ -31,8 +36,9 @@ def run_again(error: RuntimeError, run: Run, args: Sequence[Any], kwargs: Mappin
             with constants_replicated():
                 return run(*args, **kwargs)
         except RuntimeError as refused:
-            if isinstance(refused, MaskedSemanticsError):
-                raise
+            error = refused
+    if isinstance(error, MaskedSemanticsError) or not is_refused_by_all_ranks(error):
+        raise error
     result = run(*map(whole, args), **{name: whole(value) for name, value in kwargs.items()})
     return with_tensors(result, lambda tensor: on_all_ranks(tensor, divided[0]))
 
