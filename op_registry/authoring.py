@@ -93,7 +93,7 @@ from op_registry.records.dims import (
     wrap_dim,
     wrap_dims,
 )
-from op_registry.records.divided import gather_along, is_divided
+from op_registry.records.divided import gather_along, is_divided, undivided_along
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
@@ -291,6 +291,7 @@ __all__ = [
     "with_leading_dims",
     "gather_along",
     "is_divided",
+    "undivided_along",
     "accumulation_dtype",
     "highest",
     "lowest",

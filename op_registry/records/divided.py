@@ -23,9 +23,14 @@ def gather_along(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     Of a tensor that is divided along `dim`, torch's result is pending, in a form that keeps the shape of the index:
     once a dimension was squeezed, it can no longer be completed.
     """
-    if is_divided(tensor):
-        tensor = undivided(tensor, lambda placement: placement.is_shard(dim % tensor.ndim) or placement.is_partial())
-    return tensor.gather(dim, index)
+    return undivided_along(tensor, dim).gather(dim, index)
+
+
+def undivided_along(tensor: Tensor, dim: int) -> Tensor:
+    """The tensor, of which no process has a part along `dim`, nor a part of a sum."""
+    if not is_divided(tensor):
+        return tensor
+    return undivided(tensor, lambda placement: placement.is_shard(dim % tensor.ndim) or placement.is_partial())
 
 
 def undivided(tensor: Tensor, where: Callable[[Any], bool] = lambda placement: True) -> Tensor:

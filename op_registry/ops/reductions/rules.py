@@ -36,9 +36,9 @@ from op_registry.authoring import (
     filled_for_exp_alone,
     first_valid_index,
     flattened,
-    gather_along,
     highest,
     identity_of,
+    is_divided,
     is_inexact,
     lowest,
     masked_rule,
@@ -50,6 +50,7 @@ from op_registry.authoring import (
     safe_sqrt,
     spread,
     squeeze_reduced,
+    undivided_along,
     valid_in_all,
 )
 
@@ -165,12 +166,14 @@ def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool =
 @masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, slices=Slices(positions=(1,)))
 def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The maximum (minimum) of the valid elements along a dimension, and its index."""
+    if is_divided(x.data):  # torch looks for positions in each part, and one of them may be empty
+        x = x.map(lambda t: undivided_along(t, dim))
     exists, dims = x.any_valid(dim, keepdim), reduced_dims(x, dim)
     identity = identity_of(op, x.dtype)
     filled = x.filled(identity)
     values, index = op(filled, dim, True)
     index = torch.where(values == identity, first_valid_index(x, dim), index)
-    values = gather_along(filled, dim, index)
+    values = filled.gather(dim, index)
     return Dense(squeeze_reduced(dims, values, keepdim), exists), Dense(squeeze_reduced(dims, index, keepdim), exists)
 
 
@@ -179,6 +182,8 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
     """The index of the first maximum (minimum) among valid elements, in the original dimension or the flat input."""
     exists = x.any_valid(dim, keepdim)
     along, axis = (flattened(x), 0) if dim is None else (x, dim)
+    if is_divided(along.data):  # as in `max`
+        along = along.map(lambda t: undivided_along(t, axis))
     identity = identity_of(op, x.dtype)
     filled = along.filled(identity)
     index = op(filled, axis, True)
