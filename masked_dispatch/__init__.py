@@ -18,6 +18,7 @@ functional.py             torch.func's transforms
 missing.py                pandas' words for missing values
 metrics.py                accuracy, mean squared error, perplexity
 distributed/              collectives of masked tensors, statistics and losses over all ranks
+torchax/                  masked tensors on XLA, by torchax
 optim/                    optimizers for masked gradients
 plot.py                   pictures of masks
 seeing/                   tracing where validity goes
@@ -30,7 +31,7 @@ __main__.py               python -m masked_dispatch
 
 import typing as _typing
 
-from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing
+from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing, torchax
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
@@ -176,6 +177,7 @@ __all__ = [
     "storage",
     "sum",
     "testing",
+    "torchax",
     "trace",
     "var",
     "var_mean",

@@ -410,10 +410,14 @@ with_facts: Callable[[str, Sequence[str], int, bool], str] = torch._tensor_str._
 default_device_type: Callable[[], str] = torch._C._get_default_device
 
 
+# A context without the dispatch modes that are in force.
+without_dispatch_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+
+
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Without autograd, dispatch modes and torch functions' modes: printing is seen by none of them."""
-    with torch.no_grad(), _python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), without_dispatch_modes(), torch._C.DisableTorchFunction():
         yield
 
 

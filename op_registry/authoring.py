@@ -125,7 +125,7 @@ from op_registry.records.slices import (
     squeeze_reduced,
     valid_first_positions,
 )
-from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow, may_be_read
+from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow, has_values, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, on_device_of, unite
 from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
@@ -303,6 +303,7 @@ __all__ = [
     "being_traced",
     "computed_at_once",
     "gradients_may_flow",
+    "has_values",
     "may_be_read",
     "autocast_off",
     "autocast_on",

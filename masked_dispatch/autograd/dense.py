@@ -34,7 +34,7 @@ from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
-from op_registry.records.tracing import savable
+from op_registry.records.tracing import savable, traced_elsewhere
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import hand_on
 
@@ -57,7 +57,7 @@ class Wrap(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Context, data: Tensor, validity: Tensor | None) -> MaskedTensor:
         save_validity(ctx, validity)
-        own = in_layout_of_gradient(data.detach())
+        own = in_layout_of_gradient(_alias(data))
         hand_on(data, own, validity)
         return wrap(own, validity)
 
@@ -82,7 +82,7 @@ class Unwrap(torch.autograd.Function):
     def forward(ctx: Context, tensor: MaskedTensor) -> Tensor:
         validity = _savable_validity(tensor)
         save_validity(ctx, validity)
-        data = in_layout_of_gradient(tensor._data.detach())
+        data = in_layout_of_gradient(_alias(tensor._data))
         hand_on(tensor._data, data, validity)
         return data
 
@@ -96,6 +96,11 @@ class Unwrap(torch.autograd.Function):
     def jvp(ctx: Context, tangent: Tensor) -> Tensor:
         check_single_tangent(tangent)
         return plain_gradient(tangent, ctx.validity)
+
+
+def _alias(data: Tensor) -> Tensor:
+    """The data as another tensor, for autograd. ``detach`` of another library's tensor would end its own derivative."""
+    return data.detach() if type(data) is Tensor else torch.ops.aten.detach.default(data)
 
 
 def check_single_tangent(tangent: Tensor) -> None:
@@ -202,6 +207,8 @@ def wrap_record(record: Dense) -> MaskedTensor:
     if under_transform():
         # The inner tensor carries the derivative: the fill stops gradients of invalid elements.
         return wrap_in_transform(fill_where_invalid(data, validity, 0), validity)
+    if type(data) is not Tensor and traced_elsewhere(data):
+        data = fill_where_invalid(data, validity, 0)  # likewise
     if (data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: MaskedTensor = Wrap.apply(data, validity)
         return result

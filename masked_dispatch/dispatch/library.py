@@ -26,6 +26,7 @@ from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import EXPORTED_BY_ANOTHER_VERSION
+from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate
@@ -191,7 +192,10 @@ def _accumulate(tensors: list[Tensor]) -> Tensor:
 
 
 def _data_of(tensor: Tensor) -> Tensor:
-    return _record(tensor).data
+    data = _record(tensor).data
+    if type(data) in wrappers:
+        raise MaskedSemanticsError(transformed_elsewhere(tensor))
+    return data
 
 
 def _validity_of(tensor: Tensor) -> Tensor:

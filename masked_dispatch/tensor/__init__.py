@@ -4,6 +4,7 @@ masked_tensor.py  MaskedTensor: accessors, protocol hooks (flatten, copy, pickle
 sparse_tensor.py  SparseMaskedTensor: values and a sparsity pattern instead of data and a mask
 whole_functions.py  functions that Dynamo keeps whole, because they have rules inside them
 in_transform.py   masked tensors made inside a functorch transform
+other_devices.py  tensors of libraries whose device torch's C++ does not know
 mask_sharing.py   copy-on-write of masks between a tensor, its views and results
 write_locks.py    locks for in-place operations of several threads
 mask_bytes.py     converting a bool mask to int8 in a compiled graph

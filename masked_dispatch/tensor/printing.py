@@ -43,7 +43,10 @@ def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
         readable = is_readable(tensor, record)
         summarized = readable and record_size(record) > print_options().threshold
         body = _body(record, summarized) if readable else "..."
-        facts = [*_facts_of_values(record, readable, summarized), *_facts_of_storage(tensor, readable, summarized)]
+        facts = [
+            *_facts_of_values(record, tensor.device, readable, summarized),
+            *_facts_of_storage(tensor, readable, summarized),
+        ]
     text = with_facts(_PREFIX + body, [*facts, *facts_of_autograd(tensor)], len(_PREFIX), False)
     return f"Parameter({text})" if getattr(tensor, "_is_param", False) else text
 
@@ -75,7 +78,7 @@ def count_valid(record: AnyRecord) -> int:
 # -------------------------------------------------------------------------------------------------------------- facts
 
 
-def _facts_of_values(record: AnyRecord, readable: bool, summarized: bool) -> list[str]:
+def _facts_of_values(record: AnyRecord, device: torch.device, readable: bool, summarized: bool) -> list[str]:
     """How many elements are valid, the shape where it is not seen, and device and dtype where torch prints them."""
     size = f"size={tuple(record.shape)}"
     if readable:
@@ -87,9 +90,9 @@ def _facts_of_values(record: AnyRecord, readable: bool, summarized: bool) -> lis
     else:
         unmasked = isinstance(record, Dense) and record.validity is None
         facts = [size, "mask=None" if unmasked else "mask=..."]
-    kind = record.device.type
-    if kind != default_device_type() or (kind == "cuda" and torch.cuda.current_device() != record.device.index):
-        facts.append(f"device='{record.device}'")
+    kind = device.type
+    if kind != default_device_type() or (kind == "cuda" and torch.cuda.current_device() != device.index):
+        facts.append(f"device='{device}'")
     default = torch.get_default_dtype()
     default_complex = torch.complex128 if default is torch.float64 else torch.complex64
     empty = any(type(n) is int and n == 0 for n in record.shape)  # a size of a graph may not be known

@@ -18,6 +18,7 @@ from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimensions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
+from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
@@ -339,6 +340,7 @@ def wrap_sparse(
 
     size  its sizes; the record's, if not given
     """
+    check_stored_sparsely((record.base if isinstance(record, Permuted) else record).values.data)
     try:
         wrapper: SparseMaskedTensor = make_wrapper_subclass(
             kind,

@@ -13,6 +13,9 @@ from torch import Tensor
 _transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False, lambda: False]
 # Set by the same: does a tensor of a subclass stand for a value of a graph? Unless somebody knows better, it does.
 _graph_probe: list[Callable[[Tensor], bool]] = [lambda tensor: True]
+# Set by who serves the tensors of a library, by their type: does one that is taken for a value of a graph have values
+# now that can be read?
+readable: dict[type, Callable[[Tensor], bool]] = {}
 # Set by the same: is a tensor a batch of torch's older vmap (`is_grads_batched`), whose memory nobody sees?
 _batch_probe: list[Callable[[Tensor], bool]] = [lambda tensor: False]
 
@@ -52,7 +55,14 @@ def being_traced(tensor: Tensor) -> bool:
 
 def has_values(tensor: Tensor) -> bool:
     """Whether `tensor` has values that can be read, be it by waiting for a device: not in a graph, not on meta."""
-    return not (tensor.is_meta or being_traced(tensor))
+    known = readable.get(type(tensor))
+    return known(tensor) if known is not None else not (tensor.is_meta or being_traced(tensor))
+
+
+def traced_elsewhere(tensor: Tensor) -> bool:
+    """Whether another library traces `tensor`, whose derivatives pass operators, and nothing that autograd adds."""
+    known = readable.get(type(tensor))
+    return known is not None and not known(tensor)
 
 
 def computed_at_once(*tensors: Tensor) -> bool:

@@ -50,7 +50,7 @@ def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
     """The validity on the device of the data."""
     if validity is None or validity.device == data.device:
         return validity
-    if validity.is_meta:
+    if validity.device.type == "meta":
         raise MaskedSemanticsError(
             f"a mask of shape {tuple(validity.shape)} on meta has no values, so that it is unknown what would be valid "
             f"on {data.device}. Say so with masked_tensor(data, mask), where data is made from x.get_data(); "

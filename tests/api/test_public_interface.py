@@ -55,7 +55,7 @@ aminmax any argmax argmin as_masked_tensor cummax cummin cumprod cumsum densify 
 from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp logsumexp mask_like
 masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile nansum optim pad_sequence
 pad_stack plot prod quantile registry sparse_relu sparse_threshold sparse_topk sparse_where std std_mean
-storage sum testing trace var var_mean vector_norm windows""",
+storage sum testing torchax trace var var_mean vector_norm windows""",
     )
     expect(
         "\n".join(
@@ -77,7 +77,8 @@ md.missing: bfill dropna ffill fillna group_count group_mean group_sum interpola
 md.optim: Adadelta Adagrad AdamW Adamax LazyAdam NAdam RAdam RMSprop Rprop SGD
 md.plot: mask
 md.storage: Choice choose choosing explain family_of
-md.testing: assert_close""",
+md.testing: assert_close
+md.torchax: enable""",
     )
     expect(
         textwrap.fill(" ".join(own_names()), 110),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -31,14 +32,14 @@ def closure_of(distribution: str) -> set[str]:
 
 
 class CleanEnvironment:
-    """An environment in `folder`, with links to the torch of the running one."""
+    """An environment in `folder`, with links to the torch of the running one, and to other distributions if named."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, also: Sequence[str] = ()) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
         self.folder = folder
         self.python = folder / "bin" / "python"
         (self.packages,) = folder.glob("lib/python*/site-packages")
-        for name in closure_of("torch"):
+        for name in set().union(*map(closure_of, ("torch", *also))):
             for file in metadata.files(name) or []:
                 top = file.parts[0]
                 if top not in ("..", "__pycache__") and not (self.packages / top).exists():

@@ -40,7 +40,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "storage", "testing"),
+        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "storage", "testing", "torchax"),
         ("command_line", "conformance_subject"),
         ("__main__",),
     ),
@@ -49,6 +49,11 @@ FLOORS = {
 # Imports inside functions, none of our own modules, each with the reason why it waits.
 LATE = {
     "matplotlib": "the core depends on torch alone",
+    "jax": "the core depends on torch alone",
+    "jax.core": "the core depends on torch alone",
+    "jax.tree_util": "the core depends on torch alone",
+    "torchax": "the core depends on torch alone",
+    "torchax.interop": "the core depends on torch alone",
     "numpy": "the core depends on torch alone",
     "pytest": "the core depends on torch alone",
     "tqdm": "the core depends on torch alone",

@@ -23,8 +23,8 @@ from op_registry.authoring import (
     MaskedSemanticsError,
     Number,
     as_bool,
-    being_traced,
     data_of,
+    has_values,
     highest,
     intersect,
     known_all_valid,
@@ -69,7 +69,7 @@ def _local_scalar_dense(self: Dense) -> Any:
             f"Python value, and it is invalid. Replace an invalid element first, x.to_tensor({value}), or check "
             "x.get_mask()."
         )
-        if being_traced(self.validity):
+        if not has_values(self.validity):
             torch._assert_async(as_bool(self.validity).reshape(()), message)  # checked when the graph runs
         elif not bool(as_bool(self.validity)):
             raise InvalidValueError(message)

@@ -1,0 +1,30 @@
+"""Tensors of libraries whose device torch's C++ does not know: which masked tensor wraps them, what they cannot do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from op_registry import MaskedSemanticsError
+
+# By the type of the data: a subclass of MaskedTensor, and the device that torch's C++ takes its tensors to be on.
+wrappers: dict[type, tuple[type, torch.device]] = {}
+
+
+def transformed_elsewhere(tensor: Tensor) -> str:
+    """The error text of a transform of masked_dispatch.functional."""
+    return (
+        f"the transforms of masked_dispatch.functional take no masked tensors on {tensor.device} (shape "
+        f"{tuple(tensor.shape)}). Use those of the library that the device belongs to, on functions of data and mask "
+        "that make the masked tensor inside, with as_masked_tensor(data, mask)."
+    )
+
+
+def check_stored_sparsely(values: Tensor) -> None:
+    """Refuse sparse storage of such tensors: the number of elements that it stores depends on data."""
+    if type(values) in wrappers:
+        raise MaskedSemanticsError(
+            f"masked tensors on {values.device} are stored densely alone: how many elements sparse or packed storage "
+            f"has ({tuple(values.shape)} here) depends on the mask, and each number would be compiled anew. Keep x as "
+            "it is, or store it on the CPU, x.cpu().to_layout(layout)."
+        )
