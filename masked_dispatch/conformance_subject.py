@@ -11,6 +11,7 @@ from torch import Tensor
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torchax import enable
 from op_registry.conformance.subject import Subject
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.layout import COO, Layout
@@ -24,6 +25,10 @@ class Eager(Subject):
     """MaskedTensor, called eagerly."""
 
     name = "eager"
+
+    def prepare(self, device: torch.device) -> None:
+        if device.type == "jax":
+            enable()
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         return masked_tensor(data, mask, requires_grad=requires_grad)

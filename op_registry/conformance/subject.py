@@ -26,6 +26,9 @@ class Subject:
     # Whether P1 also requires torch's own errors. (Bare rules can't raise all of them: they never see out=, for one.)
     own_errors = True
 
+    def prepare(self, device: torch.device) -> None:
+        """Called before the first call on a device."""
+
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ import torch
 
 from op_registry.conformance.devices.available import DeviceMissing, device_called
 from op_registry.conformance.devices.comparison import Finding, findings
+from op_registry.conformance.devices.xla import OnXla
 from op_registry.conformance.samples import operator_named
 from op_registry.conformance.subjects import find_subject
 from op_registry.progress import Bar
@@ -40,9 +41,10 @@ def compared(
 ) -> Iterable[Finding]:
     """The findings of each entry."""
     tested = find_subject(subject)
+    comparison = OnXla if device.type == "jax" else None
     with Bar(len(names), "entry") as bar:
         for name in names:
-            yield from findings(operator_named(name), device, tested, sample)
+            yield from findings(operator_named(name), device, tested, sample, comparison)
             bar.advance(name)
 
 

@@ -10,7 +10,8 @@ from op_registry.conformance.devices import reference
 
 REFERENCE = "reference"
 META = "meta"
-NAMES = (REFERENCE, META, "cuda", "mps", "xpu")
+XLA = "xla"
+NAMES = (REFERENCE, META, XLA, "cuda", "mps", "xpu")
 
 
 class DeviceMissing(Exception):
@@ -20,13 +21,16 @@ class DeviceMissing(Exception):
 def device_called(name: str) -> torch.device:
     """A device by its name; raises DeviceMissing where it cannot be used.
 
-    The reference device is made, once in a process: the name that it takes cannot be given to another device.
+    The reference device is made, once in a process: the name that it takes cannot be given to another device. So is
+    that of torchax, which computes in torch's dtypes from then on.
     """
     if name == REFERENCE:
         _reference()
     try:
+        if name == XLA:
+            return _xla()
         return torch.empty(1, device=name).device
-    except (RuntimeError, AssertionError) as error:  # NotImplementedError is a RuntimeError
+    except (RuntimeError, AssertionError, ImportError) as error:  # NotImplementedError is a RuntimeError
         raise DeviceMissing(f"{type(error).__name__}: {str(error).partition('. ')[0]}") from error
 
 
@@ -34,3 +38,12 @@ def device_called(name: str) -> torch.device:
 def _reference() -> torch.library.Library:
     """What keeps the reference device's kernels registered."""
     return reference.set_up()
+
+
+@functools.cache
+def _xla() -> torch.device:
+    """torchax's device, in jax's precise mode: 64-bit numbers stay so, and products of matrices are not rounded."""
+    import torchax
+
+    torchax.enable_accuracy_mode()
+    return torch.device("jax")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,35 +37,62 @@ def _brought(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_meta else tensor.cpu()
 
 
-class Call:
-    """A sample called on a device, with masks of a kind on all its tensors; with `kind` None, all are plain."""
+@dataclass(frozen=True)
+class Operand:
+    """The data of a tensor of a sample, and the mask to be laid on it; None where all is valid."""
 
-    def __init__(self, sample: Sample, subject: Subject, device: torch.device, kind: str | None) -> None:
+    data: Tensor
+    mask: Tensor | None
+    masked: bool
+
+    def to(self, device: torch.device) -> Operand:
+        return Operand(self.data.to(device), None if self.mask is None else self.mask.to(device), self.masked)
+
+
+def operands(sample: Sample, kind: str | None, seed: int = 0) -> list[Operand]:
+    """The tensors of a sample under masks of a kind; with `kind` None, all are plain."""
+    copies = [tensor.detach().clone() for tensor in sample.tensors]
+    laid = None if kind is None else masking(kind, sample.tensors, seed)
+    if laid is None:
+        return [Operand(data, None, False) for data in copies]
+    masks = [mask if isinstance(mask, Tensor) else None for mask in laid.masks]
+    return [Operand(data, mask, True) for data, mask in zip(copies, masks, strict=True)]
+
+
+class Call:
+    """A sample called on operands, which lie on one device."""
+
+    def __init__(self, sample: Sample, subject: Subject, operands: Sequence[Operand]) -> None:
         self.subject = subject
         self.made: list[Any] = []
-        laid = masking(kind, sample.tensors) if kind is not None else None
 
-        def moved(tensor: Tensor) -> Any:
+        def made(tensor: Tensor) -> Any:
             position = len(self.made)
-            wanted = _differentiated(sample, position, tensor)
-            data = tensor.detach().clone().to(device)
-            if laid is None:
-                self.made.append(data.requires_grad_(wanted))
+            operand, wanted = operands[position], _differentiated(sample, position, tensor)
+            if operand.masked:
+                self.made.append(subject.wrap(operand.data, operand.mask, wanted))
             else:
-                mask = laid.masks[position]
-                self.made.append(subject.wrap(data, mask.to(device) if isinstance(mask, Tensor) else None, wanted))
+                self.made.append(operand.data.requires_grad_(wanted))
             return self.made[-1]
 
-        args, kwargs = sample.with_tensors(moved)
+        args, kwargs = sample.with_tensors(made)
         start_random_numbers(0)
         self.result = subject.call(sample.fn, *args, **kwargs)
         self.differentiated = sample.differentiable_part(self.result)
 
     def results(self) -> list[Any]:
         """Every leaf of the result; a tensor as Brought."""
-        return [self._brought(leaf) for leaf in tree_leaves(self.result, is_leaf=self.subject.is_value)]
+        return [self._brought(leaf) for leaf in self.leaves()]
+
+    def leaves(self) -> list[Any]:
+        """Every leaf of the result."""
+        return tree_leaves(self.result, is_leaf=self.subject.is_value)
 
     def gradients(self) -> list[Any]:
+        """The gradients of the sum of all squares; a tensor as Brought."""
+        return [self._brought(gradient) for gradient in self.derivatives()]
+
+    def derivatives(self) -> list[Any]:
         """The gradients of the sum of all squares.
 
         Each result is used twice in it, so that gradients meet in the autograd engine.
@@ -77,8 +105,8 @@ class Call:
         inputs = [value for value in self.made if self.subject.requires_grad(value)]
         if not squares or not inputs:
             return []
-        found = torch.autograd.grad(squares, inputs, [torch.ones_like(s) for s in squares], allow_unused=True)
-        return [self._brought(gradient) for gradient in found]
+        ones = [torch.ones_like(square) for square in squares]
+        return list(torch.autograd.grad(squares, inputs, ones, allow_unused=True))
 
     def _brought(self, leaf: Any) -> Any:
         return Brought.of(*self.subject.observe(leaf)) if self.subject.is_value(leaf) else leaf

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from op_registry.conformance.compare import difference, mask_difference
-from op_registry.conformance.devices.calls import Brought, Call
+from op_registry.conformance.devices.calls import Brought, Call, operands
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
@@ -44,8 +44,19 @@ class Finding:
     sample: int | None = None
 
 
-def findings(operator: Operator, device: torch.device, subject: Subject, sample: int | None = None) -> list[Finding]:
-    """What came of an entry on a device: of its first sample that can be compared, or of one by its number."""
+def findings(
+    operator: Operator,
+    device: torch.device,
+    subject: Subject,
+    sample: int | None = None,
+    comparison: type[Comparison] | None = None,
+) -> list[Finding]:
+    """What came of an entry on a device: of its first sample that can be compared, or of one by its number.
+
+    comparison  how a sample is called there and on the CPU
+    """
+    compare = comparison or Comparison
+    subject.prepare(device)
     samples = operator.samples(operator.preferred_dtype) if operator.dtypes else []
     if sample is not None:
         tried = [s for s in samples if s.number == sample]
@@ -55,9 +66,9 @@ def findings(operator: Operator, device: torch.device, subject: Subject, sample:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for position, candidate in enumerate(tried):
-            latest = _Comparison(operator.name, candidate, device, subject, "half").findings()
+            latest = compare(operator.name, candidate, device, subject, "half").findings()
             if latest[0].status == "refused":
-                latest += _Comparison(operator.name, candidate, device, subject, _all_valid(device)).findings()
+                latest += compare(operator.name, candidate, device, subject, _all_valid(device)).findings()
             comparable = all(f.status != "not comparable" for f in latest)
             if comparable or not position:
                 found = latest
@@ -71,7 +82,7 @@ def _all_valid(device: torch.device) -> str:
     return "unstored" if device.type == "meta" else "stored"
 
 
-class _Comparison:
+class Comparison:
     """One sample on the CPU and on a device, under masks of one kind."""
 
     def __init__(self, entry: str, sample: Sample, device: torch.device, subject: Subject, kind: str) -> None:
@@ -81,7 +92,8 @@ class _Comparison:
         self._outcome = functools.cache(self._outcome_on)
 
     def _call_on(self, device: torch.device, masked: bool) -> Call:
-        return Call(self.sample, self.subject, device, self.kind if masked else None)
+        laid = operands(self.sample, self.kind if masked else None)
+        return Call(self.sample, self.subject, [operand.to(device) for operand in laid])
 
     def findings(self) -> list[Finding]:
         results = self._found("results")
@@ -102,6 +114,10 @@ class _Comparison:
             return "not comparable", f"the CPU raises: {said(error)}"
         if what == "gradients" and all(gradient is None for gradient in theirs):
             return "not comparable", "no gradient"
+        return self._compared(what, theirs)
+
+    def _compared(self, what: What, theirs: list[Any]) -> tuple[Status, str]:
+        """What came of the call on the device, where the CPU gives `theirs`."""
         why = self._plain_error(what)
         if why is not None:
             return "not comparable", why
@@ -110,7 +126,7 @@ class _Comparison:
             mine = self._outcome(what, self.device, True)
         except Exception as error:
             return "different", f"raises {said(error)}"
-        wrong = _difference(mine, theirs, plain, self._same)
+        wrong = difference_of(mine, theirs, plain, self._same)
         if wrong is None:
             return "equal", ""
         if self._differs_for_plain_tensors(what, plain):
@@ -146,7 +162,7 @@ class _Comparison:
         """Whether plain torch itself gives other values there, as random operators do on a device of other streams."""
         if self.device.type == "meta":
             return False
-        return _difference(plain, self._outcome(what, CPU, False), plain, self._same) is not None
+        return difference_of(plain, self._outcome(what, CPU, False), plain, self._same) is not None
 
     def _same(self, mine: Brought, theirs: Brought) -> str | None:
         """How two tensors differ; on meta, in what is there."""
@@ -168,7 +184,7 @@ def _difference_of_meta(mine: Brought, theirs: Brought) -> str | None:
     return None
 
 
-def _difference(
+def difference_of(
     mine: Sequence[Any], theirs: Sequence[Any], plain: Sequence[Any], same: Callable[[Brought, Brought], str | None]
 ) -> str | None:
     """How results on the device differ from those of the CPU, or lie elsewhere than plain torch's; or None."""

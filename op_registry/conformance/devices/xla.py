@@ -1,0 +1,134 @@
+"""Calls on torchax tensors, compiled by XLA: one program for several masks, with garbage under them.
+
+The same sample is called on the CPU, once for each mask. Plain torch, the control, is called as rules call it: by
+operators, which torch's autograd records. (torchax itself serves some functions of torch whole, and then nothing
+records them.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.devices.calls import Brought, Call, Operand, operands
+from op_registry.conformance.devices.comparison import Comparison, Status, What, difference_of, said
+from op_registry.conformance.devices.compilations import compilations
+from op_registry.conformance.masks import refilled
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.subject import Subject
+
+# How many masks of a kind are laid, one after the other.
+MASKS = 3
+
+
+class CompiledAgain(Exception):
+    """More than one program was compiled for masks of one kind."""
+
+
+def laid(sample: Sample, kind: str | None) -> list[list[Operand]]:
+    """The operands under each mask of the kind, with garbage where they are invalid."""
+    found = []
+    for seed in range(MASKS):
+        made = operands(sample, kind, seed)
+        masks = [None if o.mask is None else o.mask.expand(o.data.shape) for o in made]
+        found.append([replace(o, data=refilled(o.data, m, "nan")) for o, m in zip(made, masks, strict=True)])
+    return found
+
+
+class CallsOnCpu:
+    """The results, or gradients, under one mask after the other."""
+
+    def __init__(self, sample: Sample, subject: Subject, kind: str | None) -> None:
+        self._calls = [Call(sample, subject, made) for made in laid(sample, kind)]
+
+    def results(self) -> list[Any]:
+        return [leaf for call in self._calls for leaf in call.results()]
+
+    def gradients(self) -> list[Any]:
+        return [gradient for call in self._calls for gradient in call.gradients()]
+
+
+class CompiledCalls:
+    """The same of one compiled function; raises CompiledAgain if XLA compiles anything for another mask."""
+
+    def __init__(self, sample: Sample, subject: Subject, kind: str | None) -> None:
+        self.sample, self.subject, self.kind = sample, subject, kind
+
+    def results(self) -> list[Any]:
+        return self._compiled(Call.leaves)
+
+    def gradients(self) -> list[Any]:
+        return self._compiled(Call.derivatives)
+
+    def _compiled(self, outputs: Callable[[Call], list[Any]]) -> list[Any]:
+        import torchax
+        import torchax.interop
+
+        shapes: list[Any] = []
+
+        def function(data: Sequence[Tensor], masks: Sequence[Tensor | None]) -> list[Tensor]:
+            masked = self.kind is not None
+            made = [Operand(d, m, masked) for d, m in zip(data, masks, strict=True)]
+            with contextlib.nullcontext() if masked else torch._C.DisableTorchFunction():
+                leaves = outputs(Call(self.sample, self.subject, made))
+                parts = [self.subject.observe(leaf) if self.subject.is_value(leaf) else leaf for leaf in leaves]
+            shapes[:] = [_Pair(part[1] is not None) if isinstance(part, tuple) else part for part in parts]
+            return [t for part in parts if isinstance(part, tuple) for t in part if t is not None]
+
+        compiled = torchax.interop.jax_jit(function)
+        found: list[Any] = []
+        with torchax.default_env():
+            calls = [[operand.to(torch.device("jax")) for operand in made] for made in laid(self.sample, self.kind)]
+            for number, made in enumerate(calls):
+                with compilations() as counted:
+                    tensors = iter(compiled([o.data for o in made], [o.mask for o in made]))
+                if counted.number != (number == 0):
+                    raise CompiledAgain(f"{counted.number} compilations for mask number {number}")
+                for shape in shapes:
+                    found.append(shape.filled(tensors) if isinstance(shape, _Pair) else shape)
+        return found
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Stands for a tensor among the results: whether its mask follows its data."""
+
+    masked: bool
+
+    def filled(self, tensors: Iterator[Any]) -> Brought:
+        """With the next tensors, brought to the CPU."""
+        data = next(tensors)
+        mask = next(tensors) if self.masked else None
+        on_cpu = [None if t is None else t._env.j2t_copy(t.jax()) for t in (data, mask)]
+        return Brought(on_cpu[0], on_cpu[1], data.device.type, None if mask is None else mask.device.type)
+
+
+class OnXla(Comparison):
+    """One sample on the CPU and compiled by XLA, under one mask after the other.
+
+    What is equal is so whether plain torch runs there or not; where something is not, that decides whose fault it is.
+    """
+
+    def _call_on(self, device: torch.device, masked: bool) -> Any:
+        calls = CallsOnCpu if device.type == "cpu" else CompiledCalls
+        return calls(self.sample, self.subject, self.kind if masked else None)
+
+    def _compared(self, what: What, theirs: list[Any]) -> tuple[Status, str]:
+        try:
+            mine = self._outcome(what, self.device, True)
+            wrong = difference_of(mine, theirs, mine, self._same)
+        except Exception as error:
+            wrong = f"raises {said(error)}"
+        if wrong is None and all(leaf.device == self.device.type for leaf in mine if isinstance(leaf, Brought)):
+            return "equal", ""
+        why = self._plain_error(what)
+        if why is not None:
+            return "not comparable", why
+        if self._differs_for_plain_tensors(what, self._outcome(what, self.device, False)):
+            return "not comparable", f"plain torch gives something else on {self.device.type}"
+        return "different", wrong or f"not on {self.device.type}"
