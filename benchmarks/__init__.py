@@ -17,6 +17,7 @@ adagrad            R8   a step of Adagrad on a large table of which few rows wer
 choice             R11  the automatic choice of representation, beside the best one
 compile                 what a second process pays to start
 memory             R17  peak memory of reductions, norms, sorts and distances
+xla                     the masked mean on XLA by torchax, where the extra is installed: compilations, gradient, memory
 
 The identifiers are those of the project's goals, and docs/performance.md has a figure for each.
 

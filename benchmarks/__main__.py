@@ -33,6 +33,7 @@ NAMES = (
     "choice",
     "compile",
     "memory",
+    "xla",
 )
 
 # `--quick`: few rounds, and less of what takes minutes to compile or to convert. All of them take about ten minutes.
@@ -54,6 +55,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "choice": {"rounds": 5, "sizes": (64, 512, 2048)},
     "compile": {"rounds": 1},
     "memory": {"rounds": 1},
+    "xla": {"rounds": 5},
 }
 
 
@@ -84,7 +86,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.harness import Goal, as_json, console, print_goals
+    from benchmarks.harness import Goal, Unavailable, as_json, console, print_goals
 
     torch.set_num_threads(1)
     console.print(
@@ -99,7 +101,11 @@ def main() -> None:
         if arguments.rounds is not None:
             options["rounds"] = arguments.rounds
         start = time.perf_counter()
-        goals[name] = importlib.import_module(f"benchmarks.{name}").run(**options)
+        try:
+            goals[name] = importlib.import_module(f"benchmarks.{name}").run(**options)
+        except Unavailable as reason:
+            console.print(f"{name} is skipped: {reason}", markup=False)
+            continue
         seconds[name] = time.perf_counter() - start
         if arguments.json is not None:  # what has been measured is kept if a later benchmark fails
             arguments.json.write_text(as_json(goals, seconds) + "\n", encoding="utf-8")

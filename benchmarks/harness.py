@@ -28,6 +28,10 @@ Call = Callable[[], object]
 console = Console(width=None if Console().is_terminal else 120)
 
 
+class Unavailable(Exception):
+    """A benchmark needs what is not installed; the message says what."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """seconds of one call (median), and its ratio to the reference: the median and the quartiles of the rounds."""
