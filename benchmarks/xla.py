@@ -111,7 +111,7 @@ def run(rounds: int = MASKS) -> list[Goal]:
             (name, str(number), str(errors.get(name, "–")), f"{memory[name]:.2f}" if name in memory else "–")
             for name, number in compiled.items()
         ],
-        caption="claims: the value and the gradient of the mean of the valid elements on the CPU; the gradient exactly zero at each "
+        caption="claims: value and gradient are those of indexing on the CPU; the gradient is exactly zero at each "
         "invalid and not zero at any valid element. The control is the mean alone, without its gradient.",
     )
     return [

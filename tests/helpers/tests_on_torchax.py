@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -252,10 +250,10 @@ def test_compilations_that_depend_on_the_mask_are_counted() -> None:
     """The control: the counter counts where the number of valid elements is a shape."""
     data = torch.ones(64).to("jax")
     with compilations() as counted:
-        for valid in (3, 14, 15, 9):
+        for valid in (3, 14):
             mask = torch.arange(64).to("jax") < valid
             torch.masked_select(data, mask).mean()
-    assert counted.number >= 8
+    assert counted.number >= 4
 
 
 # ---------------------------------------------------------------------------------------------- values, text, refusals
@@ -318,22 +316,11 @@ def test_operands_on_two_devices_are_refused_by_torchax() -> None:
 
 
 def test_outside_of_the_environment_torchax_says_what_to_write() -> None:
-    code = """
-import torch, torchax, masked_dispatch as md
-md.torchax.enable()
-with torchax.default_env():
-    x = md.as_masked_tensor(torch.ones(2)).to("jax")
-print(x)
-try:
-    x + 1
-except AssertionError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(
-        "masked_tensor([1., 1.], valid=2/2, True=valid, device='jax:0')\ntorchax Tensors can only"
-    )
-    assert "within the torchax environment" in done.stdout
+    x = on_jax()
+    with torchax.disable_temporarily():
+        assert repr(x) == repr(on_jax())
+        with pytest.raises(AssertionError, match="within the torchax environment"):
+            x + 1
 
 
 # ------------------------------------------------------------------------------------------------------------ training

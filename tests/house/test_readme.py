@@ -72,15 +72,17 @@ def examples_of(page: Path) -> str:
 
 
 COMMANDS = commands_of(README)
+# Its examples and commands need the extra `xla`: tests/torchax/test_torchax.py runs such where it is.
+ON_XLA = ROOT / "docs/xla.md"
 # Those of the third-party page need that package: `make third-party` installs it.
 CLI_COMMANDS = [
     command
     for page in PAGES
-    if page.parent.name != "third_party"
+    if page.parent.name != "third_party" and page != ON_XLA
     for command in commands_of(page)
     if command.startswith("python -m op_registry ")
 ]
-PAGES_WITH_EXAMPLES = [page for page in PAGES if examples_of(page)]
+PAGES_WITH_EXAMPLES = [page for page in PAGES if examples_of(page) and page != ON_XLA]
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 

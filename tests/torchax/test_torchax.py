@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 import masked_dispatch as md
+from benchmarks import xla
+from benchmarks.harness import Unavailable
 from masked_dispatch.torchax.internals import CHECKED
+from repository import ROOT
 from xla_environment import requirements, run_with_torchax
 
 
@@ -24,6 +28,59 @@ def test_in_an_environment_with_torchax(file: str) -> None:
     passed = re.search(r"\n=+ (\d+) passed", done.stdout)
     assert passed is not None, done.stdout[-2000:]
     assert int(passed[1]) >= 6
+
+
+def test_the_examples_of_the_page(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/xla.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) >= 5
+    (tmp_path / "examples.txt").write_text("\n".join(blocks), encoding="utf-8")
+    done = run_with_torchax("-W", "ignore", "-m", "doctest", "-o", "ELLIPSIS", "examples.txt", where=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_transformer_is_trained_in_one_program_as_in_a_loop_on_the_cpu() -> None:
+    done = run_with_torchax("-W", "ignore", "-m", "examples.xla", where=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = re.findall(r"^ *\d+ +\d+% +([\d.]+) +([\d.]+)$", done.stdout, re.MULTILINE)
+    assert len(rows) == 20
+    assert [float(there) for _, there in rows] == pytest.approx([float(here) for here, _ in rows], rel=1e-5)
+    assert len({here for here, _ in rows}) == 20
+    assert done.stdout.endswith("compilations of the step, over 20 masks: 1\n")
+
+
+# What torchax lacks, in its own words: an operator of plain tensors without a lowering, or one with an error.
+FAST = ("exp", "sum", "softmax", "cat", "nn_functional_layer_norm", "masked_select", "linalg_inv")
+
+
+@pytest.mark.parametrize("part", [FAST, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_operators_compiled_by_xla_give_what_they_give_on_the_cpu(part: tuple[str, ...]) -> None:
+    """For three masks, by one compilation; what plain torchax does not run either is not comparable."""
+    chosen = [word for name in part for word in ("--op", name)]
+    done = run_with_torchax("-W", "ignore", "-m", "op_registry", "check", "--device", "xla", *chosen, timeout=7200)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    found = re.findall(r"^(results|gradients) on xla: (\d+) equal .* (\d+) different", done.stdout, re.MULTILINE)
+    assert [(what, different) for what, _, different in found] == [("results", "0"), ("gradients", "0")]
+    results, gradients = (int(equal) for _, equal, _ in found)
+    assert (results, gradients) >= ((5, 4) if part else (500, 350))
+    assert "plain torch on jax raises: masked_select" in done.stdout or not part
+
+
+@pytest.mark.slow
+def test_the_benchmark_reaches_its_goals() -> None:
+    done = run_with_torchax("-W", "ignore", "-m", "benchmarks", "xla", where=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in done.stdout.splitlines() if "│" in line}
+    table = {name: [cell.strip() for cell in cells] for name, cells in rows.items()}
+    assert table["torch.where"] == ["1", "0", "64.00"]
+    assert table["masked_dispatch"] == ["1", "0", "64.06"]
+    assert int(table["masked_select, eager"][0]) >= 20
+    assert "NO" not in done.stdout
+
+
+def test_the_benchmark_is_skipped_by_name_where_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchax", None)
+    with pytest.raises(Unavailable, match=r"pip install 'masked-dispatch\[xla\]'"):
+        xla.run()
 
 
 def test_the_extra_names_what_the_library_was_checked_with() -> None:

@@ -89,8 +89,7 @@ class CompiledCalls:
                     tensors = iter(compiled([o.data for o in made], [o.mask for o in made]))
                 if counted.number != (number == 0):
                     raise CompiledAgain(f"{counted.number} compilations for mask number {number}")
-                for shape in shapes:
-                    found.append(shape.filled(tensors) if isinstance(shape, _Pair) else shape)
+                found.extend(shape.filled(tensors) if isinstance(shape, _Pair) else shape for shape in shapes)
         return found
 
 
@@ -103,9 +102,14 @@ class _Pair:
     def filled(self, tensors: Iterator[Any]) -> Brought:
         """With the next tensors, brought to the CPU."""
         data = next(tensors)
-        mask = next(tensors) if self.masked else None
-        on_cpu = [None if t is None else t._env.j2t_copy(t.jax()) for t in (data, mask)]
-        return Brought(on_cpu[0], on_cpu[1], data.device.type, None if mask is None else mask.device.type)
+        if not self.masked:
+            return Brought(_on_cpu(data), None, data.device.type, None)
+        mask = next(tensors)
+        return Brought(_on_cpu(data), _on_cpu(mask), data.device.type, mask.device.type)
+
+
+def _on_cpu(tensor: Any) -> Tensor:
+    return tensor._env.j2t_copy(tensor.jax())
 
 
 class OnXla(Comparison):
