@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -37,7 +37,7 @@ def requirements() -> list[str]:
 @functools.cache
 def python_with_torchax() -> Path:
     """Its Python. Skips the test that asks, with pip's reason, where the extra cannot be installed."""
-    if importlib.util.find_spec("torchax"):
+    if "torchax" in {distribution.name for distribution in importlib.metadata.distributions()}:
         return Path(sys.executable)
     if sys.version_info < (3, 11):
         pytest.skip("torchax and jax need Python 3.11 or newer")
