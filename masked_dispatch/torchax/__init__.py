@@ -8,7 +8,14 @@ pytrees.py    masked tensors as arguments and results of functions of jax
 from __future__ import annotations
 
 from masked_dispatch.tensor.other_devices import wrappers
-from masked_dispatch.torchax.internals import DEVICE_IN_CPP, has_array, import_torchax, serve_modes, tensor_types
+from masked_dispatch.torchax.internals import (
+    DEVICE_IN_CPP,
+    has_array,
+    import_torchax,
+    mend_slice_scatter,
+    serve_modes,
+    tensor_types,
+)
 from masked_dispatch.torchax.pytrees import register_with_jax
 from masked_dispatch.torchax.tensors import OnJax, claim, moved
 from op_registry.records.tracing import readable
@@ -35,6 +42,7 @@ def enable() -> None:
     if kinds[0] in wrappers:
         return
     serve_modes(torchax, claim, moved)
+    mend_slice_scatter(torchax)
     register_with_jax()
     readable.update(dict.fromkeys(kinds, has_array))
     wrappers.update(dict.fromkeys(kinds, (OnJax, DEVICE_IN_CPP)))

@@ -11,6 +11,8 @@ Each assumption has a test of the same number in tests/helpers/assumptions_about
     are copies
  5. a tensor that goes into a function of jax, or comes out, is a leaf of jax's pytrees, and what is no array stays what
     it is
+ 6. its lowerings are in a table, by operator; that of slice_scatter, which differentiates a slice, takes a negative
+    dimension for none (`mend_slice_scatter`)
 """
 
 from __future__ import annotations
@@ -87,6 +89,18 @@ def _serving(served: Callable[..., Any], claim: Claim, move: Callable[..., Any])
             return func(*args, **kwargs)
 
     return mode
+
+
+def mend_slice_scatter(torchax: ModuleType) -> None:
+    """Let torchax's slice_scatter, and with it the gradient of a slice, count dimensions from the end."""
+    lowering = torchax.ops.ops_registry.all_aten_ops[torch.ops.aten.slice_scatter]
+    scatter = lowering.func
+
+    @functools.wraps(scatter)
+    def from_either_end(target: Any, source: Any, dim: int = 0, *rest: Any, **named: Any) -> Any:
+        return scatter(target, source, dim % target.ndim, *rest, **named)
+
+    lowering.func = from_either_end
 
 
 def operators_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -86,6 +86,21 @@ def test_5_tensors_are_leaves_of_what_crosses_to_jax_and_other_things_stay() -> 
     assert torch_view(there)["word"] == "as it is"
 
 
+def test_6_a_slice_of_a_last_dimension_is_not_differentiated_by_torchax_itself() -> None:
+    lowering = torchax.ops.ops_registry.all_aten_ops[torch.ops.aten.slice_scatter]
+    mended = lowering.func
+    lowering.func = getattr(mended, "__wrapped__", mended)
+    try:
+        with torchax.default_env():
+            x, row = torch.zeros(2, 3).to("jax"), torch.ones(2, 2).to("jax")
+            with pytest.raises(ValueError, match="Incompatible types for broadcasting"):
+                torch.ops.aten.slice_scatter(x, row, -1, 0, 2)
+            internals.mend_slice_scatter(torchax)
+            assert torch.ops.aten.slice_scatter(x, row, -1, 0, 2).tolist() == [[1, 1, 0], [1, 1, 0]]
+    finally:
+        lowering.func = mended
+
+
 def test_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internals, "CHECKED", "0.0.1")
     with pytest.warns(UserWarning, match=r"was checked with torchax 0.0.1, and this is 0.0.14.dev\d+: run the tests"):

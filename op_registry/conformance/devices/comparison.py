@@ -78,7 +78,7 @@ def findings(
 
 
 def _all_valid(device: torch.device) -> str:
-    """The kind of mask under which nothing is refused: where there are no values, a stored one is all valid for nobody."""
+    """The kind of mask under which nothing is refused: a stored mask without values is all valid for nobody."""
     return "unstored" if device.type in ("meta", "jax") else "stored"
 
 
