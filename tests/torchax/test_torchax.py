@@ -48,8 +48,9 @@ def test_the_transformer_is_trained_in_one_program_as_in_a_loop_on_the_cpu() -> 
     assert done.stdout.endswith("compilations of the step, over 20 masks: 1\n")
 
 
-# What torchax lacks, in its own words: an operator of plain tensors without a lowering, or one with an error.
-FAST = ("exp", "sum", "softmax", "cat", "nn_functional_layer_norm", "masked_select", "linalg_inv")
+FAST = ("exp", "sum", "softmax", "cat", "topk", "masked_select", "linalg_ldl_factor")
+# What does not run where plain torchax runs: the gradient of a single row, whose shape torchax changes in nll_loss.
+DIFFERENT = {("nn_functional_linear_cross_entropy", "gradients")}
 
 
 @pytest.mark.parametrize("part", [FAST, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
@@ -57,11 +58,13 @@ def test_operators_compiled_by_xla_give_what_they_give_on_the_cpu(part: tuple[st
     """For three masks, by one compilation; what plain torchax does not run either is not comparable."""
     chosen = [word for name in part for word in ("--op", name)]
     done = run_with_torchax("-W", "ignore", "-m", "op_registry", "check", "--device", "xla", *chosen, timeout=7200)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    found = re.findall(r"^(results|gradients) on xla: (\d+) equal .* (\d+) different", done.stdout, re.MULTILINE)
-    assert [(what, different) for what, _, different in found] == [("results", "0"), ("gradients", "0")]
-    results, gradients = (int(equal) for _, equal, _ in found)
-    assert (results, gradients) >= ((5, 4) if part else (500, 350))
+    different = re.findall(r"^(\w+), (results|gradients): ", done.stdout, re.MULTILINE)
+    assert set(different) == (set() if part else DIFFERENT), done.stdout[-6000:] + done.stderr[-2000:]
+    found = re.findall(r"^(results|gradients) on xla: (\d+) equal", done.stdout, re.MULTILINE)
+    assert [what for what, _ in found] == ["results", "gradients"]
+    results, gradients = (int(equal) for _, equal in found)
+    assert results >= (6 if part else 500)
+    assert gradients >= (5 if part else 380)
     assert "plain torch on jax raises: masked_select" in done.stdout or not part
 
 
