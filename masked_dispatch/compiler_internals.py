@@ -206,6 +206,35 @@ def record_new_tensor_of(kind: type) -> None:
         by_name["new_tensor"] = type(by_name["new_tensor"])(method_new_tensor)
 
 
+@functools.cache
+def record_writes_of(kind: type, method: str) -> None:
+    """Let Dynamo, which is loaded, record x[index] = value, for x of `kind`, as x.method(index, value), which returns x.
+
+    What Dynamo records by itself returns nothing: where the write gives x sizes that depend on data, later stages could
+    not tell which of their sizes these are, and would look for them in the gradient of x.
+    """
+    from torch._dynamo.utils import proxy_args_kwargs
+    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.builder import wrap_fx_proxy
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    owner: Any = TensorVariable
+    # The second from torch 2.14 on.
+    name = next(n for n in ("method___setitem__", "mp_ass_subscript_impl") if hasattr(owner, n))
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def set_item(self: Any, tx: Any, key: Any, value: Any) -> Any:
+        if not isinstance(self.proxy.node.meta.get("example_value"), kind):
+            return original(self, tx, key, value)
+        arguments = proxy_args_kwargs([self, key, value], {})
+        wrap_fx_proxy(tx, tx.output.create_proxy("call_method", method, *arguments))
+        self.synchronize_attributes(tx)
+        return ConstantVariable.create(None)
+
+    setattr(owner, name, set_item)
+
+
 def fused_multiply_add() -> OpOverload:
     """inductor's fma(a, b, c), a · b + c; it is defined when inductor's primitives are imported."""
     import torch._inductor.inductor_prims

@@ -43,7 +43,8 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with the class ``TensorLikePair`` of its module
 27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call";
-    since 2.14 it is called by the table ``tp_methods``
+    since 2.14 it is called by the table ``tp_methods``; its method for x[i] = value is ``method___setitem__``, since
+    2.14 ``mp_ass_subscript_impl``, and records nothing that has sizes
 28. Dynamo runs an operator on fake tensors, and expects every size that depends on data, which ``ShapeEnv`` lists as
     pending, to be a size of its result
 29. the node of an autograd function is made where the function is called, and the engine calls its backward by

@@ -3,7 +3,7 @@
 * Compiled regions may return masked outputs that the loss does not depend on.
 * Higher-order operators (checkpoint …) take masked tensors.
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
-* x.new_tensor(data) is the method of the masked tensor.
+* x.new_tensor(data) is the method of the masked tensor; x[index] = value of a sparsely stored one is a method too.
 * What is refused breaks the graph.
 * torch.export takes masked parameters and buffers, and refuses masked arguments.
 """
@@ -25,6 +25,7 @@ from masked_dispatch.compiler_internals import (
     know_storages_of,
     place_views_of,
     record_new_tensor_of,
+    record_writes_of,
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
@@ -54,6 +55,7 @@ def prepare() -> None:
     place_views_of(MaskedTensor)
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
+        record_writes_of(SparseMaskedTensor, SparseMaskedTensor._written.__name__)
         break_graphs_at(MaskedSemanticsError)
         know_storages_of(MaskedTensor)
         _teach_fused_multiply_add()

@@ -155,6 +155,11 @@ class SparseMaskedTensor(MaskedTensor):
             source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
         self.index_put_(indices, source)
 
+    def _written(self, index: object, value: object) -> Self:
+        # The tensor itself, after x[index] = value: how a graph writes.
+        self[index] = value
+        return self
+
     @property
     def _stored_tensors(self) -> list[Tensor]:
         stored = self._kept

@@ -129,3 +129,33 @@ def test_a_rule_over_as_many_elements_as_the_data_say() -> None:
 
     mask = torch.tensor([True, True, False, True])
     assert_compiled_as_eager(function, lambda: (md.masked_tensor(torch.arange(1.0, 5.0), mask),))
+
+
+GROWING_WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "an index": lambda x, i: x.__setitem__(i, 3.0),
+    "a row": lambda x, i: x.__setitem__(1, 3.0),
+    "a list": lambda x, i: torch._foreach_mul_([x], [x[:1].expand_as(x)]),
+}
+
+
+@pytest.mark.parametrize("write", GROWING_WRITES)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_write_that_changes_how_many_are_stored_has_a_derivative(layout: torch.layout, write: str) -> None:
+    """The size of the gradient is the result's, which only the write has given it (P7, seed 9000022)."""
+    mask = torch.tensor([[True, True, False], [True, False, False], [False, False, True]])
+    places = torch.tensor([[1, 2, 2], [0, 0, 1], [1, 1, 0]])
+    which = md.masked_tensor(torch.tensor([1, 0, 1]), torch.tensor([True, False, True])).to_sparse()
+
+    def function(table: Tensor, index: Tensor, which: Tensor) -> Tensor:
+        chosen = table[index]
+        GROWING_WRITES[write](chosen, which)
+        return chosen
+
+    torch._dynamo.reset()
+    gradients = []
+    for run in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        table = torch.linspace(1.0, 2.0, 3).requires_grad_()
+        result = run(table, md.masked_tensor(places, mask).to_sparse(layout=layout), which)
+        (result * result).sum().backward()
+        gradients.append((result.detach(), table.grad))
+    md.testing.assert_close(gradients[1], gradients[0])

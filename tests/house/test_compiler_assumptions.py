@@ -234,6 +234,29 @@ def test_27_dynamo_has_a_method_for_new_tensor_that_may_decline() -> None:
         assert type(run(torch.ones(2))) is Tensor
 
 
+def test_27_dynamo_has_a_method_for_assignment_by_index() -> None:
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    recorded: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        recorded.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    def write(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[1] = 2.0
+        return y
+
+    with assumed("Dynamo's method for x[i] = value takes the index and the value"):
+        owner: Any = TensorVariable
+        method = getattr(owner, "method___setitem__", None) or owner.mp_ass_subscript_impl
+        assert list(inspect.signature(method).parameters) == ["self", "tx", "key", "value"]
+        x = md.masked_tensor(torch.ones(2), torch.tensor([True, False])).to_sparse()
+        assert torch.compile(write, backend=backend, fullgraph=True)(x).sum() == 3
+        assert "_written" in recorded
+
+
 def test_28_sizes_in_between_are_pending_until_they_are_taken_off() -> None:
     library, pending = torch.library.Library("assumption27", "DEF"), []
     library.define("count(Tensor x) -> Tensor")
