@@ -208,7 +208,7 @@ def record_new_tensor_of(kind: type) -> None:
 
 @functools.cache
 def record_writes_of(kind: type, method: str) -> None:
-    """Let Dynamo, which is loaded, record x[index] = value, for x of `kind`, as x.method(index, value), which returns x.
+    """Let Dynamo, which is loaded, record x[i] = value, for x of `kind`, as x.method(i, value), which returns x.
 
     What Dynamo records by itself returns nothing: where the write gives x sizes that depend on data, later stages could
     not tell which of their sizes these are, and would look for them in the gradient of x.

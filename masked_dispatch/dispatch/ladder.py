@@ -401,7 +401,7 @@ def any_requires_grad(values: Iterable[object]) -> bool:
 WITHOUT_KERNEL = (aten.detach.default, aten.alias.default)
 
 
-FILLING = (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
+FILLING = (aten.fill_.Scalar, aten.zero_.default)  # fill_.Tensor refuses expanded tensors, as copy_ does
 RESIZING = (aten.resize_.default, aten.resize_as_.default)
 
 

@@ -18,8 +18,9 @@ from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
 from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.buffers import exchange
-from masked_dispatch.tensor.mask_sharing import computing_in_place, shared_validity, write_validity
+from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.shared_places import one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
@@ -105,16 +106,12 @@ def keyset_function(op: OpOverload) -> Callable[[DispatchKeySet, Tensor], Dispat
 
 
 def filling_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
-    """fill_ and zero_: torch allows them on an expanded tensor, of whose elements in one place one is written."""
+    """fill_ with a number and zero_: torch allows them on an expanded tensor, and writes one element of each place."""
     general = inplace_kernel(op, compute)
 
     def kernel(keyset: DispatchKeySet, target: Tensor, *args: Any) -> Tensor:
         # Symbolic strides are not compared, which would add a guard.
-        strides = target.stride() if type(target) is MaskedTensor else ()
-        once = target
-        for d in [d for d, stride in enumerate(strides) if type(stride) is int and stride == 0 and target.shape[d] > 1]:
-            once = once.narrow(d, 0, 1)
-        general(keyset, once, *args)
+        general(keyset, one_of_each(target, target.stride() if type(target) is MaskedTensor else ()), *args)
         return target
 
     return kernel
@@ -162,6 +159,7 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
             "mask is a copy: several of its elements share one element of the base. Write to the base, or to a clone."
         )
+    check_write(target)
 
 
 def refuse_meta(op: OpOverload, target: MaskedTensor, args: Sequence[Any]) -> None:

@@ -1,7 +1,8 @@
 """Assignment by index to sparse storage: ``x[0, 1:] = v``.
 
-Torch writes through a view wherever the index allows one, and a pattern has no views. So the index is converted to
-index tensors, with which torch assigns in one operator.
+Torch writes through a view wherever a part of the index makes one (a number, a slice, ``...``, ``None``, an integer
+tensor without dimensions), and a pattern has no views. So such an index is converted to index tensors, with which torch
+assigns in one operator.
 """
 
 from __future__ import annotations
@@ -13,39 +14,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.records.tracing import being_traced
+
 
 def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) -> tuple[Tensor, ...] | None:
-    """An index of numbers and slices, or of numbers and integer tensors, as index tensors.
+    """An index of which a part makes a view, as index tensors: one for each dimension up to the last it restricts.
 
-    There is one for each dimension up to the last one it restricts.
-
-    They broadcast to the shape of ``x[index]`` without the remaining dimensions. None for any other index, and for one
-    that restricts no dimension: torch makes no view for those, or a view of everything.
+    They broadcast to the shape of ``x[index]`` without the remaining dimensions, and are masked where the index is. The
+    tuple is empty if no dimension is restricted. None for an index of tensors alone, which makes no view, and for one
+    that does not fit `shape`, for torch to refuse.
     """
-    entries = [as_number(entry) for entry in (index if isinstance(index, tuple) else (index,))]
-    if any(is_index_tensor(entry) for entry in entries):
-        # torch takes numbers beside index tensors for index tensors too.
-        if len(entries) > len(shape) or not all(type(entry) is int or is_index_tensor(entry) for entry in entries):
-            return None
-        return tuple(e if isinstance(e, Tensor) else torch.tensor(e, device=device) for e in entries)
-    if any(type(entry) not in (int, slice) and entry is not ... for entry in entries) or entries.count(...) > 1:
+    entries = [_as_entry(entry) for entry in (index if isinstance(index, tuple) else (index,))]
+    if not any(_makes_view(entry) for entry in entries):
         return None
-    if ... in entries:
-        ellipsis = entries.index(...)
-        entries[ellipsis : ellipsis + 1] = [slice(None)] * (len(shape) - len(entries) + 1)
-    while entries and entries[-1] == slice(None):
+    while entries and (entries[-1] is ... or entries[-1] == slice(None)):
         del entries[-1]
-    if not entries or len(entries) > len(shape):
+    reach = len(shape) if any(entry is ... for entry in entries) else sum(_dimensions(entry) for entry in entries)
+    missing = reach - sum(_dimensions(entry) for entry in entries)
+    if reach > len(shape) or missing < 0:
         return None
-    indices = [
-        torch.arange(size, device=device)[entry] if isinstance(entry, slice) else torch.tensor(entry, device=device)
-        for entry, size in zip(entries, shape, strict=False)
-    ]
-    trailing, meshed = sum(i.ndim for i in indices), []
-    for index_tensor in indices:
-        trailing -= index_tensor.ndim
-        meshed.append(index_tensor.reshape(-1, *[1] * trailing) if index_tensor.ndim else index_tensor)
-    return tuple(meshed)
+    # Of each dimension the places that the index reads, and the same index into those.
+    places: list[Tensor] = []
+    within: list[Any] = []
+    for entry in entries:
+        if entry is None or isinstance(entry, bool):
+            within.append(entry)
+            continue
+        for part in [slice(None)] * missing if entry is ... else _parts(entry):
+            read = _places(part, shape[len(places)], device)
+            if read is None:
+                return None
+            places.append(read.flatten())
+            is_tensor = isinstance(part, Tensor) and part.ndim
+            within.append(torch.arange(read.numel(), device=device).reshape(read.shape) if is_tensor else slice(None))
+            if isinstance(part, int) or (isinstance(part, Tensor) and not part.ndim):
+                within[-1] = 0
+    sizes = [len(read) for read in places]
+    return tuple(
+        read.reshape(-1, *[1] * (reach - d - 1)).expand(sizes)[tuple(within)]  # torch's own places of dimensions
+        for d, read in enumerate(places)
+    )
+
+
+def _parts(entry: Any) -> list[Any]:
+    """A part of an index, as one part for each dimension that it is for: a mask as the indices of what it selects."""
+    if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8) and entry.ndim:
+        return list(entry.nonzero().unbind(1))
+    return [entry]
+
+
+def _places(part: Any, size: int, device: torch.device) -> Tensor | None:
+    """The indices that a number, a slice or a tensor reads of a dimension; None if torch would refuse it."""
+    if isinstance(part, slice):
+        if not isinstance(size, int):  # in a graph
+            return torch.arange(size, device=device)[part]
+        start, stop, step = part.indices(size)
+        return torch.arange(start, max(start, stop), step, device=device) if step > 0 else None
+    if isinstance(part, Tensor):
+        return part
+    if not -size <= part < size:
+        return None
+    return torch.tensor([part], device=device)
 
 
 def as_number(entry: object) -> object:
@@ -58,19 +87,25 @@ def as_number(entry: object) -> object:
         return entry
 
 
-def is_index_tensor(entry: object) -> bool:
-    """Whether this is a tensor of integers, which torch does not read as a mask."""
-    return isinstance(entry, Tensor) and entry.dtype in (torch.int32, torch.int64) and entry.ndim > 0
+def _as_entry(entry: object) -> Any:
+    """One part of an index: a number, a slice, ``...``, None or a tensor."""
+    entry = as_number(entry)
+    if isinstance(entry, Tensor):
+        is_number = entry.ndim == 0 and entry.dtype not in (torch.bool, torch.uint8)
+        return entry.item() if is_number and not being_traced(getattr(entry, "_data", entry)) else entry
+    if entry is None or entry is ... or isinstance(entry, (bool, int, slice)):
+        return entry
+    return torch.as_tensor(entry)
 
 
-def without_new_dimensions(index: object, value: Tensor, shape: Sequence[int]) -> tuple[object, Tensor]:
-    """An index without its None entries, and a value without the dimensions that they stand for."""
-    entries = index if isinstance(index, tuple) else (index,)
-    if not any(entry is None for entry in entries):
-        return index, value
-    if any(not isinstance(as_number(entry), (int, slice)) and entry not in (None, ...) for entry in entries):
-        return index, value
-    before: Any = torch.empty((), device="meta").expand(tuple(shape))
-    with_them = before[tuple(as_number(entry) for entry in entries)]
-    kept = tuple(entry for entry in entries if entry is not None)
-    return kept or ..., value.expand(with_them.shape).reshape(before[tuple(map(as_number, kept))].shape)
+def _makes_view(entry: object) -> bool:
+    if isinstance(entry, Tensor):
+        return entry.ndim == 0 and not entry.dtype.is_floating_point and entry.dtype is not torch.bool
+    return not isinstance(entry, bool)
+
+
+def _dimensions(entry: object) -> int:
+    """How many dimensions of the indexed tensor a part of an index is for."""
+    if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
+        return entry.ndim
+    return 0 if entry is None or entry is ... or isinstance(entry, bool) else 1

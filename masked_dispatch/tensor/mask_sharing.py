@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot
 from op_registry import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
@@ -103,11 +104,13 @@ class ViewFamily:
         with self.lock:
             self.writing = True  # before `_unshare` asks whether the memory is shared: see `share`
             try:
+                if self.memory is None and same_places(data, self.data):
+                    self.validity = None  # every element is written to
                 part = self.part_of(data, self._unshare())
                 if validity is None:
                     part.fill_(1)
                 else:
-                    part.copy_(validity)
+                    assign_validity(part, validity)
             finally:
                 self.writing = False
 
@@ -127,7 +130,7 @@ class ViewFamily:
         if memory is None:
             memory = torch.ones(self.span, dtype=torch.int8, device=self.data.device)
             if self.validity is not None:
-                self.part_of(self.data, memory).copy_(self.validity)
+                assign_validity(self.part_of(self.data, memory), self.validity)
             self.validity = None
         elif self.shared and not self.in_place:
             memory = memory.clone()
@@ -327,6 +330,17 @@ def copy_validity_before_views(base: Masked) -> None:
             base._stored_validity = torch.zeros_like(base._data, dtype=torch.int8) + base._stored_validity
         else:
             base._stored_validity = base._stored_validity.clone()
+
+
+def check_write(tensor: Masked) -> None:
+    """Refuse a write to some elements of several in one place of memory whose validity differs, before any is made."""
+    family = tensor._family
+    if family is None or family.memory is not None or family.validity is None:
+        return
+    if being_traced(tensor._data) or tensor._carries_transform or same_places(tensor._data, family.data):
+        return
+    if may_share(family.data):
+        family.unshare()
 
 
 def write_validity(tensor: Masked, validity: Tensor | None) -> None:

@@ -15,7 +15,7 @@ from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, n
 from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
-from masked_dispatch.tensor.indexing import as_index_tensors, without_new_dimensions
+from masked_dispatch.tensor.indexing import as_index_tensors
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
@@ -145,17 +145,19 @@ class SparseMaskedTensor(MaskedTensor):
         if not isinstance(value, Tensor):
             super().__setitem__(index, value)  # type: ignore[index, assignment]
             return
-        entries, source = without_new_dimensions(index, value.to(self), self.shape)
-        indices = as_index_tensors(entries, self.shape, self.device)
+        indices, source = as_index_tensors(index, self.shape, self.device), value.to(self)
         if indices is None:
-            super().__setitem__(entries, source)  # type: ignore[index]
+            super().__setitem__(index, source)  # type: ignore[index]
             return
-        meshed = torch.broadcast_shapes(*(i.shape for i in indices))
-        while source.ndim > len(meshed) + self.ndim - len(indices) and source.shape[0] == 1:
+        places = torch.broadcast_shapes(*(i.shape for i in indices))
+        while source.ndim > len(places) + self.ndim - len(indices) and source.shape[0] == 1:
             source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
-        self.index_put_(indices, source)
+        if indices:
+            self.index_put_(indices, source)
+        else:
+            self.copy_(source)
 
-    def _written(self, index: object, value: object) -> Self:
+    def _written(self, index: object, value: object) -> SparseMaskedTensor:
         # The tensor itself, after x[index] = value: how a graph writes.
         self[index] = value
         return self

@@ -1,0 +1,53 @@
+"""Elements of a tensor that lie in one place of memory: along an expanded dimension, or of overlapping windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from op_registry import MaskedSemanticsError
+
+
+def one_of_each(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A view of one element of each place, along dimensions in which `strides` are 0."""
+    for d in [d for d, stride in enumerate(strides) if type(stride) is int and stride == 0 and tensor.shape[d] > 1]:
+        tensor = tensor.narrow(d, 0, 1)
+    return tensor
+
+
+def same_places(a: Tensor, b: Tensor) -> bool:
+    """Whether two views of one memory have their elements in the same places."""
+    a, b = one_of_each(a, a.stride()), one_of_each(b, b.stride())
+    return a.shape == b.shape and a.storage_offset() == b.storage_offset() and _steps(a) == _steps(b)
+
+
+def assign_validity(places: Tensor, validity: Tensor) -> None:
+    """Write a validity to memory that is addressed as the data is.
+
+    Raises MaskedSemanticsError if elements in one place differ: nothing says what a write to one makes of the others.
+    """
+    full = validity.expand(places.shape)
+    one_of_each(places, places.stride()).copy_(one_of_each(full, places.stride()))
+    if may_share(places) and not torch.equal(places, full):
+        raise MaskedSemanticsError(
+            f"a write to a masked tensor of shape {tuple(places.shape)} and strides {places.stride()}: elements of it "
+            "that lie in one place of memory have masks that differ, so the write would give the others its value and "
+            "nothing says their validity. Write to x.clone(), whose elements have a place each."
+        )
+
+
+def may_share(tensor: Tensor) -> bool:
+    """Whether several elements may lie in one place: a stride is within the extent of smaller ones."""
+    extent = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= extent:
+                return True
+            extent += step * (size - 1)
+    return False
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
