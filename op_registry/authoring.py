@@ -150,7 +150,7 @@ from op_registry.sparse.compose import (
     slice_of,
 )
 from op_registry.sparse.compressed import CSR, PACKED
-from op_registry.sparse.coordinates import Coordinates, ravel, unravel
+from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
 from op_registry.sparse.elements import (
     from_elements,
     grid_coordinates,
@@ -189,7 +189,7 @@ from op_registry.sparse.record import (
     with_sparse_dims,
     without_invalid,
 )
-from op_registry.sparse.segments import Segments, segment_exponentials, segment_validity
+from op_registry.sparse.segments import Segments, few_of, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.whole_slices import (
@@ -356,6 +356,7 @@ __all__ = [
     "from_coordinates",
     "from_dense",
     "to_layout",
+    "unique_keys",
     "unpadded_elements",
     "with_sparse_dims",
     "without_invalid",
@@ -389,6 +390,7 @@ __all__ = [
     "segment_exponentials",
     "segment_validity",
     "expand_sparse",
+    "few_of",
     "repeat_sparse",
     "with_coordinates",
     "broadcast_to",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from op_registry.errors import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate, dtype_of_sum
 from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
@@ -129,6 +130,7 @@ def to_dense(x: Sparse) -> Dense:
     """The same tensor with every element stored; the data of absent elements is zero."""
     for watching in on_dense:
         watching(x)
+    _check_that_memory_has_room(x)
     position, values = x.pattern.listed_positions(), x.values
     writable = _writable_dtype(x.dtype)
     if writable is not None:
@@ -141,6 +143,16 @@ def to_dense(x: Sparse) -> Dense:
     valid = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
     validity = _scatter_listed(x.pattern, position, valid)
     return Dense(data, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
+
+
+def _check_that_memory_has_room(x: Sparse) -> None:
+    size = math.prod(x.shape) * x.dtype.itemsize
+    if isinstance(size, int) and size >= 2**63:
+        raise MaskedSemanticsError(
+            f"a tensor of shape {tuple(x.shape)} and dtype {x.dtype} would have {size:,} bytes in dense storage, more "
+            "than int64 can number, and torch makes no such tensor. Work on what is stored (slices, reductions, "
+            "x.values()), or convert a part of it: x[:1000]."
+        )
 
 
 def _writable_dtype(dtype: torch.dtype) -> torch.dtype | None:

@@ -184,3 +184,71 @@ def test_a_permuted_one_is_checked_without_its_bytes() -> None:
         square().select(0, SIDE)
     with pytest.raises(ValueError, match="more than int64 can number"):
         torch.cat([square(), square()])
+
+
+def beyond_int64_bytes(*sizes: int) -> md.MaskedTensor:
+    """float64 of 2⁶² elements, which in dense storage would be 2⁶⁵ bytes; two are stored, at the beginning."""
+    indices = torch.tensor([[0, 1]] * len(sizes))
+    values = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    return md.as_masked_tensor(
+        torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=True, check_invariants=True)
+    )
+
+
+OF_ANY_SIZE: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": lambda x: F.glu(x),
+    "glu of rows": lambda x: F.glu(x, 0),
+    "negative padding": lambda x: F.pad(x, (0, -2)),
+    "negative padding of rows": lambda x: F.pad(x, (0, 0, -1, -3)),
+    "renorm of rows": lambda x: x.renorm(2, 0, 1.0),
+    "renorm of columns": lambda x: x.renorm(2, 1, 1.0),
+    "a row by None": lambda x: x[None, 0],
+    "a slice": lambda x: x[1:, :-1],
+    "flip": lambda x: x.flip(1).flip(1),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_more_bytes_than_int64_numbers(name: str) -> None:
+    function, x = OF_ANY_SIZE[name], beyond_int64_bytes(2**40, 2**22)
+    with md.densify("never"):
+        result, wanted = function(x), function(beyond_int64_bytes(8, 8).to_dense())
+    for d, size in enumerate(wanted.shape):
+        result = result.narrow(d, 0, size)
+    same(result.to_dense(), wanted)
+
+
+def test_a_row_is_assigned_where_bytes_are_more_than_int64_numbers() -> None:
+    x = beyond_int64_bytes(2**40, 2**22)
+    x[None, 0] = md.as_masked_tensor(torch.arange(2.0**22), torch.arange(2**22) < 3)
+    assert x.nnz == 4
+    assert x.sum() == 3 + 4
+
+
+def test_complex_numbers_where_bytes_are_more_than_int64_numbers() -> None:
+    z = torch.view_as_complex(beyond_int64_bytes(2**40, 2**21, 2))
+    assert z.shape == (2**40, 2**21)
+    assert torch.view_as_real(z).shape == (2**40, 2**21, 2)
+
+
+@pytest.mark.parametrize("dense", [lambda x: x.to_dense(), lambda x: x.to_tensor(0)])
+def test_dense_storage_of_more_bytes_than_int64_numbers_is_refused(dense: Callable[[md.MaskedTensor], Tensor]) -> None:
+    sizes = r"shape \(1099511627776, 4194304\) and dtype torch.float64 would have 36,893,488,147,419,103,232 bytes"
+    with pytest.raises(md.MaskedSemanticsError, match=sizes + ".* Work on what is stored"):
+        dense(beyond_int64_bytes(2**40, 2**22))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)])
+def test_parts_of_complex_numbers_of_a_permuted_tensor_stay_sparse(order: tuple[int, ...]) -> None:
+    mask = torch.tensor([True, False, True, True, False]).repeat(12)[:48].reshape(2, 4, 6)
+    x = md.masked_tensor(torch.arange(48.0).reshape(2, 4, 6), mask)
+    z = torch.complex(x, -x)
+    for storage in (z.to_sparse(), z.to_sparse(sparse_dim=1), z.to_sparse(sparse_dim=2), z.to_packed()):
+        turned, wanted = storage.permute(order), z.permute(order)
+        with md.densify("never"):
+            parts = torch.view_as_real(turned)
+            whole = torch.view_as_complex(parts)
+        assert torch.equal(parts.get_mask(), torch.view_as_real(wanted).get_mask())
+        assert torch.equal(parts.to_tensor(0), torch.view_as_real(wanted).to_tensor(0))
+        assert torch.equal(whole.get_mask(), wanted.get_mask())
+        assert torch.equal(whole.to_tensor(0), wanted.to_tensor(0))

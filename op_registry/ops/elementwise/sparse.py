@@ -77,7 +77,9 @@ def _heights(y: Dense | Sparse, dim: int) -> Any:
 
 
 def glu(op: OpOverload, self: Sparse, dim: int = -1) -> Any:
-    aten.glu(shape_alone(self.shape), dim)  # raises torch's errors
+    aten.glu(
+        shape_alone([n if d == dim % max(self.ndim, 1) else 1 for d, n in enumerate(self.shape)]), dim
+    )  # its errors
     if not self.dtype.is_floating_point:
         raise NotLowered("torch refuses its dtype")
     half = self.shape[dim] // 2

@@ -428,9 +428,18 @@ def view_as_real(x: Sparse) -> Sparse:
 
 
 @lowers(views.view_as_complex)
-def view_as_complex(x: Sparse) -> Any:
-    torch.view_as_complex(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # raises torch's errors
+def view_as_complex(x: Sparse | Permuted) -> Any:
+    few = [1 if d < x.ndim - 1 else n for d, n in enumerate(x.shape)]
+    torch.view_as_complex(torch.empty(few, dtype=x.dtype, device="meta"))  # raises torch's errors
     if x.ndim < 2:
         raise NotLowered("no sparse dimension is left")
     real, imaginary = (call(aten.select.int, x, -1, n) for n in (0, 1))
     return call(aten.complex.default, real, imaginary)
+
+
+views.view_as_complex.lowering(Permuted)(lambda op, x: view_as_complex(x))
+
+
+@views.view_as_real.lowering(Permuted)
+def view_as_real_in_order(op: OpOverload, x: Permuted) -> Permuted:
+    return Permuted(view_as_real(x.base), (*x.order, x.base.ndim))

@@ -16,6 +16,7 @@ from op_registry.authoring import (
     refuse_dense_dims,
     select_along,
     shape_alone,
+    slice_of,
     unpadded_elements,
     with_coordinates,
     wrap_dim,
@@ -58,12 +59,11 @@ def constant_pad_nd(op: OpOverload, x: Sparse, pad: Sequence[int], value: Number
     if any(width > 0 for width in pad):
         raise NotLowered("padding is valid, and would have to be stored")
     aten.constant_pad_nd(shape_alone(x.shape), pad, value)  # raises torch's errors
-    indices = {}
-    for n in range(len(pad) // 2):
+    for n, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = x.ndim - 1 - n
-        if pad[2 * n] or pad[2 * n + 1]:
-            indices[dim] = torch.arange(-pad[2 * n], x.shape[dim] + pad[2 * n + 1], device=x.device)
-    return select_along(x, indices)
+        if before or after:
+            x = slice_of(x, dim, -before, x.shape[dim] + after)
+    return x
 
 
 @lowers(views.unfold)

@@ -27,11 +27,14 @@ from op_registry.authoring import (
     call,
     dense_or_none,
     detached_data,
+    few_of,
     nonzero_count,
     result_dtype,
     to_dense,
     to_layout,
+    unique_keys,
     valid_in_all,
+    with_coordinates,
 )
 from op_registry.ops.normalization import batch_norms, norms
 from op_registry.ops.normalization.batch_norms import updated_statistics, write
@@ -332,6 +335,11 @@ def renorm(op: OpOverload, x: Dense | Sparse, p: float, dim: int, maxnorm: float
     if x.ndim < 2 or 0 in x.shape:
         raise NotLowered("it has one dimension, or is empty")
     dim = dim % x.ndim
+    if isinstance(x, Sparse) and x.pattern.layout is COO and dim < x.pattern.ndim and few_of(x.shape[dim], x.pattern):
+        slices, position = unique_keys(x.pattern.coordinates()[dim], x.shape[dim])
+        own = [position if d == dim else c for d, c in enumerate(x.pattern.coordinates())]
+        sizes = [len(slices) if d == dim else n for d, n in enumerate(x.pattern.sizes)]
+        return x.like(call(op, with_coordinates(x, own, x.values, sizes), p, dim, maxnorm).values)
     norm = to_dense(call(aten.linalg_vector_norm.default, x, p, [d for d in range(x.ndim) if d != dim])).filled(0)
     factor = torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1).to(x.dtype.to_real())
     factor = factor.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
