@@ -1,12 +1,12 @@
 """Tensors that are divided among processes (torch's DTensor): what a rule has to know of them.
 
-Operators of torch move what they need between processes, with two exceptions that rules meet.
+Operators of torch move what they need between processes, with the exceptions that rules meet.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,3 +39,19 @@ def undivided(tensor: Tensor, where: Callable[[Any], bool] = lambda placement: T
     replicate = importlib.import_module("torch.distributed.tensor").Replicate()
     placements = [replicate if where(placement) else placement for placement in divided.placements]
     return divided.redistribute(placements=placements)  # type: ignore[no-any-return]
+
+
+def without_empty_parts(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """The tensor, complete on every process if one of them has nothing of it along `dims`.
+
+    The maximum of nothing raises there, and the other processes would wait for that one.
+    """
+    if not is_divided(tensor):
+        return tensor
+    divided: Any = tensor
+    parts = [
+        (tensor.shape[placement.dim], ranks)
+        for ranks, placement in zip(divided.device_mesh.shape, divided.placements, strict=True)
+        if placement.is_shard() and placement.dim in dims
+    ]
+    return undivided(tensor) if any(-(-size // ranks) * (ranks - 1) >= size for size, ranks in parts) else tensor

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from op_registry.records.broadcast import broadcast_along
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, Number, wrap_dims
+from op_registry.records.divided import is_divided, undivided, undivided_along, without_empty_parts
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest, on_signed_bits
 from op_registry.records.fill import fill_in_place
 from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read, under_transform
@@ -189,7 +190,7 @@ def abs_squared(values: Tensor) -> Tensor:
 
 def flattened(x: Dense) -> Dense:
     """The record as one dimension."""
-    return x.map(lambda t: t.reshape(-1))
+    return x.map(lambda t: (undivided(t) if is_divided(t) else t).reshape(-1))
 
 
 def keepdim_shape(x: Dense, dims: tuple[int, ...]) -> list[int]:
@@ -238,6 +239,8 @@ def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callabl
     result, and compilers sum its ties slowly. It is taken of what is left above the result, exactly 0, except where
     the result is infinite. In eager mode the operator's own serves where no fill can equal a result.
     """
+    if is_divided(x.data):
+        x = x.map(lambda t: without_empty_parts(t, reduced_dims(x, dim)))
     exists = x.any_valid(dim, keepdim)
     if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
         return Dense(call(x.filled(identity)), exists)
@@ -273,6 +276,8 @@ class Order:
 
 def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
     """Sort the valid elements of each slice along `dim`; NaN counts as greatest, as in torch."""
+    if is_divided(x.data):
+        x = x.map(lambda t: undivided_along(t, dim))
     validity = x.full_validity
     assert validity is not None
     count = x.count(dim, keepdim=True)
