@@ -138,7 +138,8 @@ ROW_WRITES: dict[str, Callable[[torch.Tensor, int], object]] = {
     "view": lambda x, n: x[n : n + 1].add_(value(n)),
     "index_copy_": lambda x, n: x.index_copy_(0, torch.tensor([n]), value(n)),
     "index_add_": lambda x, n: x.index_add_(0, torch.tensor([n]), value(n)),
-    "index_fill_": lambda x, n: x.index_fill_(0, torch.tensor([n]), n + 1.0),
+    # (A masked number, because torch's own write of a plain one to a plain tensor takes no lock.)
+    "index_fill_": lambda x, n: x.index_fill_(0, torch.tensor([n]), value(n)[0, n % 2]),
     "scatter_": lambda x, n: x.scatter_(0, torch.full((1, COLUMNS), n), value(n)),
     "scatter_add_": lambda x, n: x.scatter_add_(0, torch.full((1, COLUMNS), n), value(n)),
     "masked_scatter_": lambda x, n: x.masked_scatter_(row(n), value(n)),
