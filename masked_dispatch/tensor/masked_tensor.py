@@ -330,8 +330,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         return zero_filled if expected_type not in (None, MaskedTensor) else wrap(zero_filled, None)
 
     def _stable_hash_for_caching(self) -> str:
-        # The key of compiled graphs cached on disk: the rules, and the geometry of the inner tensors and of the whole,
-        # whose sizes are not those of the inner tensors of sparse storage.
+        # The key of compiled graphs cached on disk: the rules, and the geometry of the inner tensors and of the whole.
         names, context = self.__tensor_flatten__()
         pieces = [(name, *geometry(getattr(self, name))) for name in names]
         return digest_of(CODE_VERSION, repr((context, str(tuple(self.shape)), self.requires_grad, pieces)))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Sequence
@@ -93,6 +94,7 @@ def _serving(served: Callable[..., Any], claim: Claim, move: Callable[..., Any])
 
 def mend_slice_scatter(torchax: ModuleType) -> None:
     """Let torchax's slice_scatter, and with it the gradient of a slice, count dimensions from the end."""
+    importlib.import_module("torchax.ops.jaten")  # where its lowerings register themselves
     lowering = torchax.ops.ops_registry.all_aten_ops[torch.ops.aten.slice_scatter]
     scatter = lowering.func
 
