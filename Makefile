@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
-## make test-slow   the slow tests, which take more than an hour; PART=K/N: every N-th of them, as CI does
+## make test-slow   the slow tests, which take more than an hour; PART=K/N: every N-th of them
 test-slow: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow $(if $(PART),--part $(PART))
 
