@@ -317,9 +317,8 @@ def test_operands_on_two_devices_are_refused_by_torchax() -> None:
 
 def test_outside_of_the_environment_torchax_says_what_to_write() -> None:
     x = on_jax()
-    with torchax.disable_temporarily():
-        with pytest.raises(AssertionError, match="within the torchax environment"):
-            x + 1
+    with torchax.disable_temporarily(), pytest.raises(AssertionError, match="within the torchax environment"):
+        x + 1
 
 
 # ------------------------------------------------------------------------------------------------------------ training
