@@ -218,21 +218,17 @@ def record_writes_of(kind: type, method: str) -> None:
     from torch._dynamo.variables.builder import wrap_fx_proxy
     from torch._dynamo.variables.tensor import TensorVariable
 
-    owner: Any = TensorVariable
     # The second from torch 2.14 on.
-    name = next(n for n in ("method___setitem__", "mp_ass_subscript_impl") if hasattr(owner, n))
-    original = getattr(owner, name)
+    name = next(n for n in ("method___setitem__", "mp_ass_subscript_impl") if hasattr(TensorVariable, n))
 
-    @functools.wraps(original)
-    def set_item(self: Any, tx: Any, key: Any, value: Any) -> Any:
+    @_in_place_of(TensorVariable, name)
+    def set_item(original: Callable[..., Any], self: Any, tx: Any, key: Any, value: Any) -> Any:
         if not isinstance(self.proxy.node.meta.get("example_value"), kind):
             return original(self, tx, key, value)
         arguments = proxy_args_kwargs([self, key, value], {})
         wrap_fx_proxy(tx, tx.output.create_proxy("call_method", method, *arguments))
         self.synchronize_attributes(tx)
         return ConstantVariable.create(None)
-
-    setattr(owner, name, set_item)
 
 
 def fused_multiply_add() -> OpOverload:

@@ -18,6 +18,7 @@ from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
+from op_registry.part import part
 from op_registry.report import as_json, coverage, database_calls, devices, python_level
 from op_registry.report import conformance as reporting
 from op_registry.report import sparse_coverage as stored_coverage
@@ -29,9 +30,9 @@ TIERS = {
     "quick": Settings(
         most=4, masks=("unstored", "stored", "half", "slices", "empty", ONE_HOLE), also_stored=("csr", "bsr")
     ),
-    # Every sample, mask and dtype; on storages other than dense as many samples as in quick.
     # P7 alone, on a call of each entry's own function: how much of the database compiles.
     "compiled": Settings(laws=("P7",), whole_entries=True),
+    # Every sample, mask and dtype; on storages other than dense as many samples as in quick.
     "full": Settings(most=None, dtypes="all", modes=("aot_eager",), also_stored=("csr", "bsr", "hybrid")),
 }
 
@@ -127,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         help="write how many trials of P4 stayed sparse (op_registry/report/sparse_coverage.tsv)",
     )
     check.add_argument("--variants", action="store_true", help="also run the in-place and out= forms of the entries")
-    check.add_argument("--slice", metavar="K/N", help="only the K-th of N equal parts of the operators")
+    check.add_argument(
+        "--slice", type=part, default="0/1", metavar="K/N", help="only the K-th of N equal parts of the operators"
+    )
     check.add_argument("--draw", type=int, metavar="N", help="only N of the operators, drawn by the seed")
     check.add_argument(
         "--device",
@@ -188,7 +191,7 @@ def _check(options: argparse.Namespace) -> int:
     names = [operator_named(name).name for name in options.op] if options.op else everything
     if settings.dtypes == "all":
         names = [piece for name in names for piece in in_each_dtype(name)]
-    names = _part(names, options.slice)
+    names = names[options.slice]
     if options.draw is not None:
         names = random.Random(options.seed).sample(names, min(options.draw, len(names)))
     reports = reporting.by_operator(
@@ -214,15 +217,7 @@ def _check_on_device(options: argparse.Namespace) -> int:
     if given:
         raise UnknownName(f"--device compares with the CPU and asks no laws: leave out {', '.join(given)}")
     names = [operator_named(name).name for name in options.op or ()] or list(database())
-    return devices.run(_part(names, options.slice), options.device, options.subject, options.sample, options.json)
-
-
-def _part(names: list[str], of: str | None) -> list[str]:
-    """The K-th of N equal parts of the names, for ``K/N``."""
-    if of is None:
-        return names
-    part, _, parts = of.partition("/")
-    return names[int(part) % int(parts) :: int(parts)]
+    return devices.run(names[options.slice], options.device, options.subject, options.sample, options.json)
 
 
 def _mutants(options: argparse.Namespace) -> int:

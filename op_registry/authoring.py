@@ -88,12 +88,13 @@ from op_registry.records.dims import (
     Dims,
     Number,
     known_to_hold,
+    one_element_but_along,
     shape_alone,
     with_leading_dims,
     wrap_dim,
     wrap_dims,
 )
-from op_registry.records.divided import gather_along, is_divided, undivided_along
+from op_registry.records.divided import gather_along, is_divided
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
@@ -123,6 +124,7 @@ from op_registry.records.slices import (
     sort_valid,
     spread,
     squeeze_reduced,
+    undivided_slices,
     valid_first_positions,
 )
 from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow, has_values, may_be_read
@@ -285,13 +287,14 @@ __all__ = [
     "reshape_validity",
     "Dims",
     "Number",
+    "one_element_but_along",
     "shape_alone",
     "wrap_dim",
     "wrap_dims",
     "with_leading_dims",
     "gather_along",
     "is_divided",
-    "undivided_along",
+    "undivided_slices",
     "accumulation_dtype",
     "highest",
     "lowest",

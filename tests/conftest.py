@@ -10,7 +10,6 @@ test, beginning with the K-th: so the slow ones, which are too many for one run,
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from op_registry.conformance.guard_timing import guards_not_timed
+from op_registry.part import part
 from op_registry.records.zeros import zeros_verified
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)
@@ -26,25 +26,21 @@ settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
-def part(text: str) -> tuple[int, int]:
-    """K and N of "K/N", K from 0 to N - 1."""
-    which, _, of = text.partition("/")
-    if not (which.isdigit() and of.isdigit() and int(which) < int(of)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 0 to N - 1")
-    return int(which), int(of)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", type=part, metavar="K/N", help="every N-th test, beginning with the K-th")
+    parser.addoption("--part", type=checked_part, default="0/1", metavar="K/N", help="every N-th test")
+
+
+def checked_part(text: str) -> str:
+    """The text, which pytest-xdist passes on to its processes."""
+    part(text)
+    return text
 
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen: tuple[int, int] | None = config.getoption("part")
-    if chosen is not None:
-        which, of = chosen
-        config.hook.pytest_deselected(items=[item for n, item in enumerate(items) if n % of != which])
-        items[:] = items[which::of]
+    chosen = dict.fromkeys(items[part(config.getoption("part"))])
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 def pytest_collection_finish() -> None:

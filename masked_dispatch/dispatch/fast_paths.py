@@ -126,31 +126,32 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
         return general
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
-        sparse = type(x) is SparseMaskedTensor
-        if kwargs or not (sparse or type(x) is MaskedTensor) or not plain_eager():
-            return general(keyset, x, *rest, **kwargs)
-        if sparse:
-            pattern, data, validity = x._pattern, x._kept_values, x._kept_validity
-            other = x._order is not None or pattern.lead != 1 or validity is not None
-        else:
-            data, validity = x._data, x._stored_validity if x._family is None else shared_validity(x)
-            other = False
-        derived = _grad_enabled()
-        if other or type(data) is not Tensor or (derived and x.requires_grad):
-            return general(keyset, x, *rest)
-        for operand in rest:
-            if isinstance(operand, Tensor) and (type(operand) not in _PLAIN or (derived and operand.requires_grad)):
-                return general(keyset, x, *rest)
-        dims = dims_of_row(data, *rest)
-        if dims is None or data.ndim - sparse < dims or data.numel() == 0:
-            return general(keyset, x, *rest)
-        if sparse:
-            return wrap_sparse(Sparse(Dense(call(data, *rest)), pattern))
-        if validity is not None and validity.shape[-dims:].numel() != 1:
-            return general(keyset, x, *rest)
-        return wrap(call(data, *rest), validity)
+        if not kwargs and plain_eager():
+            if type(x) is MaskedTensor:
+                data, validity = x._data, x._stored_validity if x._family is None else shared_validity(x)
+                dims = plain_rows(dims_of_row, x, data, rest)
+                if 0 < dims <= data.ndim and (validity is None or validity.shape[-dims:].numel() == 1):
+                    return wrap(call(data, *rest), validity)
+            elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
+                data = x._kept_values
+                if x._kept_validity is None and 0 < plain_rows(dims_of_row, x, data, rest) < data.ndim:
+                    return wrap_sparse(Sparse(Dense(call(data, *rest)), x._pattern))
+        return general(keyset, x, *rest, **kwargs)
 
     return kernel
+
+
+def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
+    """How many of the last dimensions of `data` make up a row; 0 if there are none, if a derivative is asked for, or if
+    an operand is neither torch's own tensor nor a number.
+    """
+    derived = _grad_enabled()
+    if type(data) is not Tensor or (derived and x.requires_grad):
+        return 0
+    for operand in rest:
+        if isinstance(operand, Tensor) and (type(operand) not in _PLAIN or (derived and operand.requires_grad)):
+            return 0
+    return (dims_of_row(data, *rest) or 0) if data.numel() else 0
 
 
 def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:

@@ -45,10 +45,7 @@ def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) 
             if read is None:
                 return None
             places.append(read.flatten())
-            is_tensor = isinstance(part, Tensor) and part.ndim
-            within.append(torch.arange(read.numel(), device=device).reshape(read.shape) if is_tensor else slice(None))
-            if isinstance(part, int) or (isinstance(part, Tensor) and not part.ndim):
-                within[-1] = 0
+            within.append(_within(part, read))
     sizes = [len(read) for read in places]
     return tuple(
         read.reshape(-1, *[1] * (reach - d - 1)).expand(sizes)[tuple(within)]  # torch's own places of dimensions
@@ -75,6 +72,15 @@ def _places(part: Any, size: int, device: torch.device) -> Tensor | None:
     if not -size <= part < size:
         return None
     return torch.tensor([part], device=device)
+
+
+def _within(part: Any, read: Tensor) -> Any:
+    """The same part of an index, of a dimension that consists of the places that it reads."""
+    if isinstance(part, slice):
+        return slice(None)
+    if isinstance(part, Tensor) and part.ndim:
+        return torch.arange(read.numel(), device=read.device).reshape(read.shape)
+    return 0
 
 
 def as_number(entry: object) -> object:

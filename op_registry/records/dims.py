@@ -34,6 +34,11 @@ def shape_alone(shape: int | Sequence[int]) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
+def one_element_but_along(shape: Sequence[int], dim: int) -> list[int]:
+    """The same number of dimensions, each of size 1 but `dim`, which keeps its size: for torch's errors about that."""
+    return [n if d == dim % len(shape) else 1 for d, n in enumerate(shape)]
+
+
 def known_to_hold(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds; False in a graph in which they depend on data, as those of ``x[mask]`` do."""
     if not isinstance(condition, torch.SymBool):  # sizes are tensors under torch.jit.trace

@@ -188,6 +188,11 @@ def abs_squared(values: Tensor) -> Tensor:
     return (values * values.conj()).real if values.is_complex() else values * values
 
 
+def undivided_slices(x: Dense, dim: int) -> Dense:
+    """The record, of whose slices along `dim` no process has a part."""
+    return x.map(lambda t: undivided_along(t, dim)) if is_divided(x.data) else x
+
+
 def flattened(x: Dense) -> Dense:
     """The record as one dimension."""
     return x.map(lambda t: (undivided(t) if is_divided(t) else t).reshape(-1))
@@ -276,8 +281,7 @@ class Order:
 
 def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
     """Sort the valid elements of each slice along `dim`; NaN counts as greatest, as in torch."""
-    if is_divided(x.data):
-        x = x.map(lambda t: undivided_along(t, dim))
+    x = undivided_slices(x, dim)
     validity = x.full_validity
     assert validity is not None
     count = x.count(dim, keepdim=True)

@@ -31,20 +31,12 @@ def summary(reports: Sequence[Report]) -> str:
         c = totals[law]
         passed, failed = c["pass"] + c["refused rightly"], c["broken"] + c["error"]
         lines.append(f"{law}  {passed:8d} {failed:8d} {c['refused']:8d} {c['gap']:8d} {c['not asked']:10d}")
-    failing = [r for r in reports if r.failures]
-    refusing = [r for r in reports if not r.failures and r.count("refused")]
-    gaps = [r for r in reports if not r.failures and not r.count("refused") and r.count("gap")]
-    right = [
-        r
-        for r in reports
-        if not any(r.count(s) for s in ("broken", "error", "refused", "gap"))
-        and (r.count("pass") or r.count("densified"))
-    ]
-    tried = len(right) + len(refusing) + len(failing) + len(gaps)
+    ended = Counter(map(_worst, reports))
+    tried = len(reports) - ended["untried"]
     lines.append(
-        f"{len(reports)} operators: {len(right)} right in every trial{_share(len(right), tried)}, "
-        f"{len(refusing)} refuse some, {len(failing)} fail some, {len(gaps)} have named gaps, "
-        f"{len(reports) - tried} had nothing to try"
+        f"{len(reports)} operators: {ended['right']} right in every trial{_share(ended['right'], tried)}, "
+        f"{ended['refused']} refuse some, {ended['failing']} fail some, {ended['gap']} have named gaps, "
+        f"{ended['untried']} had nothing to try"
     )
     reasons: Counter[str] = Counter()
     for report in reports:
@@ -58,7 +50,7 @@ def summary(reports: Sequence[Report]) -> str:
     undecided = Counter(law for r in reports for law in r.counts if answer_of(r, law).decision == "undecided")
     if undecided:
         lines.append("undecided: " + ", ".join(f"{law} of {n} operators" for law, n in sorted(undecided.items())))
-    for report in failing:
+    for report in reports:
         shown: dict[str, Outcome] = {}
         for outcome in report.failures:
             shown.setdefault(outcome.law, outcome)
@@ -67,6 +59,16 @@ def summary(reports: Sequence[Report]) -> str:
             more = f" (and {number - 1} more)" if number > 1 else ""
             lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
     return "\n".join(lines)
+
+
+def _worst(report: Report) -> str:
+    """The worst that happened to an operator: failing, refused, gap, right, or untried."""
+    if report.failures:
+        return "failing"
+    for status in ("refused", "gap"):
+        if report.count(status):
+            return status
+    return "right" if report.count("pass") or report.count("densified") else "untried"
 
 
 def _share(part: int, of: int) -> str:

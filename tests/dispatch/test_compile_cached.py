@@ -19,6 +19,7 @@ from torch._inductor.utils import fresh_cache
 import masked_dispatch as md
 from compiled_regions import masked, same
 from repository import ROOT
+from storages import STORAGES
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -101,18 +102,6 @@ def test_rules_that_no_file_has_are_never_taken_for_each_other() -> None:
             mine.replace(aten.exp.default, typed(body))
             versions.append(md.registry.version)
     assert len(set(versions)) == 2
-
-
-STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "hybrid": lambda x: x.to_sparse(1),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((1, 1)),
-    "bsc": lambda x: x.to_sparse_bsc((1, 1)),
-    "packed": lambda x: x.to_packed(),
-}
 
 
 def upper_left(rows: int, columns: int) -> md.MaskedTensor:

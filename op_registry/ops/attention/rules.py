@@ -184,7 +184,9 @@ def scaled_dot_product_attention(
 
 
 def _queries(query: Dense, *others: Dense) -> Tensor:
-    """The queries. What lies in an invalid one stays in its own output, and in all derivatives of keys and values."""
+    """The queries. What lies in an invalid one reaches its own output, which is invalid, and nothing else, except for
+    the derivatives of keys and values, which sum over all queries.
+    """
     alone = not being_traced(query.data) and not gradients_may_flow(query.data, *(x.data for x in others))
     return query.data if alone and has_whole_slices(query, (-1,)) else query.filled(0)
 

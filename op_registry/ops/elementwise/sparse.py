@@ -15,6 +15,7 @@ from op_registry.authoring import (
     broadcast_to,
     call,
     call_broadcast,
+    one_element_but_along,
     shape_alone,
     slice_of,
     to_dense,
@@ -77,9 +78,7 @@ def _heights(y: Dense | Sparse, dim: int) -> Any:
 
 
 def glu(op: OpOverload, self: Sparse, dim: int = -1) -> Any:
-    aten.glu(
-        shape_alone([n if d == dim % max(self.ndim, 1) else 1 for d, n in enumerate(self.shape)]), dim
-    )  # its errors
+    aten.glu(shape_alone(one_element_but_along(self.shape, dim)), dim)  # raises torch's errors
     if not self.dtype.is_floating_point:
         raise NotLowered("torch refuses its dtype")
     half = self.shape[dim] // 2

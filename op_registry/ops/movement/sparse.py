@@ -33,6 +33,7 @@ from op_registry.authoring import (
     keeps_dims_in_view,
     lowers,
     map_dense_dim,
+    one_element_but_along,
     order_of,
     ravel,
     refuse_dense_dims,
@@ -429,7 +430,7 @@ def view_as_real(x: Sparse) -> Sparse:
 
 @lowers(views.view_as_complex)
 def view_as_complex(x: Sparse | Permuted) -> Any:
-    few = [1 if d < x.ndim - 1 else n for d, n in enumerate(x.shape)]
+    few = one_element_but_along(x.shape, -1)
     torch.view_as_complex(torch.empty(few, dtype=x.dtype, device="meta"))  # raises torch's errors
     if x.ndim < 2:
         raise NotLowered("no sparse dimension is left")

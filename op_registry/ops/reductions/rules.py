@@ -38,7 +38,6 @@ from op_registry.authoring import (
     flattened,
     highest,
     identity_of,
-    is_divided,
     is_inexact,
     lowest,
     masked_rule,
@@ -50,7 +49,7 @@ from op_registry.authoring import (
     safe_sqrt,
     spread,
     squeeze_reduced,
-    undivided_along,
+    undivided_slices,
     valid_in_all,
 )
 
@@ -166,8 +165,7 @@ def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool =
 @masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, slices=Slices(positions=(1,)))
 def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The maximum (minimum) of the valid elements along a dimension, and its index."""
-    if is_divided(x.data):  # torch looks for positions in each part, and one of them may be empty
-        x = x.map(lambda t: undivided_along(t, dim))
+    x = undivided_slices(x, dim)  # torch looks for positions in each part, and one of them may be empty
     exists, dims = x.any_valid(dim, keepdim), reduced_dims(x, dim)
     identity = identity_of(op, x.dtype)
     filled = x.filled(identity)
@@ -182,8 +180,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
     """The index of the first maximum (minimum) among valid elements, in the original dimension or the flat input."""
     exists = x.any_valid(dim, keepdim)
     along, axis = (flattened(x), 0) if dim is None else (x, dim)
-    if is_divided(along.data):  # as in `max`
-        along = along.map(lambda t: undivided_along(t, axis))
+    along = undivided_slices(along, axis)
     identity = identity_of(op, x.dtype)
     filled = along.filled(identity)
     index = op(filled, axis, True)
