@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import masked_dispatch as md
 from bare_records import apply, masked, shown
 from masked_dispatch import masked_tensor
 from op_registry import registry
@@ -309,6 +310,32 @@ def test_rrelu_gives_no_invalid_noise_away(training: bool) -> None:
         assert 0.1 <= third <= 0.3
     else:
         assert (first, third) == (0.5, "--")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rrelu_writes_its_slopes(in_place: bool) -> None:
+    """To a plain tensor an update, to a masked one with their validity; without training nothing is written."""
+    function = aten.rrelu_with_noise_.default if in_place else aten.rrelu_with_noise.default
+    mask = torch.tensor([True, False, True, True])
+    for noise in (torch.full((4,), 9.0), md.masked_tensor(torch.full((4,), 9.0))):
+        for training in (False, True):
+            x = md.masked_tensor(torch.tensor([-2.0, NAN, 3.0, -4.0]), mask)
+            leaf = x.clone().requires_grad_()
+            result = function(leaf.clone() if in_place else leaf, noise, 0.1, 0.3, training)
+            slopes = noise.get_data() if isinstance(noise, md.MaskedTensor) else noise
+            assert result.get_mask().tolist() == mask.tolist()
+            if training:
+                assert slopes[2] == 1
+                assert 0.1 <= slopes[[0, 3]].min() <= slopes[[0, 3]].max() <= 0.3
+                assert torch.equal(result.get_data()[[0, 2, 3]], torch.tensor([-2.0, 3.0, -4.0]) * slopes[[0, 2, 3]])
+                result.sum().backward()
+                assert torch.equal(leaf.grad.get_data()[[0, 2, 3]], slopes[[0, 2, 3]])
+            else:
+                assert torch.equal(slopes, torch.full((4,), 9.0))
+        if isinstance(noise, md.MaskedTensor):
+            assert noise.get_mask().tolist() == mask.tolist()
+        else:
+            assert noise[1] == 9
 
 
 def test_rrelu_draws_nothing_from_garbage() -> None:

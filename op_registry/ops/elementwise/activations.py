@@ -10,8 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
-from op_registry.authoring import ELEMENTWISE, Dense, Number, Permuted, Sparse, as_int8, elementwise, masked_rule, never
+from op_registry.authoring import (
+    COMPOSITE,
+    ELEMENTWISE,
+    Dense,
+    Number,
+    Permuted,
+    Sparse,
+    as_int8,
+    elementwise,
+    masked_rule,
+    never,
+)
 
 aten = torch.ops.aten
 
@@ -51,6 +64,27 @@ def rrelu_with_noise_functional(
     result, drawn = aten.rrelu_with_noise_functional(self.filled(0), noise.data, lower, upper, training, generator)
     slopes = self.like(drawn)
     return self.like(result), slopes if training else slopes.masked_by(noise.validity)
+
+
+@masked_rule(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default, category=COMPOSITE, takes_op=True)
+def rrelu_with_noise(
+    op: OpOverload,
+    self: Tensor,
+    noise: Tensor,
+    lower: Number = 0.125,
+    upper: Number = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """rrelu; in training the slopes are written to `noise`, which keeps its own where the input is invalid if plain."""
+    if training:
+        with torch.no_grad():
+            _, drawn = aten.rrelu_with_noise_functional(self, noise, lower, upper, training, generator)
+            noise.copy_(drawn)
+        result = self * drawn  # torch's derivative of the functional form reads the noise that it was given
+    else:
+        result = aten.leaky_relu(self, (lower + upper) / 2)
+    return self.copy_(result) if op is aten.rrelu_with_noise_.default else result
 
 
 @masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)
