@@ -196,3 +196,42 @@ def test_batch_norm_in_training_sees_the_valid_positions(padding):
         assert got.count() == expected.numel()
         torch.testing.assert_close(got[:, : expected.shape[1]].to_tensor(0), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(norm.running_mean, running)
+
+
+@pytest.mark.parametrize("padding", [0, 7, 40])
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_wav2vec2_from_raw_audio_does_not_see_padding(norm: str, padding: int) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8, 8),
+        conv_kernel=(10, 3, 3),
+        conv_stride=(5, 2, 2),
+        num_feat_extract_layers=3,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        feat_extract_norm=norm,
+        attn_implementation="eager",
+    )
+    model = transformers.Wav2Vec2Model(config).double().eval()
+    samples = [torch.randn(n, dtype=torch.float64) for n in (400, 300, 223)]
+    lengths = torch.tensor([len(s) for s in samples])
+    data = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=torch.nan)
+    data = F.pad(data, (0, padding), value=torch.nan)
+    with md.windows("padding"):
+        out = model(md.from_lengths(data, lengths)).last_hidden_state
+    alone = [model(sample[None]).last_hidden_state[0] for sample in samples]
+    for got, expected in zip(out.unbind(0), alone, strict=True):
+        assert got.count() == expected.numel()
+        torch.testing.assert_close(got[: len(expected)].to_tensor(0), expected, rtol=1e-12, atol=1e-12)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+    wanted = torch.autograd.grad(sum(y.square().sum() for y in alone), parameters, allow_unused=True)
+    for gradient, expected in zip(found, wanted, strict=True):
+        assert (gradient is None) == (expected is None)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
