@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -61,3 +61,16 @@ def test_where_there_are_no_streams_torch_says_so() -> None:
     x: Tensor = md.masked_tensor(torch.ones(2, 2), MASK)
     with pytest.raises(NotImplementedError, match="record_stream"):
         x.record_stream(torch.Stream(device="cpu"))
+
+
+@pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_sparse(), lambda x: x.to_sparse_csr()])
+def test_memory_is_pinned_where_torch_can(stored: Callable[[md.MaskedTensor], md.MaskedTensor]) -> None:
+    x = stored(md.masked_tensor(torch.ones(2, 2), MASK))
+    assert not x.is_pinned()
+    if torch.accelerator.is_available():
+        pinned = x.pin_memory()
+        assert pinned.is_pinned()
+        assert torch.equal(pinned.get_mask(), MASK)
+    else:
+        with pytest.raises(RuntimeError, match="Cannot access accelerator device when none is available"):
+            x.pin_memory()
