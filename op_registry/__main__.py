@@ -12,13 +12,13 @@ from pathlib import Path
 from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
+from op_registry.conformance.part import part
 from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
-from op_registry.part import part
 from op_registry.report import as_json, coverage, database_calls, devices, python_level
 from op_registry.report import conformance as reporting
 from op_registry.report import sparse_coverage as stored_coverage

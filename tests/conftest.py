@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from op_registry.conformance.guard_timing import guards_not_timed
-from op_registry.part import part
+from op_registry.conformance.part import part
 from op_registry.records.zeros import zeros_verified
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)
