@@ -22,11 +22,12 @@ from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
-from op_registry.categories import reduction_steps, run_elementwise, run_reduction
+from op_registry.categories import argument, reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import zero_selector
 from op_registry.records.kept import kept_with
+from op_registry.records.slices import nonzero_count
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
 from op_registry.records.zeros import hand_on, known_tensors, known_zero, remember_zero
@@ -37,9 +38,11 @@ _grad_enabled = torch.is_grad_enabled
 _inference_mode_enabled = torch.is_inference_mode_enabled
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_REAL = (torch.float32, torch.float64)
 
-# What a reduction fills with, or the mask that selects zeros where that is a fill by `select`; its result's validity.
-Steps = tuple[Number | None, Tensor | None, Tensor | None]
+# What a reduction fills with, or the mask that selects zeros where that is a fill by `select`; what its sum is divided
+# by, if it is a mean; its result's validity.
+Steps = tuple[Number | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
@@ -87,11 +90,16 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A reduction to one tensor; if its input is valid everywhere, it costs little more than torch's own."""
+    """A reduction to one tensor of data filled with an identity; if its input is valid everywhere, it costs little more
+    than torch's own. A mean is a sum divided by the count.
+    """
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     select = direct_call(torch.ops.aten.threshold_backward.default)
-    if rule.run is not run_reduction or len(returns) != 1 or str(returns[0].type) != "Tensor":
+    if "identity" not in rule.traits or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
+    always = rule.run is run_reduction  # other rules are no more than that for plain elements of the dtypes of _REAL
+    total = rule.traits.get("total", {}).get(op)
+    sum_up = call if total is None else direct_call(total)
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
@@ -106,12 +114,14 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         data = x._data
         if validity is None:
             return wrap(call(data, *rest), None)
-        value, zero_by, some = kept_steps(op, rule, data, validity, rest)
+        if not (always or (type(data) is Tensor and data.dtype in _REAL and data.numel())):
+            return general(keyset, x, *rest)
+        value, zero_by, divisor, some = kept_steps(op, rule, data, validity, rest)
         if zero_by is not None:
             data = data if known_zero(data, validity) else select(data, zero_by, 0)
         elif value is not None:
             data = Dense(data, validity).filled(value)
-        return wrap(call(data, *rest), some)
+        return wrap(call(data, *rest) if divisor is None else sum_up(data, *rest) / divisor, some)
 
     return kernel
 
@@ -155,20 +165,30 @@ def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, 
 
 
 def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
-    """reduction_steps, and what selects zeros; kept with the mask."""
+    """reduction_steps, what selects zeros, and what a sum is divided by; kept with the mask."""
     if type(data) is not Tensor or validity.is_inference() or _inference_mode_enabled():
-        value, some = reduction_steps(op, Dense(data, validity), rest, rule.traits, {})
-        return value, None, some
+        return steps_of(op, rule, Dense(data, validity), rest)
     kept = kept_with(validity)
     key: tuple[Any, ...] = (op, data.dtype, data.shape)
     if rest:
         key = (*key, *(tuple(a) if type(a) is list else a for a in rest))
     steps: Steps | None = kept.get(key)
     if steps is None:
-        value, some = reduction_steps(op, Dense(data, validity), rest, rule.traits, {})
+        value, _, divisor, some = steps_of(op, rule, Dense(data, validity), rest)
         zero_by = None if value is None else zero_selector(data, validity, value)
-        steps = kept[key] = (value, zero_by, some)
+        steps = kept[key] = (value, zero_by, divisor, some)
     return steps
+
+
+def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Steps:
+    """The steps of a reduction that is called with these arguments."""
+    value, some = reduction_steps(op, x, rest, rule.traits, {})
+    if value is None or op not in rule.traits.get("total", ()):
+        return value, None, None, some
+    dim, keepdim = (argument(op, name, (x, *rest), {}) for name in ("dim", "keepdim"))
+    count = nonzero_count(x.count(dim, bool(keepdim)))
+    assert isinstance(count, Tensor)  # nothing is filled where all is valid
+    return value, None, count.to(x.dtype), some
 
 
 def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: object) -> SparseMaskedTensor | None:

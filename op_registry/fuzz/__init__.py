@@ -7,7 +7,7 @@ programs.py     a program as a value: tensors, and steps that are lines of Pytho
 sources.py      the tensors of a program: data, masks, and the garbage under the masks
 calls.py        the steps written by hand: a line of Python for each
 rule_calls.py   the steps derived from the schemas of the rules in the registry
-left_open.py    writes whose result torch leaves open
+left_open.py    what programs leave out: writes whose result torch leaves open, calls without end
 drawing.py      random choices of operands, dimensions, indices and numbers
 generating.py   a program from a seed
 running.py      what a program gives

@@ -18,7 +18,7 @@ from op_registry.conformance.subject import Subject
 from op_registry.fuzz import sources as sources_of
 from op_registry.fuzz.calls import GROUPS, WEIGHT_OF_OWN_CALLS, WEIGHT_OF_RULES, Call
 from op_registry.fuzz.drawing import filled_in, operand
-from op_registry.fuzz.left_open import left_open, misread
+from op_registry.fuzz.left_open import endless, left_open, misread
 from op_registry.fuzz.programs import Program, Source, Step
 from op_registry.fuzz.rule_calls import calls_of_rules
 from op_registry.fuzz.running import execute
@@ -193,7 +193,8 @@ class _State:
 
     def _accept(self, step: Step, seed: int) -> bool:
         """Run a step on plain tensors, and keep it if there is a result of a reasonable size that torch promises."""
-        if misread(step, self.values) or (step.writes and left_open(step, self.values)):
+        reads_wrongly, writes_openly = misread(step, self.values), step.writes and left_open(step, self.values)
+        if reads_wrongly or writes_openly or endless(step, self.values):
             return False
         values: dict[str, object] = dict(self.values)
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Writes whose result torch leaves open, and a read that it gets wrong, which programs therefore leave out."""
+"""Writes whose result torch leaves open, a read that it gets wrong, and calls without end: programs leave them out."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ UNCHECKED = re.compile(
 )
 # Code that writes to an operand with others as they are, rather than with views of them.
 OF_WHOLE_OPERANDS = re.compile(r"(\{0\}\.\w+_|torch\.ops\.aten\.\w+\.\w+)\((\{0\}, )?\{1\}[^.\[]*\)$")
+GREATEST_DEGREE = 10_000
 
 
 def left_open(step: Step, values: Mapping[str, Tensor]) -> bool:
@@ -37,6 +38,14 @@ def left_open(step: Step, values: Mapping[str, Tensor]) -> bool:
 def misread(step: Step, values: Mapping[str, Tensor]) -> bool:
     """Whether torch reads other memory than the operand's: its median of an expanded dimension (2.13, 2.14)."""
     return "median" in step.code and 0 in values[step.operands[0]].stride()
+
+
+def endless(step: Step, values: Mapping[str, Tensor]) -> bool:
+    """Whether torch takes minutes: for a polynomial it takes as many steps as its degree says, the last operand."""
+    if "_polynomial_" not in step.code:
+        return False
+    degrees = values[step.operands[-1]]
+    return bool((degrees.isfinite() & (degrees.abs() > GREATEST_DEGREE)).any())
 
 
 def shares_elements(tensor: Tensor) -> bool:

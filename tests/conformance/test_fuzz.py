@@ -21,7 +21,7 @@ from op_registry.fuzz import many, sources
 from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory
 from op_registry.fuzz.generating import LARGE, MEDIUM, Choices, program_from
 from op_registry.fuzz.laws import LAWS
-from op_registry.fuzz.left_open import left_open
+from op_registry.fuzz.left_open import endless, left_open
 from op_registry.fuzz.many import Settings, check_seed, in_this_process, in_workers
 from op_registry.fuzz.programs import Program, Source, Step
 from op_registry.fuzz.running import run
@@ -134,6 +134,16 @@ WRITTEN |= {"row": WRITTEN["x"][0], "every": WRITTEN["x"][:, ::2], "one": torch.
 )
 def test_writes_that_torch_leaves_open_are_left_out(code: str, operands: str, open_: bool) -> None:
     assert left_open(Step("v0", code, tuple(operands.split()), writes=True), WRITTEN) is open_
+
+
+@pytest.mark.parametrize(
+    "degrees, without_end", [([2.0, 9.0], False), ([2.0, 1e30], True), ([torch.nan, torch.inf], False)]
+)
+def test_polynomials_of_any_degree_are_left_out(degrees: list[float], without_end: bool) -> None:
+    """torch computes one in as many steps as its degree: seed 7078081 of P3 did not finish."""
+    step = Step("v0", "torch.ops.aten.special_laguerre_polynomial_l.x_scalar(0.5, {0})", ("x",))
+    assert endless(step, {"x": torch.tensor(degrees)}) is without_end
+    assert not endless(Step("v0", "{0}.exp()", ("x",)), {"x": torch.tensor(degrees)})
 
 
 def leaking_mul(x: Dense, other: Any) -> Dense:

@@ -72,7 +72,14 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
 # ------------------------------------------------------------------------------------------------------- mean, var, std
 
 
-@masked_slices(aten.mean.default, aten.mean.dim, category=REDUCTION, slices=Slices())
+@masked_slices(
+    aten.mean.default,
+    aten.mean.dim,
+    category=REDUCTION,
+    slices=Slices(),
+    identity=0,
+    total={aten.mean.default: aten.sum.default, aten.mean.dim: aten.sum.dim_IntList},
+)
 def mean(
     op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Dense:
@@ -146,9 +153,15 @@ def variance(m: Spread, correction: Number | None) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- extrema
 
 
-@masked_slices(aten.amax, aten.amin, aten.max.default, aten.min.default, category=REDUCTION, slices=Slices())
+@masked_slices(aten.amax, aten.max.default, category=REDUCTION, slices=Slices(), identity=lowest)
 def amax(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
-    """The maximum (minimum) of the valid elements; the valid elements that equal it share its gradient."""
+    """The maximum of the valid elements; the valid elements that equal it share its gradient."""
+    return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+
+
+@masked_slices(aten.amin, aten.min.default, category=REDUCTION, slices=Slices(), identity=highest)
+def amin(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
+    """The minimum, likewise."""
     return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
 
 

@@ -88,7 +88,7 @@ def var(over: Segments, x: Dense, op: OpOverload, *, correction: Number | None =
 # ------------------------------------------------------------------------------------------------------------- extremum
 
 
-@lowers_by_segments(reductions.amax, reductions.aminmax)
+@lowers_by_segments(reductions.amax, reductions.amin, reductions.aminmax)
 def amax(over: Segments, x: Dense, op: OpOverload) -> Dense | tuple[Dense, Dense]:
     if x.dtype.is_complex or x.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise NotLowered(f"torch has no segment extremum of {x.dtype}")
