@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot
 from op_registry import MaskedSemanticsError
+from op_registry.records.dense import same_sizes
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
@@ -31,6 +33,7 @@ class Masked(Protocol):
     _family: ViewFamily | None
     _part_of_memory: tuple[Tensor, Tensor] | None
     _snapshot: tuple[int, Tensor] | None
+    _graph_writes: GraphWrites | None
 
     @property
     def shape(self) -> torch.Size: ...
@@ -42,9 +45,6 @@ class Masked(Protocol):
     def _validity(self) -> Tensor | None: ...
 
     @property
-    def _graph_writes(self) -> GraphWrites | None: ...
-
-    @property
     def _carries_transform(self) -> bool: ...
 
 
@@ -53,6 +53,7 @@ class ViewFamily:
 
     data      the plain data of the tensor that the views were made from; they address parts of it
     validity  its validity when the family was created
+    parts     of a family that returned from a graph: the data of its members and their validity
     memory    int8, one for each element that `data` spans; None until a write changes validity
     shared    whether a result outside the family shares `memory`, so that it must be copied before the next write
     in_place  whether `memory` is never replaced, because other processes may share it: results get a copy of it
@@ -72,6 +73,7 @@ class ViewFamily:
         "in_place",
         "lock",
         "memory",
+        "parts",
         "shared",
         "validity",
         "writes",
@@ -81,6 +83,7 @@ class ViewFamily:
     def __init__(self, data: Tensor, validity: Tensor | None, in_place: bool = False) -> None:
         self.data = data
         self.validity = validity
+        self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.memory: Tensor | None = None
         self.shared = False
         self.in_place = in_place
@@ -93,6 +96,12 @@ class ViewFamily:
     def span(self) -> int:
         """How many elements `memory` has."""
         return _last_element(self.data) - int(self.data.storage_offset()) + 1
+
+    @property
+    def has_one_for_each(self) -> bool:
+        """Whether members hold views of one validity for each element: a write to one shows in those that it is of."""
+        validity = self.validity
+        return self.memory is None and validity is not None and same_sizes(validity.shape, self.data.shape)
 
     def unshare(self) -> None:
         """Give the family memory that nothing else shares."""
@@ -129,9 +138,10 @@ class ViewFamily:
         memory = self.memory
         if memory is None:
             memory = torch.ones(self.span, dtype=torch.int8, device=self.data.device)
-            if self.validity is not None:
-                assign_validity(self.part_of(self.data, memory), self.validity)
-            self.validity = None
+            for data, validity in [(self.data, self.validity), *self.parts]:
+                if validity is not None:
+                    assign_validity(self.part_of(data, memory), validity)
+            self.validity, self.parts = None, []
         elif self.shared and not self.in_place:
             memory = memory.clone()
         else:
@@ -147,10 +157,17 @@ class ViewFamily:
             self._unshare().share_memory_()
             self.in_place = True
 
+    def contents(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Data, validity and memory, which say all."""
+        if self.parts:
+            self.unshare()
+        return self.data, self.validity, self.memory
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ViewFamily:
         """A family for the copies of the members: their data is copied with the same `memo`."""
-        copied = ViewFamily(copy.deepcopy(self.data, memo), _cloned(self.validity))
-        copied.memory = _cloned(self.memory)
+        data, validity, memory = self.contents()
+        copied = ViewFamily(copy.deepcopy(data, memo), _cloned(validity))
+        copied.memory = _cloned(memory)
         return copied
 
     def has_memory_of(self, data: Tensor) -> bool:
@@ -311,6 +328,21 @@ def _snapshot(tensor: Masked, validity: Tensor, version: int, taken: Callable[[T
     return tensor._snapshot[1]
 
 
+def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
+    """The tensor's validity, with the strides of the data where it has one for each element; kept from now on.
+
+    Graphs are guarded on strides, and one that writes to the validity finds it in memory that is addressed as the data.
+    """
+    data = tensor._data
+    if validity.shape != data.shape or validity.stride() == data.stride() or type(data) is not Tensor:
+        return validity
+    laid_out = torch.empty_like(data, dtype=torch.int8)
+    if laid_out.stride() != data.stride():
+        return validity  # elements that lie apart, or in one place
+    tensor._stored_validity = laid_out.copy_(validity)
+    return laid_out
+
+
 def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> None:
     """Let `view` share the validity of `base`; `addressed`: it must be sliced from memory by the view's strides."""
     family = family_of(base)
@@ -376,10 +408,11 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
     if family.graph_writes is not None and not family.graph_writes.seen and copied_back_by_aot(tensor._data):
         return  # no write of the graph changed a validity
     context = "functorch transform" if tensor._carries_transform else "compiled region"
-    if current is None or current.shape != tensor._data.shape or family.memory is not None:
+    if current is None or current.shape != tensor._data.shape or not family.has_one_for_each:
+        stored = current if current is None or current.shape != tensor._data.shape else family.validity
         raise MaskedSemanticsError(
             f"inside a {context}, this write would change how the mask of a tensor of shape {tuple(tensor.shape)} is "
-            f"stored ({'none' if current is None else f'broadcast from {tuple(current.shape)}'} to one value per "
+            f"stored ({'none' if stored is None else f'broadcast from {tuple(stored.shape)}'} to one value per "
             "element), which is not possible there. Give the tensor a full mask first (x.mask_with(x.get_mask())), "
             "or write out of place."
         )
@@ -390,3 +423,44 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
         current.fill_(1)
     else:
         current.copy_(as_int8(validity))
+
+
+# What compiled graphs have returned and is still there, by the address of its data.
+_returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def join_family(tensor: Masked, in_place: bool, graph_writes: GraphWrites | None) -> None:
+    """The family of a tensor that has just been put together: in a graph its own, as the validity of an input is
+    written to and never replaced; of what a graph returns, that of what it returned before, if both are views of one
+    memory.
+
+    Nothing says of two results that one is a view of the other; but views share data and validity.
+    """
+    data, validity = tensor._data, tensor._stored_validity
+    if being_traced(data):
+        tensor._graph_writes = graph_writes
+        family_of(tensor, in_place)
+        return
+    if type(data) is not Tensor or not data.numel():
+        return
+    address = data.untyped_storage().data_ptr()
+    earlier = _returned.setdefault(address, tensor) if address else tensor
+    if earlier is tensor or earlier._data.dtype is not data.dtype:
+        return
+    others = earlier._stored_validity
+    if (validity is None) != (others is None) or (
+        validity is not None
+        and others is not None
+        and validity.untyped_storage().data_ptr() != others.untyped_storage().data_ptr()
+    ):
+        return
+    elements = data.untyped_storage().nbytes() // data.element_size()
+    family = earlier._family
+    if family is None:
+        family = earlier._family = ViewFamily(data.detach().as_strided((elements,), (1,), 0), None)
+        family.parts.append((earlier._data, others))
+    if family.parts:
+        # The first says all if it has all of the memory's elements.
+        if family.parts[0][0].numel() < elements and not any(same_places(data, part) for part, _ in family.parts):
+            family.parts.append((data, validity))
+        tensor._family = family

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
+from masked_dispatch.tensor import mask_sharing
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.conversions import converted
 from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
-from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, make_view_family
+from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, join_family
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
     copied_mask_shared,
@@ -107,6 +108,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         validity = self._validity
         if validity is None or self._carries_transform or being_traced(validity):
             return validity
+        validity = mask_sharing.laid_out_as_data(self, validity)
         if self._family is not None:
             self._family.share()  # results of the graph may share it
         if self._validity_alias is None or self._validity_alias[0] is not validity:
@@ -305,9 +307,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if being_traced(wrapper._data):
             prepare_for_tracing()
-            wrapper._graph_writes = None if context[2] is None else context[2].graph_writes
-            # A graph input: its inner tensors are written to, never replaced.
-            family_of(wrapper, in_place=context[0] == "in place")
+        join_family(wrapper, context[0] == "in place", None if context[2] is None else context[2].graph_writes)
         return wrapper
 
     @classmethod
@@ -364,7 +364,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         with inference_mode_of(self):
             copied = wrap_leaf(self._data, self._stored_validity, self.requires_grad, getattr(self, "_is_param", False))
         share_storage(copied, self)
-        make_view_family(self, copied)
+        copied._family = family_of(self)
         copied._mask_is_a_copy = self._mask_is_a_copy
         return copied
 
@@ -493,8 +493,4 @@ def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None)
     return family
 
 
-def _reduce_family(family: ViewFamily) -> Any:
-    return saved_as("family", family.data, family.validity, family.memory)
-
-
-copyreg.pickle(ViewFamily, _reduce_family)
+copyreg.pickle(ViewFamily, lambda family: saved_as("family", *family.contents()))
