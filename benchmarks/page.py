@@ -1,7 +1,8 @@
 """The performance page: ``python -m benchmarks.page FILE [FILE ...]`` writes docs/performance.md and its plot.
 
 A FILE is what ``python -m benchmarks … --json FILE`` has written. Of a benchmark that is in several files, the last one
-counts. Nothing in the page is written by hand: a figure that should change is measured again.
+counts. No figure in the page is written by hand: one that should change is measured again. Why goals are missed, and
+what would close them, is written here.
 """
 
 from __future__ import annotations
@@ -65,6 +66,45 @@ a time, through a buffer on the stack (`Vectorized<int8_t>::loadu(pointer, 8)` i
 processor cannot forward: a masked sum over 2048² elements took 4.2 times as long as with a load of eight bytes
 (`_mm_loadl_epi64`), everything else being the same. A mask of bool, as one writes it by hand, is slower still.
 """
+
+# Why a benchmark's goals are missed, where they are, and what would close them.
+MISSED = {
+    "training": (
+        "Each operator on masked tensors runs Python above torch (R5 says for how long), which is most of a "
+        "small model's step. Autograd nodes and dispatch in C++ would take it out. In packed evaluation of "
+        "the large encoder both sides multiply valid tokens alone: torch's own fast path packs with "
+        "NestedTensor."
+    ),
+    "overhead": (
+        "Without derivatives a call is one Python function and one new tensor subclass, each of which takes "
+        "longer than a small kernel of torch. Both would have to move to C++."
+    ),
+    "eager_reductions": (
+        "With a remembered mask a fill and torch's own kernel are left. For softmax and logsumexp that kernel "
+        "alone takes about a third of the line by hand, var and std read the data twice, and for whole rows "
+        "the line's `where` is nearly free. One kernel that reads data and mask once, in C++, would close "
+        "them."
+    ),
+    "chain": ("Eager: what R5 says, six times. Compiled: the load of masks (above)."),
+    "packed": ("Both sides are bound by products of matrices, of which AVX2 makes a larger part of the time."),
+    "reductions": ("The load of masks (above): the limit is a kernel written by hand with the load that torch lacks."),
+    "masked_mean": (
+        "Compiled: the load of masks (above). Peak: the mask is kept for backward, a byte an element beside "
+        "four of the gradient."
+    ),
+    "sparse": (
+        "Sums and maxima of rows are made of torch's kernels (`embedding_bag`, `segment_reduce`), of which "
+        "each goes over the values again; the limit is one pass. A kernel in C++ would close them. What is "
+        "stored of very sparse matrices takes less time than a call from Python."
+    ),
+    "conversions": (
+        "CSC needs the mask in another order; tiles of bytes are transposed, which costs more than all else."
+    ),
+    "untouched": (
+        "The import reads the schemas of torch's operators and registers a kernel for each of 2,600 "
+        "overloads. Kernels registered on first need would close it."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -148,13 +188,15 @@ def summary(measured: Sequence[Measured]) -> str:
 
 
 def section(one: Measured) -> str:
-    """One benchmark: the command, and each goal with its figure."""
+    """One benchmark: the command, each goal with its figure, and why some are missed."""
     rows = [(g.promise, bound_of(g), figure_of(g), "yes" if g.reached else "**no**") for g in one.goals]
+    why = "" if one.farthest is None else MISSED.get(one.name, "")
     return "\n\n".join(
         (
             f"## {TITLES[one.name]}",
             f"`python -m benchmarks {one.name}`",
             table(("", "goal", "figure", "reached"), rows),
+            *([f"*Missed because:* {why}"] if why else []),
         )
     )
 

@@ -52,6 +52,12 @@ def test_the_summary_names_what_is_missed_by_most() -> None:
     assert "| Eager fills | 1 of 1 | – |" in text
 
 
+def test_why_goals_are_missed_is_said_while_they_are() -> None:
+    assert f"*Missed because:* {page.MISSED['overhead']}" in page.page([RUN])
+    assert "Missed" not in page.page([run_of({"overhead": [("neg", 4.0, 5.0, False)]})])
+    assert set(page.MISSED) <= set(page.TITLES)
+
+
 def test_of_two_runs_the_later_one_counts() -> None:
     again = run_of({"fill": [("faster than where", 1.0, 2.0, True)]}, date="2026-02-02")
     text = page.page([RUN, again])
