@@ -247,6 +247,8 @@ def tracking_views_and_versions() -> contextlib.AbstractContextManager[Any]:
 
 # A context in which an operator applies to the wrapper itself: it changes shape and strides and computes nothing.
 metadata_only = torch._C._DisableTorchDispatch
+# The same as a context that dispatch modes, such as that of Dynamo's fake tensors, do not see.
+unseen_by_modes = torch._C._DisableTorchDispatch
 
 
 def recording() -> bool:

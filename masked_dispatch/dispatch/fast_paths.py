@@ -95,9 +95,10 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     select = direct_call(torch.ops.aten.threshold_backward.default)
-    if "identity" not in rule.traits or len(returns) != 1 or str(returns[0].type) != "Tensor":
-        return general
     always = rule.run is run_reduction  # other rules are no more than that for plain elements of the dtypes of _REAL
+    fills = always or rule.traits.get("of_identity") is rule.run
+    if not fills or len(returns) != 1 or str(returns[0].type) != "Tensor":
+        return general
     total = rule.traits.get("total", {}).get(op)
     sum_up = call if total is None else direct_call(total)
 

@@ -10,6 +10,7 @@ share this memory, the next write copies it first, and their validity does not c
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
-from masked_dispatch.torch_internals import as_value, copied_back_by_aot
+from masked_dispatch.torch_internals import as_value, copied_back_by_aot, unseen_by_modes
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import same_sizes
 from op_registry.records.tracing import being_traced
@@ -61,6 +62,7 @@ class ViewFamily:
     writing   whether a thread is writing to `memory`
     writes    how often the graph being traced, or a functorch transform, has written to the validity
     graph_writes  notified when a graph writes to the validity of one of its inputs
+    number    of a family in a graph: the members that the graph returns have it in common
 
     Members refer to their family, not the other way round: they look their validity up (`validity_of`), and slice it
     again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
@@ -73,6 +75,7 @@ class ViewFamily:
         "in_place",
         "lock",
         "memory",
+        "number",
         "parts",
         "shared",
         "validity",
@@ -91,6 +94,7 @@ class ViewFamily:
         self.writes = 0
         self.writing = False
         self.graph_writes: GraphWrites | None = None
+        self.number: int | None = None
 
     @property
     def span(self) -> int:
@@ -213,17 +217,29 @@ class GraphWrites:
 
     def guarded(self, tensor: Masked) -> GuardedInput:
         """The entry for `tensor` in its flatten context."""
-        return GuardedInput(self, None if being_traced(tensor._data) else tensor)
+        family = tensor._family
+        if not being_traced(tensor._data):
+            return GuardedInput(self, tensor)
+        if family is not None and family.number is None:
+            family.number = next(_numbers)
+        return GuardedInput(self, None, None if family is None else family.number)
+
+
+_numbers = itertools.count()
 
 
 class GuardedInput:
-    """A graph input whose validity guards can unshare; no tensor while tracing and in stored guards. All are equal."""
+    """A graph input whose validity guards can unshare; no tensor while tracing and in stored guards. All are equal.
 
-    __slots__ = ("graph_writes", "tensor")
+    Of what a graph returns it has the number of the family.
+    """
 
-    def __init__(self, graph_writes: GraphWrites, tensor: Masked | None = None) -> None:
+    __slots__ = ("graph_writes", "number", "tensor")
+
+    def __init__(self, graph_writes: GraphWrites, tensor: Masked | None = None, number: int | None = None) -> None:
         self.graph_writes = graph_writes
         self.tensor = tensor
+        self.number = number
 
     def unshare(self) -> None:
         """Give the tensor a validity that nothing else shares."""
@@ -242,10 +258,10 @@ class GuardedInput:
         return "GuardedInput()"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedInput:
-        return GuardedInput(self.graph_writes)
+        return GuardedInput(self.graph_writes, None, self.number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GuardedInput, (GraphWrites(),)
+        return GuardedInput, (GraphWrites(), None, self.number)
 
 
 def _cloned(tensor: Tensor | None) -> Tensor | None:
@@ -336,11 +352,15 @@ def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
     data = tensor._data
     if validity.shape != data.shape or validity.stride() == data.stride() or type(data) is not Tensor:
         return validity
-    laid_out = torch.empty_like(data, dtype=torch.int8)
-    if laid_out.stride() != data.stride():
-        return validity  # elements that lie apart, or in one place
-    tensor._stored_validity = laid_out.copy_(validity)
-    return laid_out
+    with unseen_by_modes():  # Dynamo asks for it while it makes fake tensors
+        laid_out = torch.empty_like(data, dtype=torch.int8)
+        if laid_out.stride() == data.stride():
+            tensor._stored_validity = laid_out.copy_(validity)
+        elif not may_share(data):  # elements that lie apart, as those of a view do
+            family_of(tensor).unshare()
+    found = tensor._validity
+    assert found is not None
+    return found
 
 
 def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> None:
@@ -425,40 +445,34 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
         current.copy_(as_int8(validity))
 
 
-# What compiled graphs have returned and is still there, by the address of its data.
-_returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# What compiled graphs have returned and is still there, by the address of its data and the number of its family.
+_returned: weakref.WeakValueDictionary[tuple[int, int | None], Any] = weakref.WeakValueDictionary()
 
 
-def join_family(tensor: Masked, in_place: bool, graph_writes: GraphWrites | None) -> None:
+def join_family(tensor: Masked, in_place: bool, guarded: GuardedInput | None) -> None:
     """The family of a tensor that has just been put together: in a graph its own, as the validity of an input is
     written to and never replaced; of what a graph returns, that of what it returned before, if both are views of one
     memory.
 
-    Nothing says of two results that one is a view of the other; but views share data and validity.
+    Views share data, and in the graph they were of one family; all valid, nothing but their data says so.
     """
     data, validity = tensor._data, tensor._stored_validity
     if being_traced(data):
-        tensor._graph_writes = graph_writes
-        family_of(tensor, in_place)
+        tensor._graph_writes = None if guarded is None else guarded.graph_writes
+        family_of(tensor, in_place).number = None if guarded is None else guarded.number
         return
-    if type(data) is not Tensor or not data.numel():
+    number = None if guarded is None else guarded.number
+    if type(data) is not Tensor or not data.numel() or (validity is not None and number is None):
         return
     address = data.untyped_storage().data_ptr()
-    earlier = _returned.setdefault(address, tensor) if address else tensor
+    earlier = _returned.setdefault((address, number), tensor) if address else tensor
     if earlier is tensor or earlier._data.dtype is not data.dtype:
-        return
-    others = earlier._stored_validity
-    if (validity is None) != (others is None) or (
-        validity is not None
-        and others is not None
-        and validity.untyped_storage().data_ptr() != others.untyped_storage().data_ptr()
-    ):
         return
     elements = data.untyped_storage().nbytes() // data.element_size()
     family = earlier._family
     if family is None:
         family = earlier._family = ViewFamily(data.detach().as_strided((elements,), (1,), 0), None)
-        family.parts.append((earlier._data, others))
+        family.parts.append((earlier._data, earlier._stored_validity))
     if family.parts:
         # The first says all if it has all of the memory's elements.
         if family.parts[0][0].numel() < elements and not any(same_places(data, part) for part, _ in family.parts):

@@ -307,7 +307,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if being_traced(wrapper._data):
             prepare_for_tracing()
-        join_family(wrapper, context[0] == "in place", None if context[2] is None else context[2].graph_writes)
+        join_family(wrapper, context[0] == "in place", context[2])
         return wrapper
 
     @classmethod

@@ -48,6 +48,41 @@ def test_a_write_through_a_view_validates_what_it_writes(make: str, write: str, 
     md.testing.assert_close(torch.compile(region, backend="aot_eager")(x), region(x))
 
 
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "diagonal": lambda v: v.diagonal(0, 1, 2),
+    "transposed": lambda v: v.transpose(0, 2),
+    "narrow": lambda v: v.narrow(2, 1, 2),
+    "in another shape": lambda v: v.view(6, 4)[1:3],
+    "flat": lambda v: v.flatten()[3:7],
+    "unbound": lambda v: v.unbind(1)[1],
+    "split": lambda v: v.split(2, 2)[0],
+    "permuted": lambda v: v.permute(2, 0, 1)[1],
+    "every second": lambda v: v[:, :, ::2],
+    "squeezed": lambda v: v[:1].squeeze(0),
+    "unfolded": lambda v: v.unfold(2, 2, 2)[..., 0],
+}
+STORED = {
+    "rows": torch.tensor([[[False], [True], [True]], [[True], [False], [False]]]),
+    "columns": torch.tensor([[[False, True, True, False]]]),
+    "batches": torch.tensor([[[False]], [[True]]]),
+    "elements": torch.arange(24).reshape(2, 3, 4) % 3 > 0,
+    "all valid": None,
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_write_through_any_view_of_any_mask_is_as_eager(name: str, stored: str) -> None:
+    def region(x: Tensor, value: Tensor) -> Tensor:
+        made = x * 2
+        VIEWS[name](made).copy_(value)
+        return made
+
+    x = md.masked_tensor(torch.randn(2, 3, 4), STORED[stored])
+    for value in (torch.ones(()), md.masked_tensor(torch.ones(()), torch.tensor(False))):
+        md.testing.assert_close(torch.compile(region, backend="aot_eager")(x, value), region(x, value))
+
+
 def test_such_a_write_is_refused_where_the_whole_function_has_to_be_one_graph() -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
     def region(x: Tensor) -> Tensor:

@@ -220,9 +220,9 @@ def test_a_compiled_write_does_not_reach_a_callers_mask() -> None:
 
     for kind, make in MASKS.items():
         mask = make()
-        x = torch.compile(written, backend="aot_eager", fullgraph=True)(torch.zeros(4, 4), mask)
+        x = torch.compile(written, backend="aot_eager")(torch.zeros(4, 4), mask)
         assert torch.equal(mask, make()), kind
-        assert x.get_mask()[0].all(), kind
+        assert torch.equal(x.get_mask(), written(torch.zeros(4, 4), make()).get_mask()), kind
 
 
 @pytest.mark.parametrize("n", [3, 64, 1000])
