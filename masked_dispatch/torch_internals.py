@@ -245,10 +245,9 @@ def tracking_views_and_versions() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _from_bits(excluded))
 
 
-# A context in which an operator applies to the wrapper itself: it changes shape and strides and computes nothing.
-metadata_only = torch._C._DisableTorchDispatch
-# The same as a context that dispatch modes, such as that of Dynamo's fake tensors, do not see.
-unseen_by_modes = torch._C._DisableTorchDispatch
+# A context in which operators pass subclasses and dispatch modes by. A wrapper's own shape and strides can change in it
+# (it holds nothing to compute with), and a plain tensor can be copied while Dynamo makes fake tensors.
+without_torch_dispatch = torch._C._DisableTorchDispatch
 
 
 def recording() -> bool:

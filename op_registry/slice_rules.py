@@ -47,8 +47,6 @@ def masked_slices(
             return function(op, x, *args, **kwargs)
 
         ops = tuple(o for operator in operators for o in overloads_of(operator))
-        if "identity" in traits:
-            traits["of_identity"] = run  # another run with these traits may do something else
         return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
 
     return register

@@ -96,11 +96,9 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     select = direct_call(torch.ops.aten.threshold_backward.default)
     always = rule.run is run_reduction  # other rules are no more than that for plain elements of the dtypes of _REAL
-    fills = always or rule.traits.get("of_identity") is rule.run
-    if not fills or len(returns) != 1 or str(returns[0].type) != "Tensor":
+    if "identity" not in rule.traits or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
-    total = rule.traits.get("total", {}).get(op)
-    sum_up = call if total is None else direct_call(total)
+    sum_up = torch.sum if rule.traits.get("divided") else call
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
@@ -184,7 +182,7 @@ def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest:
 def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Steps:
     """The steps of a reduction that is called with these arguments."""
     value, some = reduction_steps(op, x, rest, rule.traits, {})
-    if value is None or op not in rule.traits.get("total", ()):
+    if value is None or not rule.traits.get("divided"):
         return value, None, None, some
     dim, keepdim = (argument(op, name, (x, *rest), {}) for name in ("dim", "keepdim"))
     count = nonzero_count(x.count(dim, bool(keepdim)))

@@ -26,7 +26,6 @@ from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     keyset_for_write,
-    metadata_only,
     redispatch,
     schema_of,
     tracking_views_and_versions,
@@ -34,6 +33,7 @@ from masked_dispatch.torch_internals import (
     under_transform,
     without_autograd,
     without_pre_dispatch,
+    without_torch_dispatch,
 )
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
@@ -376,6 +376,6 @@ def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str,
         tensor._data = view(tensor._data, *args[1:], **kwargs)
         tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)
     tensor._part_of_memory = None
-    with metadata_only():
+    with without_torch_dispatch():  # the wrapper itself
         op(*args, **kwargs)
     return tensor

@@ -15,6 +15,7 @@ file_format.py    the version of files, and how one is read
 fills.py          what may replace invalid elements
 layout_checks.py  whether a storage layout fits a shape
 conversions.py    conversions to sparse storage, which torch.export records otherwise than torch.compile
+all_valid.py      methods that return no tensor: numpy, tolist
 no_memory.py      methods that ask for one piece of memory: refused
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
 indexing.py       assignment by index to sparse storage

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
-from masked_dispatch.torch_internals import as_value, copied_back_by_aot, unseen_by_modes
+from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import same_sizes
 from op_registry.records.tracing import being_traced
@@ -352,7 +352,7 @@ def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
     data = tensor._data
     if validity.shape != data.shape or validity.stride() == data.stride() or type(data) is not Tensor:
         return validity
-    with unseen_by_modes():  # Dynamo asks for it while it makes fake tensors
+    with without_torch_dispatch():  # Dynamo asks for it while it makes fake tensors
         laid_out = torch.empty_like(data, dtype=torch.int8)
         if laid_out.stride() == data.stride():
             tensor._stored_validity = laid_out.copy_(validity)
@@ -445,22 +445,25 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
         current.copy_(as_int8(validity))
 
 
+def found_family_in_graph(tensor: Masked, in_place: bool, guarded: GuardedInput | None) -> None:
+    """In a graph each input and output has a family of its own, because its validity is written to and never replaced.
+
+    `guarded` is the entry of its flatten context, and `in_place` how its validity is written outside of the graph.
+    """
+    tensor._graph_writes = None if guarded is None else guarded.graph_writes
+    family_of(tensor, in_place).number = None if guarded is None else guarded.number
+
+
 # What compiled graphs have returned and is still there, by the address of its data and the number of its family.
 _returned: weakref.WeakValueDictionary[tuple[int, int | None], Any] = weakref.WeakValueDictionary()
 
 
-def join_family(tensor: Masked, in_place: bool, guarded: GuardedInput | None) -> None:
-    """The family of a tensor that has just been put together: in a graph its own, as the validity of an input is
-    written to and never replaced; of what a graph returns, that of what it returned before, if both are views of one
-    memory.
+def join_family_from_graph(tensor: Masked, guarded: GuardedInput | None) -> None:
+    """Of what a graph returns, views of one memory are one family, as they were in the graph.
 
-    Views share data, and in the graph they were of one family; all valid, nothing but their data says so.
+    The number in `guarded` says which; of those that are valid everywhere nothing but their data does.
     """
     data, validity = tensor._data, tensor._stored_validity
-    if being_traced(data):
-        tensor._graph_writes = None if guarded is None else guarded.graph_writes
-        family_of(tensor, in_place).number = None if guarded is None else guarded.number
-        return
     number = None if guarded is None else guarded.number
     if type(data) is not Tensor or not data.numel() or (validity is not None and number is None):
         return

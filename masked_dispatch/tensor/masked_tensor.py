@@ -12,18 +12,25 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
-from masked_dispatch.tensor import mask_sharing
+from masked_dispatch.tensor.all_valid import ReadWhereAllValid
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.conversions import converted
 from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
-from masked_dispatch.tensor.mask_sharing import GraphWrites, GuardedInput, ViewFamily, family_of, join_family
+from masked_dispatch.tensor.mask_sharing import (
+    GraphWrites,
+    GuardedInput,
+    ViewFamily,
+    family_of,
+    found_family_in_graph,
+    join_family_from_graph,
+    laid_out_as_data,
+)
 from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
     copied_mask_shared,
     deep_copied_result,
-    invalid_elements_exported,
     tangent_stored_otherwise,
 )
 from masked_dispatch.tensor.named_pieces import NamedPieces
@@ -40,7 +47,7 @@ from masked_dispatch.torch_internals import (
     no_torch_function,
     share_storage,
 )
-from op_registry import InvalidValueError, MaskedSemanticsError, registry
+from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
@@ -55,7 +62,7 @@ from op_registry.sparse.permuted import AnyRecord
 Context = tuple[str, str, GuardedInput | None]
 
 
-class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
+class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     """A tensor and a mask of the same shape, True where an element is valid.
 
     Make one with :func:`masked_tensor` (copies) or :func:`as_masked_tensor` (shares memory, differentiable).
@@ -108,7 +115,7 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         validity = self._validity
         if validity is None or self._carries_transform or being_traced(validity):
             return validity
-        validity = mask_sharing.laid_out_as_data(self, validity)
+        validity = laid_out_as_data(self, validity)
         if self._family is not None:
             self._family.share()  # results of the graph may share it
         if self._validity_alias is None or self._validity_alias[0] is not validity:
@@ -307,7 +314,9 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if being_traced(wrapper._data):
             prepare_for_tracing()
-        join_family(wrapper, context[0] == "in place", context[2])
+            found_family_in_graph(wrapper, context[0] == "in place", context[2])
+        else:
+            join_family_from_graph(wrapper, context[2])
         return wrapper
 
     @classmethod
@@ -396,28 +405,6 @@ class MaskedTensor(NamedPieces, WithoutMemory, torch.Tensor):
     def is_shared(self) -> bool:
         """Whether the data lies in shared memory."""
         return self._data.is_shared()
-
-    @never_compiled
-    def numpy(self, *, force: bool = False) -> Any:
-        """The values as a NumPy array, if every element is valid; raises :class:`InvalidValueError` otherwise."""
-        return self._all_valid_data("numpy()").numpy(force=force)
-
-    @never_compiled
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
-        array = self.numpy(force=False)
-        return array.astype(dtype or array.dtype, copy=bool(copy))
-
-    @never_compiled
-    def tolist(self) -> Any:
-        """The values as nested lists, if every element is valid; raises :class:`InvalidValueError` otherwise."""
-        return self._all_valid_data("tolist()").tolist()
-
-    def _all_valid_data(self, method: str) -> Tensor:
-        if self.storage_layout is not torch.strided or self._validity is not None:
-            invalid = self.numel() - int(self.count())
-            if invalid:
-                raise InvalidValueError(invalid_elements_exported(self, method, invalid))
-        return self.get_data()
 
 
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:

@@ -56,6 +56,9 @@ EQUIVALENT: dict[str, str] = {
 }
 
 
+# Traits that say what a rule's run does, for fast paths that do it without calling it.
+OF_THE_RUN = ("identity", "divided", "rows")
+
 # Ways that change nothing but values, or forget masks.
 OF_VALUES = (
     "forgets the first operand's mask",
@@ -128,11 +131,13 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
             changes.changed = changed  # the right rule makes this call, on dense storage
             raise
 
-    # A run of its own, because masked tensors bypass the dispatch of a category's run in fast paths.
+    # A run of its own, of which nothing is known, because masked tensors pass others by in fast paths.
+    traits = {name: value for name, value in rule.traits.items() if name not in OF_THE_RUN}
     lowerings: dict[type, Any] = dict(rule.lowerings)
     if sparse:
         lowerings = {record: lowered for record in (Sparse, Permuted) if lowering_of(rule, record) is not None}
-    mutant = dataclasses.replace(rule, run=right if sparse else wrong, takes_op=True, lowerings=lowerings, listeners=[])
+    run = right if sparse else wrong
+    mutant = dataclasses.replace(rule, run=run, takes_op=True, traits=traits, lowerings=lowerings, listeners=[])
     with registry.overlay() as overlay:
         overlay.replace(mutant)
         yield changes

@@ -24,6 +24,7 @@ from op_registry.authoring import elementwise
 from op_registry.conformance import find_subject, runner, samples
 from op_registry.conformance.guard_timing import guards_not_timed
 from op_registry.conformance.masks import FILLS, KINDS, ONE_HOLE, PLAIN, masking, refilled
+from op_registry.conformance.part import part
 from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.stored_samples import FOLDED, storable
 from op_registry.conformance.trials import STORAGES, Report, Settings, run_operator, trials_of
@@ -57,10 +58,9 @@ COMPILED = tuple(
 )
 
 
-def part(names: Sequence[str], variable: str, default: str) -> Sequence[str]:
-    """The slice K/N of names that an environment variable asks for."""
-    k, _, n = os.environ.get(variable, default).partition("/")
-    return names[int(k) % int(n) :: int(n)] if int(n) else []
+def asked_for(names: Sequence[str], variable: str, default: str) -> Sequence[str]:
+    """The part K/N of names that an environment variable asks for."""
+    return names[part(os.environ.get(variable, default))]
 
 
 def failures(report: Report) -> str:
@@ -69,19 +69,19 @@ def failures(report: Report) -> str:
     return "\n".join(f"{o.law}, {o.description}: {o.message}\n    {o.repro}" for o in shown.values())
 
 
-@pytest.mark.parametrize("entry", part(list(database()), "CONFORMANCE_SLICE", "0/1"))
+@pytest.mark.parametrize("entry", asked_for(list(database()), "CONFORMANCE_SLICE", "0/1"))
 def test_laws(entry: str) -> None:
     report = run_operator(entry, LAWS)
     assert not report.failures, failures(report)
 
 
-@pytest.mark.parametrize("entry", part(COMPILED, "CONFORMANCE_COMPILED", "0/3"))
+@pytest.mark.parametrize("entry", asked_for(COMPILED, "CONFORMANCE_COMPILED", "0/3"))
 def test_compiled_is_as_eager(entry: str) -> None:
     report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("aot_eager",)))
     assert not report.failures, failures(report)
 
 
-@pytest.mark.parametrize("entry", part(COMPILED, "CONFORMANCE_INDUCTOR", "0/30"))
+@pytest.mark.parametrize("entry", asked_for(COMPILED, "CONFORMANCE_INDUCTOR", "0/30"))
 def test_kernels_are_as_eager(entry: str) -> None:
     report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("inductor",)))
     assert not report.failures, failures(report)

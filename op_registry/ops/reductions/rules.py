@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.authoring import (
     REDUCTION,
@@ -27,6 +27,7 @@ from op_registry.authoring import (
     DenseSlices,
     Dims,
     Number,
+    Rule,
     Slices,
     Spread,
     accumulation_dtype,
@@ -78,7 +79,7 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
     category=REDUCTION,
     slices=Slices(),
     identity=0,
-    total={aten.mean.default: aten.sum.default, aten.mean.dim: aten.sum.dim_IntList},
+    divided=True,
 )
 def mean(
     op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -153,16 +154,21 @@ def variance(m: Spread, correction: Number | None) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- extrema
 
 
-@masked_slices(aten.amax, aten.max.default, category=REDUCTION, slices=Slices(), identity=lowest)
-def amax(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
-    """The maximum of the valid elements; the valid elements that equal it share its gradient."""
-    return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+def extreme(*operators: OpOverload | OpOverloadPacket, identity: Callable[[torch.dtype], Number]) -> Rule:
+    """The rule of the maximum or the minimum."""
+
+    @masked_slices(*operators, category=REDUCTION, slices=Slices(), identity=identity)
+    def of_valid_elements(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
+        """The maximum (minimum) of the valid elements; those that equal it share its gradient."""
+        if x.dtype.is_complex:
+            op(x.data)  # raises torch's error
+        return extremum(x, identity(x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+
+    return of_valid_elements
 
 
-@masked_slices(aten.amin, aten.min.default, category=REDUCTION, slices=Slices(), identity=highest)
-def amin(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
-    """The minimum, likewise."""
-    return extremum(x, identity_of(op, x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+amax = extreme(aten.amax, aten.max.default, identity=lowest)
+amin = extreme(aten.amin, aten.min.default, identity=highest)
 
 
 @masked_slices(aten.aminmax, category=REDUCTION, slices=Slices())
