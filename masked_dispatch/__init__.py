@@ -87,6 +87,7 @@ from masked_dispatch.densify_policy import DensificationWarning, densify
 from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
+from masked_dispatch.interop import attention_module as _attention_module
 from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import distributions as _distributions
 from masked_dispatch.interop import low_rank as _low_rank
@@ -104,6 +105,7 @@ _library.install()
 _dispatch.install()
 _compile.install()
 _torch_masked.install()
+_attention_module.install()
 _low_rank.install()
 _distributions.install()
 _torch_script.install()

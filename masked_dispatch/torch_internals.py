@@ -58,7 +58,7 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
     unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout and completes
     its future; an object of a subclass that lives is what callers get; a custom operator wraps what a functional
     collective returns
-33. a kernel stays in force after its library is destroyed, until another is registered for the overload; the backward
+33. a kernel may be a partial, which adds no Python frame to the call and whose function can be exchanged; the backward
     of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node; a
     removed hook on all modules that took keyword arguments leaves its number behind
 34. what torch.compile returns runs by a function ``compile_wrapper`` of ``torch._dynamo.eval_frame``
@@ -87,7 +87,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +103,7 @@ from torch.utils import _python_dispatch, _pytree
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
 from torch.utils.hooks import RemovableHandle
 
-from masked_dispatch.compiler_internals import never_compiled
 from op_registry.errors import MaskedSemanticsError
-from op_registry.rule import takes_tensor
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext as ComptimeContext
@@ -215,13 +212,14 @@ def without_autograd(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKe
     return _from_bits(keyset_for_write(keyset, target).raw_repr() & ~_AUTOGRAD_BITS)
 
 
-def register_kernel(library: Library, op: OpOverload, kernel: Callable[..., Any], with_keyset: bool = True) -> None:
-    """Register `kernel(keyset, *args, **kwargs)` for `op` at PreDispatch, replacing an earlier one."""
-    with warnings.catch_warnings():
-        # Replacing the kernel of a replaced rule is intended.
-        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        name = op.name().partition("::")[2]
-        library.impl(name, never_compiled(kernel), "PreDispatch", with_keyset=with_keyset, allow_override=True)
+def register_kernel(library: Library, name: str, kernel: Callable[..., Any], with_keyset: bool = True) -> None:
+    """Register `kernel(keyset, *args, **kwargs)` at PreDispatch for the overload of that qualified name."""
+    library.impl(name.partition("::")[2], kernel, "PreDispatch", with_keyset=with_keyset, allow_override=False)
+
+
+def exchange_function(place: functools.partial[Any], function: Callable[..., Any]) -> None:
+    """Let a partial without arguments call another function from now on, in one step."""
+    place.__setstate__((function, (), {}, None))  # type: ignore[attr-defined]
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:
@@ -445,11 +443,21 @@ def replace_pair_of_tensors(derive: Callable[[Any], Any]) -> None:
     _comparison.TensorLikePair = derive(_comparison.TensorLikePair)  # type: ignore[misc]
 
 
-def aten_overloads() -> Iterator[OpOverload]:
-    """Every aten overload that takes a tensor."""
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::"):
-            packet, _, overload = name.removeprefix("aten::").partition(".")
-            op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-            if op is not None and takes_tensor(op):
-                yield op
+def aten_names() -> list[str]:
+    """The qualified names of aten's overloads that take a tensor. (To make their OpOverloads would take long.)"""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    return [name for name in names if "Tensor" in _arguments_of(name)]
+
+
+def _arguments_of(name: str) -> str:
+    """The part of an overload's schema before its results, as text."""
+    packet, _, overload = name.partition(".")
+    return str(torch._C._get_schema(packet, overload)).partition(") -> ")[0]
+
+
+def overload_named(name: str) -> OpOverload:
+    """The overload of a qualified name: aten::add.Tensor."""
+    packet, _, overload = name.partition(".")
+    namespace, _, operator = packet.partition("::")
+    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+    return op

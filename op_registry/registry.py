@@ -220,10 +220,8 @@ class Registry:
             listener(op)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener(op)` for every overload that has a rule, and whenever a rule is set or changes."""
+        """Call `listener(op)` whenever the rule of an overload is set or changes."""
         self._listeners.append(listener)
-        for op in self:
-            listener(op)
 
     @contextlib.contextmanager
     def overlay(self, prepared: Overlay | None = None) -> Iterator[Overlay]:

@@ -1,18 +1,24 @@
-"""The kernel that is registered for each overload; while somebody watches, a kernel around it is registered instead.
+"""The kernel of each overload, made when the overload is first called with a masked tensor.
 
-So watching costs nothing while nobody does: there is no question to ask in a call.
+Importing the library would otherwise make thousands of kernels, and of torch's objects for overloads, of which a
+program needs a few dozen. What is registered with torch is a *place* for a kernel, a callable that calls what is in it.
+So a kernel can also be exchanged at any time, in one step, while other threads call it: when a rule changes, or while
+somebody watches, who gets a kernel around each. Nobody pays for that while nobody watches.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch._ops import OpOverload
 from torch.library import Library
 
-from masked_dispatch.torch_internals import register_kernel
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import delegating
+from masked_dispatch.torch_internals import exchange_function, overload_named, register_kernel
 
 Kernel = Callable[..., Any]
 # Takes an overload, its kernel, and the number of arguments that the kernel takes before the operator's own; gives the
@@ -20,7 +26,7 @@ Kernel = Callable[..., Any]
 Watch = Callable[[OpOverload, Kernel, int], Kernel]
 
 
-class Registered(NamedTuple):
+class Known(NamedTuple):
     """A kernel, and whether it takes the keyset as its first argument."""
 
     kernel: Kernel
@@ -28,55 +34,80 @@ class Registered(NamedTuple):
 
 
 class KernelTable:
-    """One kernel for each overload, registered at PreDispatch."""
+    """One kernel for each overload, called at PreDispatch."""
 
     def __init__(self) -> None:
-        self._registered: dict[OpOverload, Registered] = {}
+        # By the overload's qualified name. A partial without arguments adds no Python frame to a call, and 0.05 µs.
+        self._places: dict[str, functools.partial[Any]] = {}
+        self._known: dict[OpOverload, Known] = {}
         self._libraries: dict[str, Library] = {}
-        # Those of a watch, or, after it, of the kernels registered again.
-        self._over: dict[str, Library] = {}
         self._watch: Watch | None = None
         self._lock = threading.RLock()
 
-    def put(self, op: OpOverload, kernel: Kernel) -> None:
-        """Register `kernel(keyset, *args, **kwargs)` for `op`, replacing an earlier one."""
+    def serve(self, names: Iterable[str], make: Callable[[OpOverload], Kernel]) -> None:
+        """Serve the overloads of these qualified names by the kernels that `make` gives when they are first called."""
         with self._lock:
-            self._register(self._libraries, op, Registered(kernel, True))
-            self.note(op, kernel, with_keyset=True)
-            if self._watch is not None:
-                self._register(self._over, op, Registered(self._watch(op, kernel, 1), True))
+            for name in names:
+                self._serve(name, self._made_on_call(name, make), with_keyset=True)
 
-    def note(self, op: OpOverload, kernel: Kernel, *, with_keyset: bool) -> None:
-        """Remember a kernel that is registered elsewhere, so that it can be watched."""
-        self._registered[op] = Registered(kernel, with_keyset)
+    def put(self, op: OpOverload, kernel: Kernel, *, with_keyset: bool = True) -> None:
+        """Serve `op` by ``kernel(keyset, *args, **kwargs)``, in place of an earlier one."""
+        with self._lock:
+            self._known[op] = Known(never_compiled(kernel), with_keyset)
+            self._put_in_force(op)
+
+    def __contains__(self, op: OpOverload) -> bool:
+        """Whether the overload is served, by a kernel that may have yet to be made."""
+        return op.name() in self._places
+
+    @property
+    def made(self) -> list[OpOverload]:
+        """The overloads whose kernels have been made."""
+        with self._lock:  # one that is being made may go by a rule that has just been replaced
+            return list(self._known)
 
     def watch(self, watch: Watch) -> None:
         """From now on call what `watch` gives in place of each kernel, until `unwatch`."""
         with self._lock:
             assert self._watch is None
             self._watch = watch
-            self._replace(
-                lambda op, known: Registered(watch(op, known.kernel, int(known.with_keyset)), known.with_keyset)
-            )
+            for op in self._known:
+                self._put_in_force(op)
 
     def unwatch(self) -> None:
-        """Register the kernels themselves again."""
+        """Call the kernels themselves again."""
         with self._lock:
             self._watch = None
-            self._replace(lambda op, known: known)
+            for op in self._known:
+                self._put_in_force(op)
 
-    def _replace(self, kernel_of: Callable[[OpOverload, Registered], Registered]) -> None:
-        # Destroying a library does not bring back what it had replaced (torch_internals.py, 33): the kernels are
-        # registered again, in a library that the next replacement destroys.
-        earlier, self._over = self._over, {}
-        for op, known in self._registered.items():
-            self._register(self._over, op, kernel_of(op, known))
-        del earlier
+    def _put_in_force(self, op: OpOverload) -> None:
+        kernel, with_keyset = self._known[op]
+        if self._watch is not None:
+            kernel = never_compiled(self._watch(op, kernel, int(with_keyset)))
+        place = self._places.get(op.name())
+        if place is None:
+            self._serve(op.name(), kernel, with_keyset)
+        else:
+            exchange_function(place, kernel)
 
-    def _register(self, libraries: dict[str, Library], op: OpOverload, registered: Registered) -> None:
-        if op.namespace not in libraries:
-            libraries[op.namespace] = Library(op.namespace, "IMPL")
-        register_kernel(libraries[op.namespace], op, *registered)
+    def _made_on_call(self, name: str, make: Callable[[OpOverload], Kernel]) -> Kernel:
+        def first_call(*args: Any, **kwargs: Any) -> Any:
+            op = overload_named(name)
+            with self._lock:
+                if op not in self._known:
+                    self.put(op, make(op))
+                place = self._places[name]
+            return place(*args, **kwargs)
+
+        return delegating(never_compiled(first_call))
+
+    def _serve(self, name: str, kernel: Kernel, with_keyset: bool) -> None:
+        self._places[name] = place = functools.partial(kernel)
+        namespace = name.partition("::")[0]
+        if namespace not in self._libraries:
+            self._libraries[namespace] = Library(namespace, "IMPL")
+        register_kernel(self._libraries[namespace], name, place, with_keyset)
 
 
 kernel_table = KernelTable()

@@ -64,7 +64,7 @@ from masked_dispatch.tensor.messages import no_rule, passed_to_torch_func, retur
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
-    aten_overloads,
+    aten_names,
     higher_order,
     in_forward_mode,
     recording,
@@ -90,7 +90,6 @@ from op_registry.schema import (
     is_out,
     is_view,
     mutable_forms,
-    writes_a_factory,
     written_arguments,
 )
 
@@ -123,13 +122,11 @@ def composite_rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     return kernel
 
 
-def refusing_kernel(op: OpOverload) -> Kernel:
-    """For an overload that no longer has a rule: the refusal that it would get below autograd."""
+def passing_kernel(op: OpOverload) -> Kernel:
+    """For an overload without a meaning: torch itself calls some of them, and users are refused below autograd."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if not has_masked(args) and not has_masked(kwargs.values()):
-            return redispatch(op, keyset, args, kwargs)
-        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
+        return redispatch(op, keyset, args, kwargs)
 
     return kernel
 
@@ -223,7 +220,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
         return foreach_kernel(op)
     if meaning.kind == "written back":
         return factory_out_kernel(op)
-    return decomposing_kernel(op) if meaning.kind == "decomposes" else refusing_kernel(op)
+    return decomposing_kernel(op) if meaning.kind == "decomposes" else passing_kernel(op)
 
 
 cached_kernel_of = functools.lru_cache(maxsize=4096)(kernel_of)
@@ -297,7 +294,7 @@ def below_autograd(
     handler = _handlers.get(op)
     if handler is None:
         handler = handler_below(resolve(op))
-        if op not in kernels.resolved_per_call:
+        if not resolved_per_call(op):
             _handlers[op] = handler
     return handler(args, kwargs or {})
 
@@ -405,48 +402,45 @@ FILLING = (aten.fill_.Scalar, aten.zero_.default)  # fill_.Tensor refuses expand
 RESIZING = (aten.resize_.default, aten.resize_as_.default)
 
 
-class Kernels:
-    """One kernel for each overload with a meaning, replaced when the registry changes it.
-
-    resolved_per_call  overloads that an overlay has ever given a rule, and their derived forms: resolved at each call
-    """
-
-    def __init__(self) -> None:
-        self.resolved_per_call: set[OpOverload] = set()
-        self._lock = threading.Lock()
-        self._variants: dict[OpOverload, list[OpOverload]] = {}
-
-    def follow_registry(self) -> None:
-        """Serve every composite and list operator, and every present and future rule with its derived forms."""
-        for op in aten_overloads():
-            base = functional_form(op)
-            if base is not None:
-                self._variants.setdefault(base, []).append(op)
-            if op not in registry and (resolve(op).kind in ("each of a list", "decomposes") or writes_a_factory(op)):
-                self._install(op)
-        registry.listen(self._changed)
-
-    def _changed(self, op: OpOverload) -> None:
-        derived = self._variants.get(op, ()) if op.namespace == "aten" else mutable_forms(op)
-        forms = (op, *derived)
-        with self._lock:
-            if op in registry.ever_overlaid:
-                scopes.remember()
-                self.resolved_per_call.update(forms)
-            for form in forms:
-                self._install(form)
-            _handlers.clear()
-
-    def _install(self, op: OpOverload) -> None:
-        if op in WITHOUT_KERNEL:
-            return
-        kernel = resolving_kernel(op) if op in self.resolved_per_call else kernel_of(resolve(op))
-        kernel = kernel_by_caller(op, kernel) if registry.inside(op) else kernel
-        store = _STORING_GRADIENTS.get(op)
-        kernel_table.put(op, kernel if store is None else gradient_storing_kernel(kernel, store))
+def resolved_per_call(op: OpOverload) -> bool:
+    """Whether an overlay has ever given a rule to the overload, or to the one that it is derived from."""
+    return not registry.ever_overlaid.isdisjoint((op, functional_form(op)))
 
 
-kernels = Kernels()
+def make_kernel(op: OpOverload) -> Kernel:
+    """The kernel for what an overload means now."""
+    kernel = resolving_kernel(op) if resolved_per_call(op) else kernel_of(resolve(op))
+    kernel = kernel_by_caller(op, kernel) if registry.inside(op) else kernel
+    store = _STORING_GRADIENTS.get(op)
+    return kernel if store is None else gradient_storing_kernel(kernel, store)
+
+
+def follow_registry() -> None:
+    """Serve every operator of torch, whether it has a rule or not, and every other one that has a rule or will have."""
+    without = {op.name() for op in WITHOUT_KERNEL}
+    kernel_table.serve((name for name in aten_names() if name not in without), make_kernel)
+    registry.listen(_changed)
+    for op in registry:
+        if op.namespace != "aten":
+            _changed(op)
+
+
+_changing = threading.Lock()
+
+
+def _changed(op: OpOverload) -> None:
+    """A rule of the overload is new or another one: its kernel, and those of its derived forms, are made anew."""
+    if op.namespace == "aten" and op in kernel_table:
+        forms = [form for form in kernel_table.made if form is op or functional_form(form) is op]
+    else:
+        forms = [op, *mutable_forms(op)]
+    with _changing:
+        if op in registry.ever_overlaid:
+            scopes.remember()
+        for form in forms:
+            if form not in WITHOUT_KERNEL:
+                kernel_table.put(form, make_kernel(form))
+        _handlers.clear()
 
 
 def dual_kernel(op: OpOverload) -> Kernel:
@@ -471,7 +465,7 @@ def install() -> None:
         carries_older_vmap,
     )
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
-    kernels.follow_registry()
+    follow_registry()
     higher_order.update(CONTROL_FLOW)
     serve_higher_order_operators()
     for op in (aten._make_dual.default, aten._unpack_dual.default):

@@ -28,6 +28,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import EXPORTED_BY_ANOTHER_VERSION
 from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
@@ -314,11 +315,7 @@ def _define(schema: str, function: Callable[..., Any]) -> None:
     never_compiled(function)
     _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
-    _library.impl(name, function, "PreDispatch")
-    packet, _, overload = name.partition(".")
-    kernel_table.note(
-        getattr(getattr(torch.ops.masked_dispatch, packet), overload or "default"), function, with_keyset=False
-    )
+    kernel_table.put(overload_named(f"masked_dispatch::{name}"), function, with_keyset=False)
     # Without a batching rule vmap would run the operator on one example at a time.
     _library.impl(name, function, "FuncTorchBatched")
 

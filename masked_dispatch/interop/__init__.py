@@ -25,6 +25,7 @@ And masked tensors in the parts of torch and Python that dispatch does not reach
 torch_sparse.py  torch.sparse tensors
 stored_pieces.py  the stored values and index tensors in torch's shapes
 torch_masked.py  the functions of torch.masked
+attention_module.py  nn.MultiheadAttention and the Transformer layers
 torch_script.py  what torch.jit has compiled
 numpy_masked.py  masked arrays of NumPy as data
 low_rank.py      torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank

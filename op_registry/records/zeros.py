@@ -53,9 +53,13 @@ def remember_zero(data: Tensor, validity: Tensor) -> None:
     known_tensors[key] = _Fact(weakref.ref(data, lambda _: known_tensors.pop(key, None)), data._version, validity)
 
 
-def hand_on(source: Tensor, target: Tensor, validity: Tensor | None) -> None:
-    """Record the same of `target`, which is zero wherever `source` is."""
-    if validity is not None and known_zero(source, validity):
+def hand_on(source: Tensor, target: Tensor, validity: Tensor | None, of_source: Tensor | None = None) -> None:
+    """Record the same of `target`, which is zero wherever `source` is.
+
+    validity   of `target`
+    of_source  where `source` has another: that of which `validity` is a view, as `target` is of `source`
+    """
+    if validity is not None and known_zero(source, validity if of_source is None else of_source):
         remember_zero(target, validity)
 
 

@@ -277,7 +277,7 @@ def test_a_step_of_a_stock_encoder_fills_once(monkeypatch: pytest.MonkeyPatch) -
     forward = len(filled)
     loss.backward()
     backward = len(filled) - forward
-    assert (forward, backward) == (5, 18)
+    assert (forward, backward) == (5, 16)
 
 
 def test_a_step_of_a_stock_encoder_gives_torchs_own_gradients() -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import masked_dispatch as md
-from masked_dispatch.torch_internals import aten_overloads, tree_flatten
+from aten import aten_overloads
+from masked_dispatch.torch_internals import tree_flatten
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.records.dense import map_tensors

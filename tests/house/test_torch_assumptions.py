@@ -8,11 +8,13 @@ Most use torch alone and a bare subclass: where one fails after torch has been u
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,6 +43,7 @@ from masked_dispatch.torch_internals import (
     NumberFormatter,
     default_collate_fn_map,
     default_device_type,
+    exchange_function,
     in_forward_mode,
     plainly,
     print_options,
@@ -362,14 +365,23 @@ def test_33_what_traces_replace() -> None:
     made = Library("masked_dispatch_assumption", "DEF")
     made.define("f(Tensor x) -> Tensor")
     op, x = torch.ops.masked_dispatch_assumption.f.default, md.masked_tensor(torch.ones(2), None)
-    kept, replacing, again = (Library(op.namespace, "IMPL") for _ in range(3))
-    with assumed("registering a kernel again puts it in force, also after the library of another one is destroyed"):
-        register_kernel(kept, op, lambda keyset, x: x + 1)
-        register_kernel(replacing, op, lambda keyset, x: x + 2)
-        assert op(x).sum().item() == 6
-        del replacing
-        register_kernel(again, op, lambda keyset, x: x + 1)
+    with assumed("a kernel may be a partial, whose function is called from here and can be exchanged"):
+        callers: list[str] = []
+
+        def adding(number: int) -> Callable[..., Tensor]:
+            def kernel(keyset: Any, x: Tensor) -> Tensor:
+                callers.append(sys._getframe(1).f_code.co_filename)
+                return x + number
+
+            return kernel
+
+        place = functools.partial(adding(1))
+        library = Library(op.namespace, "IMPL")
+        register_kernel(library, op.name(), place)
         assert op(x).sum().item() == 4
+        exchange_function(place, adding(2))
+        assert op(x).sum().item() == 6
+        assert callers == [torch._ops.__file__] * 2
 
     class Doubled(torch.autograd.Function):
         @staticmethod

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import masked_dispatch
+from aten import aten_overloads
 from gradient_formulas import hidden, saved
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, masked_tensor
-from masked_dispatch.torch_internals import aten_overloads
 from op_registry.report.coverage import state_of
 
 aten = torch.ops.aten

@@ -5,10 +5,11 @@ key has no valid result.
 
     rules     scaled_dot_product_attention and its kernels
     layers    the fused layers of torch.nn
+    modules   nn.MultiheadAttention and the Transformer layers in training
     packed    attention of packed batches, one sequence at a time
     backward  torch's gradient formulas, called by hand
 """
 
-from op_registry.ops.attention import backward, layers, packed, rules
+from op_registry.ops.attention import backward, layers, modules, packed, rules
 
-__all__ = ["backward", "layers", "packed", "rules"]
+__all__ = ["backward", "layers", "modules", "packed", "rules"]

@@ -6,7 +6,7 @@ records run torch's own kernel. Packed batches stay packed, and an encoder layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from op_registry.authoring import (
     call,
     data_of,
     from_dense,
+    hand_on,
     has_whole_slices,
     masked_rule,
     may_be_read,
@@ -35,28 +36,44 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-# How a layer calls the operators of which it is composed: by_rule on dense records, call on packed ones.
+# How a layer calls the operators of which it is composed: on_dense on dense records, call on packed ones.
 Call = Callable[..., Any]
 
 
-def _in_heads(run: Call, x: Dense | Sparse, heads: int) -> Any:
+def on_dense(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
+    """By the operator's rule. Where heads are moved, what is known to be zero is still known to be."""
+    result = by_rule(op, x, *args, **kwargs)
+    if op in _MOVES and x.validity is not None:
+        for part in result if isinstance(result, (list, tuple)) else [result]:
+            hand_on(x.data, part.data, part.validity, x.validity)
+    return result
+
+
+_MOVES = (aten.view.default, aten.transpose.int, aten.split_with_sizes.default, aten.clone.default)
+
+
+def in_heads(run: Call, x: Dense | Sparse, heads: int) -> Any:
     """(B, T, D) as (B, heads, T, D / heads)."""
     parts = run(aten.view.default, x, [*x.shape[:2], heads, x.shape[2] // heads])
     return run(aten.transpose.int, parts, 1, 2)
 
 
-def _projections(
-    run: Call, inputs: tuple[Dense | Sparse, ...], embed_dim: int, qkv_weight: Dense, qkv_bias: Dense
-) -> list[Any]:
+def merged_heads(run: Call, x: Any) -> Any:
+    """(B, heads, T, D) as (B, T, heads · D)."""
+    rows = run(aten.clone.default, run(aten.transpose.int, x, 1, 2), memory_format=torch.contiguous_format)
+    return run(aten.view.default, rows, [*rows.shape[:2], rows.shape[2] * rows.shape[3]])
+
+
+def projections(run: Call, inputs: Sequence[Any], qkv_weight: Any, qkv_bias: Any) -> list[Any]:
     """Queries, keys and values: one product where they are projections of one input."""
     query, key, value = inputs
+    embed_dim = query.shape[-1]
     if query is key and key is value:
         projected = run(aten.linear.default, query, qkv_weight, qkv_bias)
         return list(run(aten.split_with_sizes.default, projected, [embed_dim] * 3, -1))
 
-    def part(packed: Dense, i: int) -> Dense:
-        rows: Dense = by_rule(aten.slice.Tensor, packed, 0, i * embed_dim, (i + 1) * embed_dim)
-        return rows
+    def part(packed: Any, i: int) -> Any:
+        return None if packed is None else run(aten.slice.Tensor, packed, 0, i * embed_dim, (i + 1) * embed_dim)
 
     return [run(aten.linear.default, x, part(qkv_weight, i), part(qkv_bias, i)) for i, x in enumerate(inputs)]
 
@@ -77,8 +94,8 @@ def _multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Any, Any]:
-    projected = _projections(run, (query, key, value), embed_dim, qkv_weight, qkv_bias)
-    q, k, v = (_in_heads(run, x, num_head) for x in projected)
+    projected = projections(run, (query, key, value), qkv_weight, qkv_bias)
+    q, k, v = (in_heads(run, x, num_head) for x in projected)
     allowed = None
     if mask is not None:
         excluded, validity = mask.data.to(torch.bool), aligned_validity(mask)
@@ -93,9 +110,7 @@ def _multi_head_attention(
     else:
         mixed = run(aten.scaled_dot_product_attention.default, q, k, v, allowed)
         weights = Dense(qkv_weight.data.new_empty(0))
-    merged = run(aten.clone.default, run(aten.transpose.int, mixed, 1, 2), memory_format=torch.contiguous_format)
-    merged = run(aten.view.default, merged, [*query.shape[:2], embed_dim])
-    return run(aten.linear.default, merged, proj_weight, proj_bias), weights
+    return run(aten.linear.default, merged_heads(run, mixed), proj_weight, proj_bias), weights
 
 
 @masked_rule(aten._native_multi_head_attention.default, category=ATTENTION)
@@ -124,7 +139,7 @@ def _native_multi_head_attention(
         plain = data_of([query, key, value, embed_dim, num_head, *weights, *options])
         result = aten._native_multi_head_attention(*plain)
         return Dense(result[0]), Dense(result[1])
-    return _multi_head_attention(by_rule, query, key, value, embed_dim, num_head, *weights, *options)
+    return _multi_head_attention(on_dense, query, key, value, embed_dim, num_head, *weights, *options)
 
 
 def _encoder_layer(
@@ -206,7 +221,7 @@ def _transformer_encoder_layer_fwd(
     if mask is None and src.ndim == 3 and may_be_read(src.data) and has_whole_slices(src, (2,)) and src.data.numel():
         # As torch does where it is given a padding mask: padding is left out of every product.
         return to_dense(_encoder_layer(call, from_dense(src, PACKED), *given[1:]))
-    layer: Dense = _encoder_layer(by_rule, *given)
+    layer: Dense = _encoder_layer(on_dense, *given)
     return layer
 
 

@@ -1,0 +1,69 @@
+"""F.multi_head_attention_forward, by which nn.MultiheadAttention attends, of masked tensors: one operator.
+
+torch's function is Python, of which dispatch sees each line alone. So this library puts one of its own around it. That
+calls the operator of op_registry/ops/attention/modules.py where it computes the same, which is for masked tensors in
+eager mode, and torch's function everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import plain_eager
+from op_registry.ops.attention.modules import OPERATOR
+
+lines_of_torch = torch.nn.functional.multi_head_attention_forward
+_signature = inspect.signature(lines_of_torch)
+
+
+@functools.wraps(lines_of_torch)
+def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+    """As torch's function of this name."""
+    if not torch.compiler.is_compiling() and any(isinstance(a, MaskedTensor) for a in args[:3]) and plain_eager():
+        bound = _signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if is_one_operator(given):
+            dropout_p = given["dropout_p"] if given["training"] else 0.0
+            query, key, value, *others = (given[name] for name in _OPERANDS)
+            keys, values = None if key is query else key, None if value is key else value
+            return OPERATOR(query, keys, values, *others, dropout_p, given["is_causal"]), None
+    return lines_of_torch(*args, **kwargs)
+
+
+_PROJECTIONS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias")
+_OPERANDS = ("query", "key", "value", "num_heads", *_PROJECTIONS)
+_WITHOUT = ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v")
+_NOT = ("add_zero_attn", "use_separate_proj_weight", "need_weights")
+
+
+def is_one_operator(given: dict[str, Any]) -> bool:
+    """Whether the operator computes what torch's function does with these arguments. It leaves errors to torch."""
+    query, key, value, width = (given[name] for name in ("query", "key", "value", "embed_dim_to_check"))
+    # Of a mask that is causal by the caller's word, torch goes by the word.
+    causal = given["attn_mask"] is not None
+    if causal != given["is_causal"] or any(given[name] for name in _NOT) or any(given[n] is not None for n in _WITHOUT):
+        return False
+    return (
+        query.ndim == key.ndim == 3
+        and 0 not in query.shape
+        and 0 not in key.shape
+        and query.shape[1:] == key.shape[1:]
+        and key.shape == value.shape
+        and query.shape[-1] == width
+        and width % given["num_heads"] == 0
+        and given["in_proj_weight"].shape == (3 * width, width)
+        and given["out_proj_weight"].shape == (width, width)
+    )
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    # TorchScript compiles torch's function.
+    multi_head_attention_forward.__prepare_scriptable__ = lambda: lines_of_torch  # type: ignore[attr-defined]
+    torch.nn.functional.multi_head_attention_forward = multi_head_attention_forward
