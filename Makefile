@@ -2,7 +2,7 @@
 # Everything else is installed into .venv by the first target that you ask for, torch first.
 #
 #   make demo                              the library on real data, in a few minutes
-#   make test                              the tests, without the slow ones
+#   make test                              the tests that take minutes
 #   make demo TORCH=torch==2.12.0          another torch, from then on: a version, a wheel, or a URL
 #   make test PYTHON=python3.12            another Python
 
@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-slow test-full matrix third-party wheel conformance compiled lint types docs bench coverage
+.PHONY: help demo test test-thorough test-slow test-full matrix third-party wheel conformance compiled lint types docs bench coverage
 .PHONY: format clean
 
 help:
@@ -30,9 +30,13 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.demo
 
-## make test        all tests but the slow ones
+## make test        the tests that take minutes altogether: every operator, storage and page
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not thorough and not slow"
+
+## make test-thorough  those that compile much, start processes or try a law many times; a change has to pass both
+test-thorough: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not slow"
 
 ## make test-slow   the slow tests, which take more than an hour; PART=K/N: every N-th of them
 test-slow: $(INSTALLED)
@@ -45,7 +49,7 @@ test-full: $(INSTALLED)
 ## make matrix      the tests with other releases of torch, each in an environment of its own; TORCHES="2.12.0 2.14.1"
 TORCHES ?= 2.14.1
 matrix:
-	for torch in $(TORCHES); do $(MAKE) test VENV=.venv-torch-$$torch TORCH=torch==$$torch || exit 1; done
+	for torch in $(TORCHES); do $(MAKE) test test-thorough VENV=.venv-torch-$$torch TORCH=torch==$$torch || exit 1; done
 
 ## make third-party every law on the operators of examples/third_party, a package of its own, installed
 third-party: $(INSTALLED)

@@ -29,6 +29,8 @@ from op_registry.fuzz.shrinking import shrunk
 from op_registry.ops.contractions import distances
 from op_registry.sparse import convert
 
+pytestmark = pytest.mark.thorough
+
 EAGER = "masked_dispatch.conformance_subject:eager"
 aten = torch.ops.aten
 P3 = Settings("P3", EAGER)

@@ -18,6 +18,8 @@ from op_registry.sparse.compressed import CSR
 from op_registry.sparse.lowering import run_sparsely
 from op_registry.sparse.record import Sparse, from_dense
 
+pytestmark = pytest.mark.thorough
+
 # Each way once: a kind of operator that it fits, and the first law that sees it ("≡": no law may).
 SEEN = [
     ("movement", "mask lost", "P2"),

@@ -28,6 +28,8 @@ from op_registry.conformance.trials import Settings, run_operator
 from op_registry.sparse.record import Sparse
 from repository import ROOT
 
+pytestmark = pytest.mark.thorough
+
 EAGER = "masked_dispatch.conformance_subject:eager"
 DENSE_LAWS = ("P1", "P2", "P3", "P5", "P6", "P8")
 

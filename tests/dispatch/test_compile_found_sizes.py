@@ -14,6 +14,8 @@ from torch import Tensor
 
 import masked_dispatch as md
 
+pytestmark = pytest.mark.thorough
+
 DATA = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(4, 2, 3)
 MASKS = {
     "stored in full": DATA.sin() < 0.5,

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masked_dispatch as md
 from packed_batches import CLASSES, B, Block, D, T, heads, plain, same
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("fresh_compiler")]
 
 WEIGHT, BIAS, TARGET, PLACES = plain(3, D), plain(3, seed=2), plain(B, T, D), plain(T, D)
 

@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import masked_dispatch as md
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("fresh_compiler")]
 
 Pool = Callable[[Tensor], Tensor]
 

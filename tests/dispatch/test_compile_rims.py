@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import masked_dispatch as md
 from compiled_regions import check, compiled, masked, same
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("fresh_compiler")]
 
 QUERIES: dict[str, Callable[[Tensor], Any]] = {
     "unique": lambda x: x.unique(),

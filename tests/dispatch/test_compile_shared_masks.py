@@ -13,7 +13,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("fresh_compiler")]
 
 MASK = torch.tensor([[False, True], [True, False]])
 ROWS = torch.tensor([[False], [True]])

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masked_dispatch as md
 from sparse_layouts import BY_NAME as LAYOUTS
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("fresh_compiler")]
 
 ROWS, COLUMNS = 12, 8
 

@@ -25,6 +25,8 @@ from op_registry.records.dense import map_tensors
 from op_registry.schema import functional_form, is_foreach, is_inplace, is_out, single_form, written_arguments
 from storages import storages_but
 
+pytestmark = pytest.mark.thorough
+
 MARK = 7
 STORAGES = storages_but("permuted")
 SLICES = 4

@@ -15,6 +15,8 @@ import pytest
 
 from repository import HELPERS, ROOT
 
+pytestmark = pytest.mark.thorough
+
 THIRD_PARTY = ROOT / "examples" / "third_party"
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import masked_dispatch as md
 
+pytestmark = pytest.mark.thorough
+
 NAN = float("nan")
 T, F = True, False
 MASK = torch.tensor([[T, F, T], [F, T, T]])

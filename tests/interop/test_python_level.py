@@ -24,6 +24,8 @@ from op_registry.conformance.subjects import find_subject
 from op_registry.report import python_level
 from repository import ROOT
 
+pytestmark = pytest.mark.thorough
+
 EXPECTED = ROOT / "tests/report/python_level.expect"
 AGAIN = "python -m op_registry coverage --python-level --write tests/report/python_level.expect"
 

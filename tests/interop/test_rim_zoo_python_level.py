@@ -21,6 +21,8 @@ import masked_dispatch as md
 from op_registry import registry
 from op_registry.authoring import COMPOSITE, inside
 
+pytestmark = pytest.mark.thorough
+
 NAN = float("nan")
 STORAGES = ("dense", "coo", "csr", "csc", "bsr", "bsc", "packed")
 REDUCTIONS = ("none", "mean", "sum")

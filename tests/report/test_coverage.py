@@ -25,6 +25,8 @@ from op_registry.report import coverage, database_calls
 from op_registry.report import sparse_coverage as stored_coverage
 from op_registry.sparse.record import Sparse
 
+pytestmark = pytest.mark.thorough
+
 aten = torch.ops.aten
 EXPECTED = Path(__file__).with_name("coverage.expect")
 AGAIN = "python -m op_registry coverage --write tests/report/coverage.expect"

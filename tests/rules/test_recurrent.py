@@ -79,6 +79,7 @@ def shown(x):
     return x.to_tensor(0) if is_masked_tensor(x) else x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("overload", OVERLOADS)
 def test_laws(overload):
     verdict = check(overload, subject=EAGER, most=None, **BY_LENGTHS.get(overload, {}))

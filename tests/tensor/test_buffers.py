@@ -18,6 +18,8 @@ import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError, MaskedTensor
 from storages import STORAGES
 
+pytestmark = pytest.mark.thorough
+
 NAN = float("nan")
 MASK = torch.tensor([[True, False, True, True], [True, False, False, True], [False, False, True, True]])
 

@@ -11,6 +11,8 @@ import torch
 
 import masked_dispatch as md
 
+pytestmark = pytest.mark.thorough
+
 T, F = True, False
 THREADS, COLUMNS = 8, 6
 

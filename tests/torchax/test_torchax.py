@@ -18,6 +18,8 @@ from masked_dispatch.torchax.internals import CHECKED
 from repository import ROOT
 from xla_environment import requirements, run_with_torchax
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(
     "file", ["tests_on_torchax.py", "tests_of_writes_on_torchax.py", "assumptions_about_torchax.py"]
