@@ -56,8 +56,10 @@ def refuse(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         if isinstance(parameter.grad, MaskedTensor) and not isinstance(parameter, MaskedTensor):
             name = type(optimizer).__name__
+            only_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+            plain = "to_torch_sparse(layout=torch.sparse_coo)" if only_sparse else "to_tensor(0)"
             raise MaskedSemanticsError(
                 f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: the parameter is plain and "
                 f"its gradient masked, and {name} {reason[0]}. Use {reason[1]}, or give the parameter a plain "
-                "gradient: p.grad = p.grad.to_tensor(0)"
+                f"gradient: p.grad = p.grad.{plain}"
             )
