@@ -7,16 +7,17 @@ gradient: an element without a gradient keeps its value *and its state*. Its mom
 and weights do not decay.
 
 Stock optimizers take masked gradients too: in-place operators on plain tensors are updates. They differ in time (their
-formulas read all of the state) and in the state of elements without a gradient, which decays. Those whose formula
-would go wrong are refused before their step (stock.py).
+formulas read all of the state) and in the state of elements without a gradient, which decays. Adam and its kind, and
+momentum, move such elements on or freeze them, and warn. Those whose formula would go wrong are refused before their
+step; Adafactor and Muon for masked parameters too (stock.py).
 
-There is no such form of ASGD (its average of a parameter counts the steps without a gradient), Adafactor and Muon
-(what they keep of a matrix belongs to its rows and columns, not to its elements) and LBFGS (to the parameters as one
+There is no such form of ASGD (its average of a parameter counts the steps without a gradient), of Adafactor and Muon
+(what they keep of a matrix belongs to its rows and columns, not to its elements) or of LBFGS (to the parameters as one
 vector).
 
 masked_step.py  a step of torch's optimizers on the elements that have a gradient
 optimizers.py   torch's optimizers with it
-stock.py        torch's optimizers that cannot take masked gradients
+stock.py        torch's optimizers and masked tensors: refusals and warnings
 """
 
 from typing import TYPE_CHECKING, NoReturn
@@ -49,7 +50,7 @@ def __dir__() -> list[str]:
 WORDS = {
     "Adam": "LazyAdam, which is Adam but for elements without a gradient: their state does not decay",
     "SparseAdam": "LazyAdam, which takes every layout and dense gradients too",
-    "ASGD": "torch.optim.ASGD, or SGD: its average of a parameter counts the steps without a gradient",
+    "ASGD": "SGD or LazyAdam: its average of a parameter counts the steps without a gradient",
     "Adafactor": "LazyAdam or Adagrad: its state belongs to rows and columns, not to elements",
     "Muon": "LazyAdam or SGD: its state belongs to a matrix, not to elements",
     "LBFGS": "LazyAdam or SGD: its state belongs to all parameters as one vector",

@@ -1,10 +1,13 @@
-"""torch's optimizers whose formula goes wrong for masked gradients of plain parameters, refused before their step."""
+"""torch's optimizers whose formula goes wrong for masked tensors: refused before their step, or warned of."""
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -12,11 +15,19 @@ from masked_dispatch.optim.masked_step import MaskedStep
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.errors import MaskedSemanticsError
 
-# Why, and what works.
+# Why, and what works, for a plain parameter with a masked gradient.
 REFUSED: dict[type[Optimizer], tuple[str, str]] = {
     torch.optim.Adamax: (
         "divides by its running maximum, which is 0 where there has been no gradient: 0/0",
         "masked_dispatch.optim.Adamax",
+    ),
+    torch.optim.Adadelta: (
+        "subtracts a quotient of its averages: it moves elements without a gradient, by their learning rate and more",
+        "masked_dispatch.optim.Adadelta",
+    ),
+    torch.optim.ASGD: (
+        "decays its parameters as a whole, or only where there is a gradient, by what `foreach` is",
+        "masked_dispatch.optim.SGD or LazyAdam",
     ),
     torch.optim.Rprop: (
         "makes its step sizes from the first gradient: an element that is invalid there is never stepped again",
@@ -41,23 +52,153 @@ REFUSED: dict[type[Optimizer], tuple[str, str]] = {
 }
 
 
+# The same for a masked parameter of which an element is invalid, in value or gradient. Optimizers that treat each
+# element by itself are right there: what is invalid stays so.
+REFUSED_MASKED: dict[type[Optimizer], tuple[str, str]] = {
+    torch.optim.Adafactor: (
+        "divides sums over rows, columns and the parameter by their sizes, which count what is invalid",
+        "masked_dispatch.optim.Adagrad or LazyAdam",
+    ),
+    torch.optim.Muon: (
+        "orthogonalises the gradient as a whole matrix, and scales the step by the matrix's sizes",
+        "masked_dispatch.optim.SGD or LazyAdam",
+    ),
+    torch.optim.SparseAdam: (
+        "takes gradients in torch's COO layout alone",
+        "masked_dispatch.optim.LazyAdam",
+    ),
+}
+
+# Those that follow their own formula (docs/semantics.md), which an element that misses a step comes to feel: what
+# happens to it, and what does otherwise. Without momentum, RMSprop and SGD leave such elements alone.
+MOMENTUM_GOES_ON = (
+    "goes on to move an element after its last gradient, in steps that grow: its second average decays, its first "
+    "does not"
+)
+WARNED: dict[type[Optimizer], tuple[str, str]] = {
+    torch.optim.Adam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.LazyAdam"),
+    torch.optim.AdamW: (
+        f"{MOMENTUM_GOES_ON}; and its weight decay shrinks every element",
+        "masked_dispatch.optim.AdamW",
+    ),
+    torch.optim.NAdam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.NAdam"),
+    torch.optim.RAdam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.RAdam"),
+    torch.optim.RMSprop: (
+        "with momentum goes on to move an element after its last gradient",
+        "masked_dispatch.optim.RMSprop",
+    ),
+    torch.optim.SGD: (
+        "with momentum never again steps an element that misses a step: its momentum is masked as the gradient was",
+        "masked_dispatch.optim.SGD",
+    ),
+}
+
+
 def refuse_masked_gradients() -> None:
     """Register the refusals with torch, for every optimizer of the process."""
-    register_optimizer_step_pre_hook(refuse)
+    register_optimizer_step_pre_hook(before_step)
 
 
-def refuse(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise MaskedSemanticsError if the optimizer is about to take a masked gradient that it cannot take."""
+def before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Check the gradients that are there, and those that the step's closure is going to make."""
     if isinstance(optimizer, MaskedStep):
+        return None
+    check(optimizer)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+    # torch's steps call it first, before anything changes.
+    checked = followed_by_check(closure, optimizer)
+    return (args, {**kwargs, "closure": checked}) if "closure" in kwargs else ((args[0], checked, *args[2:]), kwargs)
+
+
+def followed_by_check(closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+    """The closure of a step, whose gradients are checked before the step goes on."""
+
+    def checked() -> Any:
+        loss = closure()
+        check(optimizer)
+        return loss
+
+    return checked
+
+
+def entry_for(optimizer: Optimizer, table: dict[type[Optimizer], tuple[str, str]]) -> tuple[str, str] | None:
+    """What a table says of an optimizer's class, or of the nearest class that it is derived from."""
+    return next((table[cls] for cls in type(optimizer).__mro__ if cls in table), None)
+
+
+def check(optimizer: Optimizer) -> None:
+    """Raise MaskedSemanticsError, or warn, if the optimizer is about to take a masked tensor that it cannot take."""
+    refused, refused_masked = entry_for(optimizer, REFUSED), entry_for(optimizer, REFUSED_MASKED)
+    warned = None if refused else entry_for(optimizer, WARNED)
+    if refused is None and refused_masked is None and warned is None:
         return
-    reason = next((REFUSED[cls] for cls in type(optimizer).__mro__ if cls in REFUSED), None)
-    if reason is None:
-        return
-    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        if isinstance(parameter.grad, MaskedTensor) and not isinstance(parameter, MaskedTensor):
-            name = type(optimizer).__name__
-            raise MaskedSemanticsError(
-                f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: the parameter is plain and "
-                f"its gradient masked, and {name} {reason[0]}. Use {reason[1]}, or give the parameter a plain "
-                "gradient: p.grad = p.grad.to_tensor(0)"
-            )
+    parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    for number, (parameter, group) in enumerate(parameters):
+        if parameter.grad is None:
+            continue
+        if isinstance(parameter, MaskedTensor):
+            if refused_masked is not None and (is_partial(parameter) or is_partial(parameter.grad)):
+                raise_for_masked_parameter(optimizer, number, parameter, refused_masked)
+            if isinstance(optimizer, torch.optim.LBFGS) and has_gaps(parameter):
+                raise_for_masked_parameter(optimizer, number, parameter, GAPS)
+        elif isinstance(parameter.grad, MaskedTensor):
+            if refused is not None:
+                raise_for_masked_gradient(optimizer, number, parameter, refused)
+            if warned is not None and group.get("momentum", 1) != 0:
+                warn_of_masked_gradient(optimizer, warned)
+
+
+# Of a masked parameter LBFGS takes the valid elements for its vector, as long as these are the same in every gradient.
+GAPS = (
+    "combines gradients of several steps, each as one vector: valid elements without a gradient would be lost",
+    "masked_dispatch.optim.SGD or LazyAdam",
+)
+
+
+def is_partial(tensor: Tensor) -> bool:
+    """Whether an element is invalid."""
+    return isinstance(tensor, MaskedTensor) and not bool(tensor.get_mask().all())
+
+
+def has_gaps(parameter: MaskedTensor) -> bool:
+    """Whether a valid element of a masked parameter has no gradient."""
+    gradient = parameter.grad
+    return isinstance(gradient, MaskedTensor) and bool((parameter.get_mask() & ~gradient.get_mask()).any())
+
+
+def raise_for_masked_gradient(optimizer: Optimizer, number: int, parameter: Tensor, entry: tuple[str, str]) -> NoReturn:
+    """Refuse a masked gradient of a plain parameter."""
+    name, (why, way) = type(optimizer).__name__, entry
+    only_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    plain = "to_torch_sparse(layout=torch.sparse_coo)" if only_sparse else "to_tensor(0)"
+    raise MaskedSemanticsError(
+        f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: the parameter is plain and "
+        f"its gradient masked, and {name} {why}. Use {way}, or give the parameter a plain "
+        f"gradient: p.grad = p.grad.{plain}"
+    )
+
+
+def raise_for_masked_parameter(
+    optimizer: Optimizer, number: int, parameter: Tensor, entry: tuple[str, str]
+) -> NoReturn:
+    """Refuse a masked parameter."""
+    name, (why, way) = type(optimizer).__name__, entry
+    raise MaskedSemanticsError(
+        f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: the parameter is masked, elements "
+        f"of it or of its gradient are invalid, and {name} {why}. Use {way}"
+    )
+
+
+def warn_of_masked_gradient(optimizer: Optimizer, entry: tuple[str, str]) -> None:
+    """Warn of a masked gradient of a plain parameter; Python shows the same text once."""
+    name, (what, way) = type(optimizer).__name__, entry
+    warnings.warn(
+        f"{name} steps a plain parameter with a masked gradient, and {what}. {way} leaves elements without a gradient "
+        "alone, in their state too",
+        UserWarning,
+        stacklevel=2,
+    )

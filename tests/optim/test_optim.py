@@ -12,7 +12,10 @@ from torch import Tensor, nn
 import masked_dispatch as md
 
 # torch says so of its own sparse tensors, once in a process.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+    pytest.mark.filterwarnings("ignore:SGD steps a plain parameter"),  # test_stock_table.py
+]
 
 LAYOUTS = [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
 BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
