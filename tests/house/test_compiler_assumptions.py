@@ -288,18 +288,13 @@ def hold_for_this_setting(context: Any) -> None:
     guard_on(setting_now, context)
 
 
-@pytest.mark.parametrize("itself", [False, True])
-def test_31_tracing_begins_anew_when_a_function_is_to_be_kept_whole(itself: bool) -> None:
+def calls_compiled(function: Any, kept: Any) -> list[Any]:
+    """The calls in the graphs of `function`, which asks while it is traced that `kept` be kept whole."""
+
     class Telling(TwoTensor):
         def __tensor_flatten__(self) -> Any:
-            keep_whole([outer if itself else inner])
+            keep_whole([kept])
             return super().__tensor_flatten__()
-
-    def inner(x: Tensor) -> Tensor:
-        return x.sin()
-
-    def outer(x: Tensor) -> Tensor:
-        return inner(x)
 
     def backend(graph: Any, inputs: Any) -> Any:
         called.extend(node.target for node in graph.graph.nodes if node.op.startswith("call"))
@@ -307,10 +302,29 @@ def test_31_tracing_begins_anew_when_a_function_is_to_be_kept_whole(itself: bool
 
     called: list[Any] = []
     torch._dynamo.reset()
-    with assumed("an exception raised while Dynamo traces makes it trace again, or run the function uncompiled"):
-        found = torch.compile(outer, backend=backend)(Telling(torch.ones(2), torch.ones(2)))
-        assert torch.equal(found.a, torch.ones(2).sin())
-        assert called == ([] if itself else [inner])
+    found = torch.compile(function, backend=backend)(Telling(torch.ones(2), torch.ones(2)))
+    assert torch.equal(found.a, torch.ones(2).sin())
+    return called
+
+
+# Two tests with functions of their own: what is never to be compiled is remembered by its code.
+def test_31_tracing_begins_anew_when_a_function_is_to_be_kept_whole() -> None:
+    def inner(x: Tensor) -> Tensor:
+        return x.sin()
+
+    def outer(x: Tensor) -> Tensor:
+        return inner(x)
+
+    with assumed("an exception raised while Dynamo traces makes it trace again"):
+        assert calls_compiled(outer, kept=inner) == [inner]
+
+
+def test_31_the_function_at_hand_runs_uncompiled_when_it_is_to_be_kept_whole() -> None:
+    def outer(x: Tensor) -> Tensor:
+        return x.sin()
+
+    with assumed("an exception raised while Dynamo traces makes it run the function uncompiled"):
+        assert calls_compiled(outer, kept=outer) == []
 
 
 def test_34_what_torch_compile_returns_is_on_the_stack() -> None:
