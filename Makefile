@@ -20,8 +20,8 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-thorough test-slow test-full matrix third-party wheel conformance compiled lint types docs bench coverage
-.PHONY: format clean
+.PHONY: help demo test test-thorough test-slow test-full matrix third-party wheel conformance compiled
+.PHONY: lint types docs bench coverage format clean
 
 help:
 	@sed -n 's/^## //p' Makefile

@@ -99,6 +99,7 @@ from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
 from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
+from op_registry.records.rows import put_rows, take_rows, valid_rows
 from op_registry.records.slices import (
     DenseSlices,
     Moments,
@@ -295,6 +296,9 @@ __all__ = [
     "gather_along",
     "is_divided",
     "undivided_slices",
+    "put_rows",
+    "take_rows",
+    "valid_rows",
     "accumulation_dtype",
     "highest",
     "lowest",

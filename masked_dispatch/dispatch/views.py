@@ -30,7 +30,7 @@ from masked_dispatch.torch_internals import (
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
-from op_registry.records.zeros import known_zero, remember_zero
+from op_registry.records.zeros import hand_on, known_zero, remember_zero
 from op_registry.rule import Rule, Run
 
 aten = torch.ops.aten
@@ -134,8 +134,7 @@ def _wrap_views(
     if isinstance(result, (list, tuple)):
         return type(result)(_wrap_views(base, r, wrap) for r in result)
     view = wrap(result.data, checked_validity(result))
-    if view._stored_validity is not None and known_zero(base._data, base._validity):
-        remember_zero(view._data, view._stored_validity)
+    hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
     share_storage(view, base)
     if result.data.dtype is base.dtype:
         make_view_family(base, view)

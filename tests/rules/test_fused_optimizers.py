@@ -11,6 +11,9 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from masked_dispatch import as_masked_tensor, is_masked_tensor, masked_tensor
 
+# Their formula is the subject here, not where it leads.
+pytestmark = pytest.mark.filterwarnings("ignore:.* steps a plain parameter with a masked gradient:UserWarning")
+
 aten = torch.ops.aten
 
 OPTIMIZERS = [

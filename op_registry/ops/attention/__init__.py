@@ -5,11 +5,12 @@ key has no valid result.
 
     rules     scaled_dot_product_attention and its kernels
     layers    the fused layers of torch.nn
+    tokens    an encoder layer on the tokens that are there, without the padding
     modules   nn.MultiheadAttention and the Transformer layers in training
     packed    attention of packed batches, one sequence at a time
     backward  torch's gradient formulas, called by hand
 """
 
-from op_registry.ops.attention import backward, layers, modules, packed, rules
+from op_registry.ops.attention import backward, layers, modules, packed, rules, tokens
 
-__all__ = ["backward", "layers", "modules", "packed", "rules"]
+__all__ = ["backward", "layers", "modules", "packed", "rules", "tokens"]

@@ -1,7 +1,7 @@
 """Fused layers of torch.nn in eval mode, batch first: nn.MultiheadAttention and nn.TransformerEncoderLayer.
 
 Law: that of rules.py and of the linear layers and norms of which they are composed. With every element valid, dense
-records run torch's own kernel. Packed batches stay packed, and an encoder layer packs a padded one.
+records run torch's own kernel. Packed batches stay packed, and an encoder layer leaves out the padding of others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     ATTENTION,
-    PACKED,
     QUERY,
     Dense,
     NotLowered,
@@ -26,13 +25,10 @@ from op_registry.authoring import (
     by_rule,
     call,
     data_of,
-    from_dense,
     hand_on,
-    has_whole_slices,
     masked_rule,
-    may_be_read,
-    to_dense,
 )
+from op_registry.ops.attention import tokens
 
 aten = torch.ops.aten
 
@@ -218,11 +214,13 @@ def _transformer_encoder_layer_fwd(
     given: list[Any] = [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
     if all_valid(src, *attention, *norms, *ffn, mask):
         return Dense(aten._transformer_encoder_layer_fwd(*data_of(given)))
-    if mask is None and src.ndim == 3 and may_be_read(src.data) and has_whole_slices(src, (2,)) and src.data.numel():
-        # As torch does where it is given a padding mask: padding is left out of every product.
-        return to_dense(_encoder_layer(call, from_dense(src, PACKED), *given[1:]))
-    layer: Dense = _encoder_layer(on_dense, *given)
-    return layer
+    on_tokens = tokens.on_padded(_encoder_layer, *given)
+    return _encoder_layer(on_dense, *given) if on_tokens is None else on_tokens
+
+
+def _packed_encoder_layer(run: Call, *given: Any, **named: Any) -> Any:
+    on_tokens = None if named else tokens.on_packed(_encoder_layer, *given)
+    return _encoder_layer(run, *given, **named) if on_tokens is None else on_tokens
 
 
 def _lower(rule: Rule, layer: Callable[..., Any]) -> None:
@@ -241,7 +239,7 @@ def _lower(rule: Rule, layer: Callable[..., Any]) -> None:
 
 
 _lower(_native_multi_head_attention, _multi_head_attention)
-_lower(_transformer_encoder_layer_fwd, _encoder_layer)
+_lower(_transformer_encoder_layer_fwd, _packed_encoder_layer)
 
 
 @masked_rule(aten._nested_tensor_from_mask_left_aligned.default, category=QUERY)

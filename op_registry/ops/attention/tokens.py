@@ -1,0 +1,92 @@
+"""Encoder layers in eval mode on the tokens that are there, without the padding.
+
+Law: that of the operators of which a layer is composed. Each of them but attention treats every token alike and by
+itself, so the tokens of all sequences are one long sequence (1, n, D), on which torch's own operators run; attention
+alone is told where each sequence ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    AnyRecord,
+    Dense,
+    Permuted,
+    Sparse,
+    all_valid,
+    autocast_on,
+    being_traced,
+    data_of,
+    has_whole_slices,
+    may_be_read,
+    put_rows,
+    take_rows,
+    valid_rows,
+)
+
+aten = torch.ops.aten
+
+Layer = Callable[..., Any]
+
+
+def on_packed(layer: Layer, x: AnyRecord, *operands: Any) -> Sparse | None:
+    """The layer on a packed batch (B, T, D) whose stored values are all valid; None for other calls."""
+    if not isinstance(x, Sparse) or not _are_plain(x, operands):
+        return None
+    rows = x.values
+    if rows.validity is not None or rows.ndim != 2 or being_traced(rows.data) or rows.shape[0] == 0:
+        return None
+    return x.like(Dense(_on_tokens(layer, rows.data, x.pattern.lengths(), operands)))
+
+
+def on_padded(layer: Layer, x: Dense, *operands: Any) -> Dense | None:
+    """The layer on a padded batch (B, T, D) with one validity for a token; None for other calls, and on a device.
+
+    As torch does where it is given a padding mask: padding is left out of every product.
+    """
+    if x.ndim != 3 or not has_whole_slices(x, (2,)) or not may_be_read(x.data) or not _are_plain(x, operands):
+        return None
+    positions, lengths = valid_rows(x)
+    if positions.shape[0] == 0:
+        return None
+    return put_rows(_on_tokens(layer, take_rows(x, positions), lengths, operands), positions, x)
+
+
+_OPERANDS = [argument.name for argument in aten._transformer_encoder_layer_fwd.default._schema.arguments][1:]
+
+
+def _are_plain(x: AnyRecord, operands: Sequence[Any]) -> bool:
+    """Whether all weights of an encoder layer are valid and stored densely, and attention is given no mask."""
+    given = dict(zip(_OPERANDS, operands, strict=False))
+    records = [o for o in operands if isinstance(o, (Dense, Sparse, Permuted))]
+    dense = all(isinstance(r, Dense) and not being_traced(r.data) for r in records)
+    return given.get("mask") is None and dense and all_valid(*records) and not autocast_on(x.device)
+
+
+def _on_tokens(layer: Layer, rows: Tensor, lengths: Sequence[int], operands: Sequence[Any]) -> Tensor:
+    present = [length for length in lengths if length]
+
+    def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        if op is aten.scaled_dot_product_attention.default:
+            return _within_sequences(present, *args, **kwargs)
+        return op(*args, **kwargs)
+
+    result: Tensor = layer(run, rows.unsqueeze(0), *data_of(list(operands)))
+    return result.squeeze(0)
+
+
+def _within_sequences(lengths: Sequence[int], *operands: Any) -> Tensor:
+    """Attention of queries, keys and values (1, H, n, d), each sequence by itself; sequences of one length at once."""
+    attend = aten.scaled_dot_product_attention.default
+    if len(set(lengths)) == 1:
+        batch = (x.squeeze(0).unflatten(1, (len(lengths), -1)).transpose(0, 1) for x in operands[:3])
+        return attend(*batch, *operands[3:]).transpose(0, 1).flatten(1, 2).unsqueeze(0)
+    sequences = zip(*(x.split_with_sizes(lengths, 2) for x in operands[:3]), strict=True)
+    # Joined as torch's kernel stores them, (1, n, H, d): then heads are merged without another copy.
+    return torch.cat([attend(*s, *operands[3:]).transpose(1, 2) for s in sequences], 1).transpose(1, 2)
