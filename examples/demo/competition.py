@@ -52,7 +52,11 @@ def compete(
     table(
         ("", "loss", f"held-out error, {unit}", "first step", "ms a step", "graphs", "breaks", "recompiles"),
         rows,
-        caption=f"loss: mean of the last 10 of {len(raw_batches)} steps, on each competitor's own targets",
+        caption=(
+            f"loss: mean of the last 10 of {len(raw_batches)} training steps; one who fills holes fills targets too: "
+            "compare held-out errors. graphs, breaks, recompiles: what torch.compile made, where it had to stop, "
+            "and how often another mask made it begin again"
+        ),
     )
     eager, compiled = (torch.tensor(runs[c.name].losses) for c in (MASKED, MASKED_COMPILED))
     apart = ((eager - compiled) / eager).abs().tolist()

@@ -47,6 +47,8 @@ class Bar:
 
     def label(self, text: str) -> None:
         self._progress.update(self._task, description=text)
+        if not console.is_terminal:  # a log shows no bar before it is full
+            console.print(f"{text} …")
 
     def advance(self) -> None:
         self._progress.advance(self._task)
