@@ -207,9 +207,11 @@ def keyset_for_write(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKe
     return _from_bits(bits | (torch._C._dispatch_keys(target).raw_repr() & _INPLACE_OR_VIEW_BITS & ~excluded))
 
 
-def without_autograd(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKeySet:
-    """The keyset for a write that autograd does not record and does not refuse."""
-    return _from_bits(keyset_for_write(keyset, target).raw_repr() & ~_AUTOGRAD_BITS)
+def copy_unrecorded(keyset: DispatchKeySet, target: torch.Tensor, source: torch.Tensor) -> None:
+    """A write that autograd does not record and does not refuse, nor where a mode (of a compiler) calls it again."""
+    below = _from_bits(keyset_for_write(keyset, target).raw_repr() & ~_AUTOGRAD_BITS)
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.aten.copy_.default.redispatch(below, target, source)
 
 
 def register_kernel(library: Library, name: str, kernel: Callable[..., Any], with_keyset: bool = True) -> None:

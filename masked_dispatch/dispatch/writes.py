@@ -25,13 +25,13 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
+    copy_unrecorded,
     keyset_for_write,
     redispatch,
     schema_of,
     tracking_views_and_versions,
     tracks_writes,
     under_transform,
-    without_autograd,
     without_pre_dispatch,
     without_torch_dispatch,
 )
@@ -49,7 +49,7 @@ aten = torch.ops.aten
 def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: bool = False) -> Kernel:
     """`compute` is the functional form; its result is assigned to a masked self, or updates a plain one."""
     adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
-    keyset_of_write, overlap = keyset_function(op), OverlapCheck(op, elementwise)
+    write, overlap = write_function(op), OverlapCheck(op, elementwise)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
@@ -80,7 +80,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
                 assign_below(target, result)
                 return target
             # torch's own copy_ on the wrapper does the leaf and view checks, the version counter and CopySlices.
-            aten.copy_.default.redispatch(keyset_of_write(keyset, target), target, result)
+            write(keyset, target, result)
         remember_overlays(target)
         return target
 
@@ -96,13 +96,14 @@ UNRECORDED = (
 )
 
 
-def keyset_function(op: OpOverload) -> Callable[[DispatchKeySet, Tensor], DispatchKeySet]:
-    """From the keyset that an in-place operator's kernel receives and its target, the keyset for the write."""
+def write_function(op: OpOverload) -> Callable[[DispatchKeySet, Tensor, Tensor], object]:
+    """Writes a result to the target of an in-place operator, whose kernel got that keyset, by torch's own copy_."""
     if op in UNRECORDED:
-        return without_autograd
+        return copy_unrecorded
+    copy = aten.copy_.default.redispatch
     if tracks_writes(op):
-        return lambda keyset, target: without_pre_dispatch(keyset)
-    return keyset_for_write
+        return lambda keyset, target, result: copy(without_pre_dispatch(keyset), target, result)
+    return lambda keyset, target, result: copy(keyset_for_write(keyset, target), target, result)
 
 
 def filling_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:

@@ -159,3 +159,17 @@ def test_a_write_that_changes_how_many_are_stored_has_a_derivative(layout: torch
         (result * result).sum().backward()
         gradients.append((result.detach(), table.grad))
     md.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_strides_of_a_part_are_taken_in_a_graph(dynamic: bool) -> None:
+    def own_strides(x: Tensor) -> Tensor:
+        part = x.split(1, 2)[-1]
+        return part.as_strided(part.shape, part.stride())
+
+    x = md.masked_tensor(
+        torch.randn(2, 2, 2), torch.tensor([[[True, True], [False, False]], [[True, False], [True, True]]])
+    )
+    torch._dynamo.reset()
+    found = torch.compile(own_strides, backend="aot_eager", fullgraph=True, dynamic=dynamic)(x)
+    md.testing.assert_close(found, own_strides(x), rtol=0, atol=0)

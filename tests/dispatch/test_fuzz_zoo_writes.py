@@ -154,12 +154,18 @@ def test_a_copy_of_an_expanded_tensor_to_itself_changes_nothing() -> None:
 # ------------------------------------------------------------------------------------------- what torch does not record
 
 
+@pytest.mark.parametrize("backend", ["not compiled", "eager", "aot_eager"])
 @pytest.mark.parametrize("made", [plain, masked])
 @pytest.mark.parametrize("name", ["logical_not_", "logical_and_", "logical_or_", "logical_xor_"])
-def test_a_logical_write_to_a_leaf_is_not_recorded(name: str, made: Callable[[Tensor], Tensor]) -> None:
+def test_a_logical_write_to_a_leaf_is_not_recorded(name: str, made: Callable[[Tensor], Tensor], backend: str) -> None:
     operands = () if name == "logical_not_" else (torch.tensor([1.0, 0.0, 1.0]),)
     leaf = made(torch.tensor([1.0, 0.0, 0.0])).requires_grad_()
-    getattr(leaf, name)(*operands)
+
+    def write(x: Tensor) -> None:
+        getattr(x, name)(*operands)
+
+    torch._dynamo.reset()
+    (write if backend == "not compiled" else torch.compile(write, backend=backend, fullgraph=True))(leaf)
     assert leaf.requires_grad
     assert leaf.is_leaf
     assert leaf._version == 1

@@ -193,10 +193,43 @@ def test_parts_of_elements():
     assert valid_of(same).tolist() == [T, F]
 
 
-def test_as_strided_outside_of_what_is_known_is_refused():
+GAPPED = {
+    "columns": lambda t: t[:, :2],
+    "every other row": lambda t: t[::2],
+    "turned": lambda t: t[:, 1:3].t(),
+    "a column": lambda t: t[:, 1:2],
+    "one dimension": lambda t: t[1, ::2],
+}
+
+
+@pytest.mark.parametrize("view", GAPPED.values(), ids=GAPPED)
+def test_as_strided_of_a_view_with_gaps_shows_what_the_view_shows(view):
+    base, known = torch.arange(24).reshape(4, 6), torch.arange(24).reshape(4, 6) % 3 != 0
+    data, mask = view(base), view(known)
+    part, own = Dense(data, mask.to(torch.int8)), (tuple(data.shape), data.stride())
+    for size, stride in (
+        own,
+        tuple(zip(*reversed(list(zip(*own, strict=True))), strict=True)),
+        (own[0][:-1], own[1][:-1]),
+        ((1, *own[0]), (7, *own[1])),
+        ([n - (n > 1) for n in own[0]], own[1]),
+        ((0, 3), (1, 1)),
+    ):
+        found = apply(aten.as_strided.default, part, size, stride)
+        assert torch.equal(found.data, base.as_strided(size, stride, data.storage_offset()))
+        assert torch.equal(valid_of(found), known.as_strided(size, stride, data.storage_offset()))
+        written = Dense(torch.full(tuple(size), -1), torch.zeros(tuple(size), dtype=torch.int8))
+        scattered = apply(aten.as_strided_scatter.default, part, written, size, stride)
+        assert torch.equal(valid_of(scattered), mask & (scattered.data != -1))
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset"), [((3, 3), (4, 1), None), ((2, 2), (1, 1), None), ((2,), (4,), 1)]
+)
+def test_as_strided_outside_of_what_is_known_is_refused(size, stride, offset):
     part = Dense(torch.arange(12).reshape(3, 4)[:, :2], torch.ones(3, 1, dtype=torch.int8))
     with pytest.raises(MaskedSemanticsError, match="may reach elements"):
-        apply(aten.as_strided.default, part, (2, 2), (4, 1))
+        apply(aten.as_strided.default, part, size, stride, offset)
 
 
 def test_errors_are_torchs_own():

@@ -232,7 +232,8 @@ def as_strided_scatter(
         return Dense(data)
     written = as_int8(full_mask(source))
     offset = offset_within_data(x, storage_offset)
-    return Dense(data, aten.as_strided_scatter(validity_in_strides_of_data(x), written, size, stride, offset))
+    v = validity_in_strides_of_data(x, size, stride, storage_offset)
+    return Dense(data, aten.as_strided_scatter(v, written, size, stride, offset))
 
 
 @masked_rule(aten.copy.default, category=ASSIGNMENT)

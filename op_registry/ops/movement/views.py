@@ -119,7 +119,8 @@ def as_strided(
     data = op(x.data, size, stride, storage_offset)
     if x.validity is None:
         return Dense(data)
-    return Dense(data, op(validity_in_strides_of_data(x), size, stride, offset_within_data(x, storage_offset)))
+    v = validity_in_strides_of_data(x, size, stride, storage_offset)
+    return Dense(data, op(v, size, stride, offset_within_data(x, storage_offset)))
 
 
 # ----------------------------------------------------------------------------------------------- one dimension or two
