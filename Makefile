@@ -62,7 +62,7 @@ wheel: $(INSTALLED)
 
 ## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
 conformance: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m op_registry check $(if $(SLICE),--tier full --slice $(SLICE) --timeout 480)
+	OMP_NUM_THREADS=1 $(BIN)/python -m op_registry check $(if $(SLICE),--tier full --slice $(SLICE) --timeout 900)
 
 ## make compiled    a call of each operator in a graph, forward and backward, for sizes at hand and for any; SLICE=K/N: a part
 MODES ?= aot_eager aot_eager_dynamic

@@ -15,7 +15,10 @@ from compiled_regions import NAN, data_and_mask, masked, same
 from fresh_processes import run_without_library
 from op_registry import registry
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own LeafSpec, in export and its copies
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch's own LeafSpec, in export and its copies
+]
 
 BATCH, LENGTH = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2)
 

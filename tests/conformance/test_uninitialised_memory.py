@@ -38,9 +38,12 @@ from poisoned_memory import (
     uninitialised_bytes,
 )
 
-pytestmark = pytest.mark.skipif(
-    not can_be_poisoned(), reason="uninitialised memory gets a content by mallopt(M_PERTURB), which glibc alone has"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not can_be_poisoned(), reason="uninitialised memory gets a content by mallopt(M_PERTURB), which glibc alone has"
+    ),
+]
 
 SUBJECT = find_subject("masked_dispatch.conformance_subject:eager")
 SHARDS = 8

@@ -19,7 +19,10 @@ from compiled_regions import (
     x_and_weight,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.usefixtures("fresh_compiler"),
+]
 
 # ----------------------------------------------------------------------------------------- training: steps, checkpoints
 

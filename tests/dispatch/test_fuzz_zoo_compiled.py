@@ -13,6 +13,8 @@ from torch import Tensor
 import masked_dispatch as md
 from storages import storages_but
 
+pytestmark = pytest.mark.thorough
+
 MASKS = {
     "full": torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, False, True]]),
     "rows": torch.tensor([[True], [False], [True]]),

@@ -11,6 +11,8 @@ from torch import Tensor
 import masked_dispatch as md
 from storages import storages_but
 
+pytestmark = pytest.mark.thorough
+
 T, F = True, False
 STORAGES = storages_but("dense")
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -17,6 +17,8 @@ import torch
 import masked_dispatch as md
 from repository import ROOT
 
+pytestmark = pytest.mark.thorough
+
 WORK = r'''
 import contextlib, sys, warnings
 import torch, torch.nn as nn

@@ -8,6 +8,8 @@ import slow_collectives
 from all_collectives import CHECKS
 from process_groups import run_checks
 
+pytestmark = pytest.mark.thorough
+
 Failures = dict[str, dict[int, "str | None"]]
 
 

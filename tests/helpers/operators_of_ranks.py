@@ -150,7 +150,8 @@ def operators(rank: int, ranks: int, part: int) -> None:
         for placement in PLACEMENTS
     }
     others = {which: text for which, text in found.items() if text != EQUAL}
-    assert {which: text for which, text in others.items() if text not in EXCEPTIONS} == {}
+    unexplained = {which: text for which, text in others.items() if text not in EXCEPTIONS}
+    assert not unexplained, unexplained  # pytest does not rewrite the assertions of a helper
     names = {name for name, _ in found}
     for text, excepted in EXCEPTIONS.items():
         assert {name for (name, _), why in others.items() if why == text} == names & set(excepted), text

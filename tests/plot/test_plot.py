@@ -22,6 +22,8 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def figures_are_closed() -> Iterator[None]:

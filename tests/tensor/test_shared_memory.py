@@ -15,6 +15,8 @@ import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import rebuild, rebuild_family
 from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of
 
+pytestmark = pytest.mark.thorough
+
 NAN = float("nan")
 T, F = True, False
 
