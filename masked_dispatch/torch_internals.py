@@ -77,6 +77,8 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
     PrepareModuleInput and PrepareModuleOutput place with methods of their own
 42. DTensor refuses to compute with a plain tensor in words of its own, and takes it inside ``implicit_replication``;
     what a functional collective returns holds the tensor as ``elem``
+43. inside ``_AutoDispatchBelowAutograd`` a write to a leaf that requires grad is neither recorded nor refused, also
+    where a mode calls it again
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

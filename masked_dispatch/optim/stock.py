@@ -63,10 +63,7 @@ REFUSED_MASKED: dict[type[Optimizer], tuple[str, str]] = {
         "orthogonalises the gradient as a whole matrix, and scales the step by the matrix's sizes",
         "masked_dispatch.optim.SGD or LazyAdam",
     ),
-    torch.optim.SparseAdam: (
-        "takes gradients in torch's COO layout alone",
-        "masked_dispatch.optim.LazyAdam",
-    ),
+    torch.optim.SparseAdam: REFUSED[torch.optim.SparseAdam],
 }
 
 # Those that follow their own formula (docs/semantics.md), which an element that misses a step comes to feel: what

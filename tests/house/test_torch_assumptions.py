@@ -469,3 +469,21 @@ def test_42_distributed_tensors_refuse_plain_ones_in_words_of_their_own() -> Non
             assert isinstance(arriving.elem, Tensor)
             assert type(waited_for(arriving)) is Tensor
             assert waited_for(arriving).tolist() == [1, 1]
+
+
+def test_43_below_autograd_a_leaf_may_be_written_to() -> None:
+    class Again(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with assumed("_AutoDispatchBelowAutograd lets a leaf that requires grad be written to"):
+        for mode in (contextlib.nullcontext(), Again()):
+            leaf = torch.ones(2, requires_grad=True)
+            with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+                leaf.copy_(torch.zeros(2))
+            with mode, torch._C._AutoDispatchBelowAutograd():
+                leaf.copy_(torch.zeros(2))
+            assert leaf.is_leaf
+            assert leaf.requires_grad
+            assert leaf._version == 1
+            assert leaf.tolist() == [0, 0]

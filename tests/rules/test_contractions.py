@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bare_records import apply, seen
+from called_operators import Calls
 from op_registry.authoring import Dense
 
 aten = torch.ops.aten
@@ -192,23 +193,12 @@ def test_a_mask_by_token_stays_one():
     assert apply(aten.matmul.default, x, Dense(torch.randn(4, 5))).validity is mask
 
 
-class Calls(TorchDispatchMode):
-    """Names of the operators that were called."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
-
-
 def test_linear_is_one_product_whose_mask_costs_none():
     x = Dense(torch.randn(6, 4), (torch.rand(6, 4) < 0.5).to(torch.int8))
     with Calls() as calls:
         apply(aten.linear.default, x, Dense(torch.randn(5, 4)), Dense(torch.randn(5)))
-    assert [n for n in calls.names if "mm" in n] == ["addmm"]
+    names = [op._schema.name.removeprefix("aten::") for op in calls.seen]
+    assert [n for n in names if "mm" in n] == ["addmm"]
 
 
 # ------------------------------------------------------------------------------------------------------- convolution

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from called_operators import Calls
 from masked_dispatch import as_masked_tensor, is_masked_tensor, masked_tensor
 
 TIME, WIDTH = 6, 8
@@ -76,16 +76,6 @@ def test_invalid_weights_do_not_take_part(packed):
         x = as_masked_tensor(tokens, there[..., None])
         found = module(x.to_packed() if packed else x)
     torch.testing.assert_close(found.to_tensor(0), one_by_one(plain, tokens, there))
-
-
-class Calls(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def test_where_the_tokens_are_is_found_once_for_a_mask():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
+from called_operators import Calls
 from op_registry.records.fill import fill_where_invalid, small_as_large, zero_selector
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -15,18 +15,6 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 MASK = torch.tensor([[1, 0, 1], [0, 1, 1]], dtype=torch.int8)
 MASKS = {"elements": MASK, "rows": MASK[:, :1].clone(), "columns": MASK[:1].clone(), "larger": MASK.repeat(4, 1, 1)}
 HIDDEN = (float("nan"), float("inf"), float("-inf"))
-
-
-class Calls(TorchDispatchMode):
-    """The operators that are called inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -118,7 +106,8 @@ def test_a_small_fill_is_one_operator() -> None:
     with Calls() as calls:
         fill_where_invalid(x, MASK, 0)
         fill_where_invalid(x, MASK, 0)
-    assert [name for name in calls.names if "_to_copy" not in name] == ["aten.threshold_backward.default"] * 2
+    names = [str(op) for op in calls.seen]
+    assert [name for name in names if "_to_copy" not in name] == ["aten.threshold_backward.default"] * 2
 
 
 def test_a_small_sum_does_not_see_what_is_hidden() -> None:

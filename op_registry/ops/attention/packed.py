@@ -14,6 +14,8 @@ Queries, keys and values are (B, T, D) as stored, or a permuted view (B, H, T, D
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,11 +70,7 @@ def attention(
             )
         values = _in_a_graph(q, k, v, is_causal, scale)
     elif unrestricted and all_valid(q.values, k.values, v.values):
-        equal_lengths = all(len(set(x.pattern.lengths())) == 1 for x in (q, k)) and 0 not in (
-            q.pattern.stored,
-            k.pattern.stored,
-        )
-        values = (_at_once if equal_lengths else _one_by_one)(q, k, v, is_causal, scale, enable_gqa)
+        values = _unrestricted(q, k, v, is_causal, scale, enable_gqa)
     else:
         batch = _Batch(q, k, same_pattern, attn_mask, is_causal, dropout_p, query.shape)
         parts = zip(*(_by_sequence(x) for x in (q, k, v)), strict=True)
@@ -106,36 +104,48 @@ def _list_the_same(a: Sparse, b: Sparse) -> bool:
     return one.sizes == other.sizes and all(map(torch.equal, one.pieces, other.pieces))
 
 
-def _at_once(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
-    """Sequences of equal length: a batch without padding."""
-    count = len(q.pattern.lengths())
-    operands = [_heads_first(x.values.data.unflatten(0, (count, -1))) for x in (q, k, v)]
-    output = aten.scaled_dot_product_attention(*operands, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return Dense(_rows_first(output).flatten(0, 1))
-
-
-def _one_by_one(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
-    """One call of torch's kernel for each sequence, on its stored rows."""
-    queries, keys = q.pattern.lengths(), k.pattern.lengths()
-    # Split in the stored order: gradients are then concatenated in that order, with a single copy.
-    parts = [
-        map(_heads_first, x.values.data.unsqueeze(0).split_with_sizes(lengths, 1))
-        for x, lengths in ((q, queries), (k, keys), (v, keys))
-    ]
-    outputs = []
-    for query, key, value, key_count in zip(*parts, keys, strict=True):
-        if key_count and query.shape[-2]:
-            attended = aten.scaled_dot_product_attention(
-                query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-        else:
-            attended = _zeros_of(query, key, value)
-        outputs.append(_rows_first(attended))
-    rows = torch.cat(outputs, 1).squeeze(0)
+def _unrestricted(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
+    """Every query of a sequence attends to all of its stored keys; if causal, queries and keys have one pattern."""
+    query, key, value = (x.values.data for x in (q, k, v))
+    keys = k.pattern.lengths()
+    rows = attend_rows(query, key, value, q.pattern.lengths(), keys, is_causal, scale=scale, enable_gqa=enable_gqa)
     if all(keys):
         return Dense(rows)
     has_keys = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.coordinates()[0]]
     return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
+
+
+def attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Attention inside each of several sequences that stand one behind the other, in rows (n, H, d) or (n, d).
+
+    With torch's kernel, on all sequences at once if they are of one length, else on one after the other. `queries` and
+    `keys` are the lengths; the rows of a sequence without keys are 0.
+    """
+    if len(set(queries)) == 1 and len(set(keys)) == 1 and queries[0] and keys[0]:
+        batch = [_heads_first(x.unflatten(0, (len(queries), -1))) for x in (query, key, value)]
+        output = aten.scaled_dot_product_attention(*batch, None, 0.0, is_causal, **options)
+        return _rows_first(output).flatten(0, 1)
+    # Split in the stored order: gradients are then concatenated in that order, with a single copy.
+    parts = [
+        map(_heads_first, x.unsqueeze(0).split_with_sizes(lengths, 1))
+        for x, lengths in ((query, queries), (key, keys), (value, keys))
+    ]
+    outputs = []
+    for q, k, v, key_count in zip(*parts, keys, strict=True):
+        if key_count and q.shape[-2]:
+            attended = aten.scaled_dot_product_attention(q, k, v, None, 0.0, is_causal, **options)
+        else:
+            attended = _zeros_of(q, k, v)
+        outputs.append(_rows_first(attended))
+    return torch.cat(outputs, 1).squeeze(0)
 
 
 def _in_a_graph(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None) -> Dense:

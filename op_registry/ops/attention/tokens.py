@@ -29,6 +29,7 @@ from op_registry.authoring import (
     take_rows,
     valid_rows,
 )
+from op_registry.ops.attention.packed import attend_rows
 
 aten = torch.ops.aten
 
@@ -70,23 +71,11 @@ def _are_plain(x: AnyRecord, operands: Sequence[Any]) -> bool:
 
 
 def _on_tokens(layer: Layer, rows: Tensor, lengths: Sequence[int], operands: Sequence[Any]) -> Tensor:
-    present = [length for length in lengths if length]
-
     def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        if op is aten.scaled_dot_product_attention.default:
-            return _within_sequences(present, *args, **kwargs)
-        return op(*args, **kwargs)
+        if op is not aten.scaled_dot_product_attention.default:
+            return op(*args, **kwargs)
+        query, key, value = (x.squeeze(0).transpose(0, 1) for x in args[:3])  # (1, H, n, d) as rows (n, H, d)
+        return attend_rows(query, key, value, lengths, lengths).transpose(0, 1).unsqueeze(0)
 
     result: Tensor = layer(run, rows.unsqueeze(0), *data_of(list(operands)))
     return result.squeeze(0)
-
-
-def _within_sequences(lengths: Sequence[int], *operands: Any) -> Tensor:
-    """Attention of queries, keys and values (1, H, n, d), each sequence by itself; sequences of one length at once."""
-    attend = aten.scaled_dot_product_attention.default
-    if len(set(lengths)) == 1:
-        batch = (x.squeeze(0).unflatten(1, (len(lengths), -1)).transpose(0, 1) for x in operands[:3])
-        return attend(*batch, *operands[3:]).transpose(0, 1).flatten(1, 2).unsqueeze(0)
-    sequences = zip(*(x.split_with_sizes(lengths, 2) for x in operands[:3]), strict=True)
-    # Joined as torch's kernel stores them, (1, n, H, d): then heads are merged without another copy.
-    return torch.cat([attend(*s, *operands[3:]).transpose(1, 2) for s in sequences], 1).transpose(1, 2)
