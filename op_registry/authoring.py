@@ -94,7 +94,7 @@ from op_registry.records.dims import (
     wrap_dim,
     wrap_dims,
 )
-from op_registry.records.divided import gather_along, is_divided
+from op_registry.records.divided import divided_by_rows, gather_along, is_divided, undivided
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
@@ -294,7 +294,9 @@ __all__ = [
     "wrap_dims",
     "with_leading_dims",
     "gather_along",
+    "divided_by_rows",
     "is_divided",
+    "undivided",
     "undivided_slices",
     "put_rows",
     "take_rows",

@@ -32,12 +32,13 @@ def from_pandas(data: pd.Series | pd.DataFrame, dtype: torch.dtype | None = None
     Raises TypeError for columns of other dtypes, or of several without `dtype`.
     """
     if isinstance(data, pd.DataFrame):
-        columns = {repr(name): _parts(data.iloc[:, i], repr(name)) for i, name in enumerate(data.columns)}
+        columns = {repr(name): _parts(data.iloc[:, i], f"column {name!r}") for i, name in enumerate(data.columns)}
         if len(columns) < data.shape[1]:
-            columns = {f"number {i}": _parts(data.iloc[:, i], f"number {i}") for i in range(data.shape[1])}
+            columns = {f"number {i}": _parts(data.iloc[:, i], f"column number {i}") for i in range(data.shape[1])}
         each = "{name: from_pandas(frame[name]) for name in frame}"
         return stacked(columns, len(data), dtype, f"from_pandas(frame, dtype=torch.float64), or convert {each}")
-    values, valid = _parts(data, repr(getattr(data, "name", None)))
+    name = getattr(data, "name", None)
+    values, valid = _parts(data, "this Series" if name is None else f"column {name!r}")
     return as_masked(values if dtype is None else values.to(dtype), valid)
 
 
@@ -81,19 +82,19 @@ def _nullable(values: Tensor, valid: Tensor) -> Any:
     return kind(values.numpy().copy(), ~valid.numpy())
 
 
-def _parts(column: Any, name: str) -> Parts:
-    """Values and mask, copied, of one column."""
+def _parts(column: Any, which: str) -> Parts:
+    """Values and mask, copied, of one column; `which` it is, for who is told that it cannot be taken."""
     dtype = column.dtype
     stored = getattr(dtype, "numpy_dtype", dtype)
     if isinstance(dtype, pd.CategoricalDtype):
-        refuse(name, dtype, "number its categories: series.cat.codes, which is -1 where it is missing")
+        refuse(which, dtype, "number its categories: series.cat.codes, which is -1 where it is missing")
     if isinstance(dtype, pd.SparseDtype):
-        refuse(name, dtype, "store it densely: series.sparse.to_dense()")
+        refuse(which, dtype, "store it densely: series.sparse.to_dense()")
     if getattr(dtype, "kind", "O") in "mM":
-        refuse(name, dtype, "make it a number: (series - series.min()).dt.total_seconds()")
+        refuse(which, dtype, "make it a number: (series - series.min()).dt.total_seconds()")
     if not isinstance(stored, np.dtype) or stored.kind not in "biufc":
         refuse(
-            name,
+            which,
             dtype,
             "convert it: pd.to_numeric(series), or series.convert_dtypes() for Python's objects; number labels: "
             "pd.factorize(series)[0], which is -1 where one is missing; or leave it out: frame.select_dtypes('number')",
@@ -106,6 +107,6 @@ def _parts(column: Any, name: str) -> Parts:
     return Parts(tensor_of_array(values), torch.from_numpy(~missing))
 
 
-def refuse(name: str, dtype: object, instead: str) -> None:
+def refuse(which: str, dtype: object, instead: str) -> None:
     """Raise for a column that holds no numbers."""
-    raise TypeError(f"column {name} of dtype {dtype} holds no numbers that torch has; {instead}")
+    raise TypeError(f"{which} of dtype {dtype} holds no numbers that torch has; {instead}")

@@ -28,13 +28,26 @@ def gather_along(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def undivided_along(tensor: Tensor, dim: int) -> Tensor:
     """The tensor, of which no process has a part along `dim`, nor a part of a sum."""
-    if not is_divided(tensor):
-        return tensor
-    return undivided(tensor, lambda placement: placement.is_shard(dim % tensor.ndim) or placement.is_partial())
+    return undivided(tensor, lambda placement: divides(placement, [dim % tensor.ndim]) or placement.is_partial())
+
+
+def divided_by_rows(tensor: Tensor) -> Tensor:
+    """The tensor, of whose rows (its first dimension) each process has all or nothing."""
+    return undivided(tensor, lambda placement: not placement.is_shard(0))
+
+
+def divides(placement: Any, dims: Sequence[int]) -> bool:
+    """Whether a placement divides one of the dimensions, in one piece for each process or in several.
+
+    (Several are what torch makes of merged dimensions; that placement answers `is_shard` with no.)
+    """
+    return getattr(placement, "dim", None) in dims
 
 
 def undivided(tensor: Tensor, where: Callable[[Any], bool] = lambda placement: True) -> Tensor:
     """A tensor, complete on every process; given `where`, in the dimensions of the mesh with such a placement."""
+    if not is_divided(tensor):
+        return tensor
     divided: Any = tensor
     replicate = importlib.import_module("torch.distributed.tensor").Replicate()
     placements = [replicate if where(placement) else placement for placement in divided.placements]
@@ -50,8 +63,8 @@ def without_empty_parts(tensor: Tensor, dims: Sequence[int]) -> Tensor:
         return tensor
     divided: Any = tensor
     parts = [
-        (tensor.shape[placement.dim], ranks)
+        (tensor.shape[placement.dim] // getattr(placement, "split_factor", 1), ranks)
         for ranks, placement in zip(divided.device_mesh.shape, divided.placements, strict=True)
-        if placement.is_shard() and placement.dim in dims
+        if divides(placement, dims)
     ]
     return undivided(tensor) if any(-(-size // ranks) * (ranks - 1) >= size for size, ranks in parts) else tensor

@@ -195,7 +195,7 @@ def undivided_slices(x: Dense, dim: int) -> Dense:
 
 def flattened(x: Dense) -> Dense:
     """The record as one dimension."""
-    return x.map(lambda t: (undivided(t) if is_divided(t) else t).reshape(-1))
+    return x.map(lambda t: undivided(t).reshape(-1))
 
 
 def keepdim_shape(x: Dense, dims: tuple[int, ...]) -> list[int]:

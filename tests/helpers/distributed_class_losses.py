@@ -1,4 +1,8 @@
-"""Losses over classes of distributed tensors: of rows and of classes that are divided unevenly, with derivatives."""
+"""Losses over classes of distributed tensors: of rows and of classes that are divided unevenly, with derivatives.
+
+Under torch's loss_parallel too, which computes the losses of classes that are divided; for plain tensors it takes no
+weights where a row is ignored, and no smoothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 import masked_dispatch as md
 from process_groups import Check
@@ -22,6 +27,13 @@ LOSSES: dict[str, Loss] = {
     "cross_entropy": lambda x, target, weight: F.cross_entropy(x, target),
     "cross_entropy with weights": lambda x, target, weight: F.cross_entropy(x, target, weight),
     "cross_entropy, smoothed": lambda x, target, weight: F.cross_entropy(x, target, label_smoothing=0.1),
+    "cross_entropy, smoothed with weights": lambda x, target, weight: F.cross_entropy(
+        x, target, weight, label_smoothing=0.1
+    ),
+    "cross_entropy of probabilities": lambda x, target, weight: F.cross_entropy(
+        x, (weight / weight.sum()).expand(x.shape), label_smoothing=0.1
+    ),
+    "cross_entropy of rows": lambda x, target, weight: F.cross_entropy(x, target, weight, reduction="none").sum(),
     "cross_entropy, summed": lambda x, target, weight: F.cross_entropy(x, target, reduction="sum"),
     "nll_loss": lambda x, target, weight: F.nll_loss(x.log_softmax(1), target),
     "nll_loss with weights": lambda x, target, weight: F.nll_loss(x.log_softmax(1), target, weight),
@@ -61,5 +73,11 @@ def of_classes(rank: int, ranks: int, loss: Loss) -> None:
         compared(loss, mesh, placement)
 
 
+def in_parallel(rank: int, ranks: int, loss: Loss) -> None:
+    with loss_parallel():
+        compared(loss, init_device_mesh("cpu", (ranks,)), Shard(1))
+
+
 for name, loss in LOSSES.items():
     CHECKS[f"divided: {name}"] = lambda rank, ranks, loss=loss: of_classes(rank, ranks, loss)
+    CHECKS[f"in loss_parallel: {name}"] = lambda rank, ranks, loss=loss: in_parallel(rank, ranks, loss)

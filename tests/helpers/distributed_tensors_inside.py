@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 import masked_dispatch as md
@@ -30,9 +31,13 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "amin": lambda x: x.amin(0),
     "any": lambda x: (x > 1).any(1),
     "argmax": lambda x: x.argmax(1),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "attention, causal": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
     "cat": lambda x: torch.cat([x, x]),
     "clamp": lambda x: x.clamp(0.5, 2),
     "compare": lambda x: x > 1,
+    "convolution of a sample": lambda x: F.conv1d(x, x[None, :, :3]),
+    "convolution of samples": lambda x: F.conv1d(x[:, None], x[None, :1, :3], padding=1),
     "cos": torch.cos,
     "cumsum": lambda x: x.cumsum(1),
     "div": lambda x: x / (x + 1),
@@ -162,6 +167,19 @@ def pending(rank: int, ranks: int) -> None:
         x = md.as_masked_tensor(DTensor.from_local(share, mesh, [Partial()]), mask)
         expected = function(md.as_masked_tensor(DATA, MASK))
         md.testing.assert_close(gathered(function(x)), expected, check_stride=False, msg=name)
+
+
+@check("context parallel attention is refused: torch's own has no form for a CPU, nor a mask")
+def in_context_parallel(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    plain, x = DATA[None, None].clone(), md.masked_tensor(DATA, MASK)[None, None]
+    with context_parallel(mesh, buffers=[plain], buffer_seq_dims=[2]):
+        raises(
+            NotImplementedError,
+            lambda: F.scaled_dot_product_attention(plain, plain, plain, is_causal=True),
+            "_scaled_dot_product_flash_attention_for_cpu.default does not have a sharding strategy",
+        )
+        raises(MaskedSemanticsError, lambda: F.scaled_dot_product_attention(x, x, x), "the outermost type")
 
 
 @check("of rank 0, of uneven parts, all valid")

@@ -123,7 +123,7 @@ def test_frames_without_rows_or_columns_and_with_equal_names() -> None:
     [
         (pd.Series(["a", None], name="t"), r"column 't' of dtype \w+ holds no numbers .*pd.to_numeric\(series\)"),
         (pd.Series([True, None]), r"dtype object holds no numbers .* series.convert_dtypes\(\)"),
-        (pd.Series(["a", None], dtype="category"), r"dtype category .* series.cat.codes"),
+        (pd.Series(["a", None], dtype="category"), r"^this Series of dtype category .* series.cat.codes"),
         (pd.Series(pd.to_datetime(["2020", None])), r"dtype datetime64.*\)\.dt\.total_seconds\(\)"),
         (pd.Series(["a"], dtype="string[pyarrow]"), "holds no numbers"),
         (pd.Series([1.0], dtype="Sparse[float]"), r"series.sparse.to_dense\(\)"),

@@ -103,12 +103,10 @@ def nll_loss(
     labels = Labels(self, target, weight, ignore_index)
     weights = _filled(weight, 1)
 
-    def of_rows(reduction: int) -> Tensor:
-        return op(self.filled(0), labels.classes, weights, reduction, ignore_index)
-
-    if reduction == MEAN and is_divided(self.data):
-        return _reduced_over_rows(of_rows(NONE), labels, weights, MEAN, ignore_index)
-    return _of_all_rows(of_rows(reduction), labels, reduction)
+    if is_divided(self.data):
+        losses = op(self.filled(0), labels.classes, None, NONE, ignore_index)
+        return _weighted_and_reduced(losses, labels, weights, reduction, ignore_index)
+    return _of_all_rows(op(self.filled(0), labels.classes, weights, reduction, ignore_index), labels, reduction)
 
 
 def _of_all_rows(data: Tensor, labels: Labels, reduction: int) -> Dense:
@@ -116,21 +114,34 @@ def _of_all_rows(data: Tensor, labels: Labels, reduction: int) -> Dense:
     return Dense(data, labels.rows if reduction == NONE else Dense(labels.classes, labels.rows).any_valid())
 
 
+def _weights_of_rows(labels: Labels, weights: Tensor | None, ignore_index: int) -> Tensor:
+    """What a row counts in the mean: its class's weight, 0 where it is ignored."""
+    counted = labels.classes != ignore_index
+    return counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
+
+
+def _weighted_and_reduced(
+    losses: Tensor, labels: Labels, weights: Tensor | None, reduction: int, ignore_index: int
+) -> Dense:
+    """Losses of rows that are divided among processes, 0 where they are ignored, times their weights, and reduced.
+
+    torch's own mean is that of the processes' means, however many rows each of them ignores; and the derivative of its
+    loss_parallel looks up the weights of ignored rows.
+    """
+    if weights is not None:
+        losses = losses * _weights_of_rows(labels, weights, ignore_index)
+    return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
+
+
 def _reduced_over_rows(
     losses: Tensor, labels: Labels, weights: Tensor | None, reduction: int, ignore_index: int
 ) -> Dense:
-    """Losses of rows, 0 where they are ignored, reduced.
-
-    Where rows are divided among processes, torch's own mean is that of the processes' means, however many rows each of
-    them ignores.
-    """
+    """Weighted losses of rows, 0 where they are ignored, reduced."""
     if reduction not in (MEAN, SUM):
         return Dense(losses, labels.rows)
     total = losses.sum(dtype=accumulation_dtype(losses.dtype))
     if reduction == MEAN:
-        counted = labels.classes != ignore_index
-        per_row = counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
-        total = total / per_row.sum()
+        total = total / _weights_of_rows(labels, weights, ignore_index).sum()
     return _of_all_rows(total.to(losses.dtype), labels, reduction)
 
 
@@ -167,9 +178,9 @@ def cross_entropy_loss(
     if label_smoothing != 0:
         return _smoothed(self, labels, weight, reduction, ignore_index, label_smoothing)
     scores = _scores(self)
-    if reduction == MEAN and is_divided(scores):
-        losses = aten.cross_entropy_loss(scores, labels.classes, weights, NONE, ignore_index)
-        return _reduced_over_rows(losses, labels, weights, MEAN, ignore_index)
+    if is_divided(scores):
+        losses = aten.cross_entropy_loss(scores, labels.classes, None, NONE, ignore_index)
+        return _weighted_and_reduced(losses, labels, weights, reduction, ignore_index)
     data = aten.cross_entropy_loss(scores, labels.classes, weights, reduction, ignore_index)
     return _of_all_rows(data, labels, reduction)
 
@@ -183,8 +194,10 @@ def _scores(x: Dense) -> Tensor:
 
 
 def _log_softmax(x: Dense) -> Dense:
-    scores = x.like(_scores(x))
-    return Dense(torch.log_softmax(upcast_under_autocast(scores.data), class_dim(x)), aligned_validity(x))
+    scores, dim = upcast_under_autocast(_scores(x)), class_dim(x)
+    # Under torch's loss_parallel, the derivative of log_softmax is that of a negative log likelihood of it.
+    logp = scores - scores.logsumexp(dim, keepdim=True) if is_divided(scores) else torch.log_softmax(scores, dim)
+    return Dense(logp, aligned_validity(x))
 
 
 def _by_class(weight: Tensor, x: Dense) -> Tensor:
@@ -214,7 +227,11 @@ def _smoothed(
     """(1 - smoothing) · loss + smoothing · mean loss over the row's valid classes."""
     logp = _log_softmax(self)
     weights = _filled(weight, 1)
-    nll = aten.nll_loss_nd(logp.filled(0), labels.classes, weights, NONE, ignore_index)
+    if is_divided(self.data):
+        nll = aten.cross_entropy_loss(_scores(self), labels.classes, None, NONE, ignore_index)
+        nll = nll * _weights_of_rows(labels, weights, ignore_index)
+    else:
+        nll = aten.nll_loss_nd(logp.filled(0), labels.classes, weights, NONE, ignore_index)
     uniform_loss = -_weighted(logp, weight).filled(0).sum(class_dim(self)) / _number_of_classes(self)
     counted = labels.classes != ignore_index
     losses = torch.where(counted, (1 - smoothing) * nll + smoothing * uniform_loss, 0)

@@ -19,7 +19,18 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import CONTRACTION, Dense, aligned_validity, as_int8, broadcast_along, intersect, masked_rule
+from op_registry.authoring import (
+    CONTRACTION,
+    Dense,
+    aligned_validity,
+    as_int8,
+    broadcast_along,
+    divided_by_rows,
+    intersect,
+    is_divided,
+    masked_rule,
+    undivided,
+)
 
 aten = torch.ops.aten
 
@@ -38,12 +49,26 @@ def convolved(
     covered: bool = False,
 ) -> Dense:
     """The convolution of records. `covered`: every window is known to contain an input element."""
+    if is_divided(input.data):
+        input = _whole_samples(input, batched=input.ndim == weight.ndim)
+        weight, bias = weight.map(undivided), None if bias is None else bias.map(undivided)
     data = convolve(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0), groups)
     validity = convolved_validity(convolve, input, weight, groups, transposed, covered)
     if bias is not None and bias.validity is not None:
         per_channel = bias.validity.reshape(-1, *[1] * (weight.ndim - 2))
         validity = intersect(validity, per_channel)
     return Dense(data, validity)
+
+
+def _whole_samples(input: Dense, batched: bool) -> Dense:
+    """The input, divided among processes by samples or not at all.
+
+    DTensor convolves what each process has of channels and positions, with what it sends to its neighbours where the
+    geometry is a simple one, and calls the parts a whole.
+    """
+    rows_or_all = divided_by_rows if batched else undivided
+    validity = aligned_validity(input)
+    return Dense(rows_or_all(input.data), None if validity is None else rows_or_all(validity))
 
 
 def convolved_validity(
