@@ -24,7 +24,7 @@ from op_registry import MaskedSemanticsError
 HEADER = 512
 _LENGTH = 4
 # Descriptions of another format come from another version of this library.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Description:
     problem  why this rank cannot take part, if it cannot
     expected for an all_to_all: what this rank expects from each; `tensors` is then what it sends to each
     entries  how many entries each tensor that is sent stores, if they are stored sparsely
+    mask     a digest of the mask of what is reduced, where it is known
     """
 
     call: str
@@ -45,6 +46,7 @@ class Description:
     problem: str | None = None
     expected: tuple[str, ...] | None = None
     entries: tuple[int, ...] = ()
+    mask: str | None = None
     format: int = FORMAT
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from masked_dispatch.distributed.agreement import Description, agree, described
-from masked_dispatch.distributed.fields import packed_size
+from masked_dispatch.distributed.fields import digest_of_mask, packed_size
 from masked_dispatch.distributed.operands import (
     is_partial,
     owns_memory,
@@ -28,6 +28,7 @@ from masked_dispatch.distributed.operands import (
     write,
 )
 from masked_dispatch.distributed.records import (
+    Masks,
     Moved,
     exchanged,
     joined,
@@ -56,20 +57,31 @@ def start(
     shown: Sequence[str] | None = None,
     problem: str | None = None,
     pairwise: bool = False,
+    mask: Tensor | None = None,
 ) -> list[Description]:
     """Agree with the other ranks. `shown` describes what has to be equal on all ranks: by default what is sent.
 
     pairwise  what is sent to a rank has to be like what that rank expects, and nothing else
+    mask      the validity of what is reduced, which need not travel if all ranks have it
     """
     problem = problem or problem_of_outputs(outputs)
     device = (*sent, *outputs)[0].device
     texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
     expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
-    return agree(group, Description(call, texts, is_partial(sent), problem, expected), device)
+    mine = Description(call, texts, is_partial(sent), problem, expected, mask=digest_of_mask(mask))
+    return agree(group, mine, device)
 
 
 def any_partial(everyone: Sequence[Description]) -> bool:
     return any(description.partial for description in everyone)
+
+
+def masks_to_reduce(everyone: Sequence[Description]) -> Masks:
+    """What is known of the masks before they are sent."""
+    if not any_partial(everyone):
+        return Masks.NONE
+    digests = {description.mask for description in everyone}
+    return Masks.EQUAL if len(digests) == 1 and None not in digests else Masks.ANY
 
 
 def reducing_problem(op: str, tensor: Tensor) -> str | None:
@@ -130,10 +142,10 @@ def broadcast(tensors: Sequence[Tensor], group: ProcessGroup, root: int) -> Fini
 
 def all_reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str) -> Finish:
     (tensor,) = tensors
-    everyone = start(group, f"all_reduce {op.upper()}", tensors, tensors, problem=reducing_problem(op, tensor))
-    transport = Eager(group)
-    record, send = record_of(tensor), transport.all_reduce
-    total = reduced([record], op, transport.ranks, any_partial(everyone), send, overwritten=owns_memory(tensor))
+    record, call, problem = record_of(tensor), f"all_reduce {op.upper()}", reducing_problem(op, tensor)
+    everyone = start(group, call, tensors, tensors, problem=problem, mask=record.validity)
+    transport, masks = Eager(group), masks_to_reduce(everyone)
+    total = reduced([record], op, transport.ranks, masks, transport.all_reduce, overwritten=owns_memory(tensor))
     return lambda: write(tensor, total())
 
 
@@ -143,10 +155,11 @@ all_reduce_coalesced = one_by_one(all_reduce)
 def reduce(tensors: Sequence[Tensor], group: ProcessGroup, op: str, root: int) -> Finish:
     (tensor,) = tensors
     call = f"reduce {op.upper()} to rank {root} of the group"
-    everyone = start(group, call, tensors, tensors, problem=reducing_problem(op, tensor))
+    record, problem = record_of(tensor), reducing_problem(op, tensor)
+    everyone = start(group, call, tensors, tensors, problem=problem, mask=record.validity)
     transport = Eager(group)
     send = functools.partial(transport.reduce, root=root)
-    total = reduced([record_of(tensor)], op, transport.ranks, any_partial(everyone), send)
+    total = reduced([record], op, transport.ranks, masks_to_reduce(everyone), send)
 
     def finish() -> None:
         result = total()
@@ -184,7 +197,7 @@ def _reduce_scatter(
     everyone = start(group, f"{call} {op.upper()}", parts, [output], shown=shown, problem=problem)
     transport = Eager(group)
     records = [record_of(part) for part in parts]
-    total = reduced(records, op, transport.ranks, any_partial(everyone), transport.reduce_scatter)
+    total = reduced(records, op, transport.ranks, masks_to_reduce(everyone), transport.reduce_scatter)
     return lambda: write(output, total())
 
 

@@ -148,5 +148,5 @@ def combined(parts: Sequence[Entries], op: str, form: Form) -> Combined:
         total[slots] = combine(total[slots], added)
         number[slots] += validity_of(part.values).view(added.shape)
     divisor = number.clamp(min=1) if op == "avg" else 1
-    values = Dense(result_of(total, op, divisor, Dense(total.to(form.dtype))), as_int8(number > 0))
+    values = Dense(result_of(total, op, divisor, form.dtype), as_int8(number > 0))
     return Combined(Entries(keys, values), number)

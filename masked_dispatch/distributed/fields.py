@@ -4,14 +4,21 @@ One bit moves a mask. A sum over ranks needs a field that holds their number, an
 each element, without a carry from one field to the next. So masks of float32 data cost 3 % of its bytes when moved,
 and 6, 12 or 25 % when reduced over up to 3, 15 or any number of ranks; over more than 255, a mean needs numbers of 32
 bits. (A bitwise "or" would need one bit, and not every backend has it.)
+
+A mask that all ranks have, as gradients of a masked parameter do, need not travel to be reduced: its digest does, with
+the description of the call.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
 
 import torch
 from torch import Tensor
+
+from op_registry.records.kept import kept_with
 
 # The integer that spans the elements of one byte, while each still has a byte of its own.
 _SPANNING = {1: torch.int64, 2: torch.int32, 4: torch.int16}
@@ -63,6 +70,29 @@ def present(fields: Tensor, width: int, elements: int) -> Tensor:
     word = flags.bitwise_and_(_lowest_bits(width, 8)).to(_SPANNING[width])
     spread = word.mul_(_shifts(width)).bitwise_and_(_lowest_bits(8, 8 * (8 // width)))
     return spread.view(torch.int8)[:elements]
+
+
+def digest_of_mask(validity: Tensor | None) -> str | None:
+    """A digest of a mask that comes for the second time; None of any other, and of one that is not on the CPU.
+
+    Reading a mask takes as long as sending it: that is for masks that stay, as those of parameters do.
+    """
+    if validity is None or type(validity) is not Tensor or not validity.is_cpu or validity.is_inference():
+        return None
+    kept = kept_with(validity)
+    if not kept.get(("has travelled",)):
+        kept["has travelled",] = True
+        return None
+    digest: str | None = kept.get(("digest",))
+    if digest is None:
+        digest = kept["digest",] = _digest(validity.contiguous())
+    return digest
+
+
+def _digest(validity: Tensor) -> str:
+    found = hashlib.blake2b(repr(tuple(validity.shape)).encode(), digest_size=16)
+    found.update((ctypes.c_char * validity.nbytes).from_address(validity.data_ptr()))
+    return found.hexdigest()
 
 
 def _shifts(width: int) -> int:

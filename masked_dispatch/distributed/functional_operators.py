@@ -23,7 +23,7 @@ from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argumen
 from masked_dispatch.distributed import sparse_functional
 from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
-from masked_dispatch.distributed.records import exchanged, moved, reduced
+from masked_dispatch.distributed.records import Masks, exchanged, moved, reduced
 from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -59,6 +59,10 @@ class Call:
             with torch.no_grad():
                 self.partial = any_partial(start(process_group, name, [tensor], [], shown=shown, problem=problem))
 
+    @property
+    def masks(self) -> Masks:
+        return Masks.ANY if self.partial else Masks.NONE
+
 
 def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedTensor]], Callable[..., Any]]:
     """Decorator for the function of dense storage, which calls `sparse` for sparse storage."""
@@ -77,7 +81,7 @@ def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedT
 def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
-    return wrap_record(reduced([call.record], op, call.ranks, call.partial, call.send.all_reduce, call.narrow)())
+    return wrap_record(reduced([call.record], op, call.ranks, call.masks, call.send.all_reduce, call.narrow)())
 
 
 @by_storage(sparse_functional.reduce_scatter_tensor)
@@ -89,7 +93,7 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
         problem = f"the input of shape {tuple(tensor.shape)} has {rows} rows, which {group_size} ranks do not divide"
     call = Call(f"reduce_scatter_tensor {op.upper()}", tensor, group, problem=problem)
     parts = _rows(call.record, [rows // group_size] * group_size)
-    return wrap_record(reduced(parts, op, call.ranks, call.partial, call.send.reduce_scatter, call.narrow)())
+    return wrap_record(reduced(parts, op, call.ranks, call.masks, call.send.reduce_scatter, call.narrow)())
 
 
 @by_storage(sparse_functional.all_gather_into_tensor)

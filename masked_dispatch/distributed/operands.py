@@ -17,7 +17,8 @@ from op_registry.records.dense import Dense
 def record_of(tensor: Tensor) -> Dense:
     """Data and validity, without derivatives; a plain tensor is valid everywhere."""
     if isinstance(tensor, MaskedTensor):
-        return Dense(tensor._data.detach(), shared_validity(tensor))
+        data = tensor._data  # itself if it can be: more is known about it than about a new view, such as its zeros
+        return Dense(data.detach() if data.requires_grad else data, shared_validity(tensor))
     return Dense(tensor.detach(), None)
 
 

@@ -5,6 +5,7 @@ Both start their messages and return a function that waits for the result.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,11 +18,14 @@ from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place
+from op_registry.records.zeros import known_zero
 
 # A reduction on the wire, (data, "sum") → function that waits.
 Send = Callable[[Tensor, str], Awaited]
 Reduced = Callable[[], Dense]
 
+# Elements of a message, where what is reduced in place is sent in several.
+PIECE = 1 << 21
 REDUCTIONS = ("sum", "avg", "min", "max", "product")
 
 
@@ -44,29 +48,37 @@ def identity_of(op: str, dtype: torch.dtype) -> Number:
     return 1 if op == "product" else highest(dtype) if op == "min" else lowest(dtype)
 
 
+class Masks(enum.Enum):
+    """What is known of the masks of all ranks before they are sent."""
+
+    NONE = "nothing is invalid"
+    EQUAL = "each rank has the same"
+    ANY = "each rank has one of its own"
+
+
 def reduced(
     records: Sequence[Dense],
     op: str,
     ranks: int,
-    partial: bool,
+    known: Masks,
     send: Send,
     narrow: bool = True,
     overwritten: bool = False,
 ) -> Reduced:
     """The reduction of records of one shape, one after the other; the result has that shape.
 
-    partial  whether any rank has invalid elements: if none has, no mask travels and none results
+    known    of the masks: where there is none, none results; one that all ranks have is that of the result
     narrow   whether fields of the masks may be narrower than a byte
     overwritten  whether the result replaces the records, so that their memory may be used
     """
     record = records[0]
-    overwritten = overwritten and record.data.is_contiguous()
-    result = result_in_place if overwritten else result_of
-    contributions = [contribution(r, op, overwritten) for r in records]
-    data = contributions[0] if len(records) == 1 else torch.cat(contributions)
-    total = send(data, "sum" if op == "avg" else on_wire(op, record.dtype))
-    if not partial:
-        return lambda: Dense(result(total(), op, ranks, record), None)
+    if overwritten and record.data.is_contiguous():
+        values = reduced_in_place(record, op, send)
+    else:
+        values = reduced_copies(records, op, send)
+    if known is not Masks.ANY:
+        return lambda: Dense(values(ranks), record.validity if known is Masks.EQUAL else None)
+
     width, combined = of_masks(op, ranks, narrow)
     with torch.no_grad():
         masks = [pack(validity_of(r), width) for r in records]
@@ -74,11 +86,46 @@ def reduced(
 
     def finish() -> Dense:
         fields, elements = counted(), record.data.numel()
+        divisor = unpack(fields, width, elements).clamp(min=1) if op == "avg" else 1
         validity = present(fields, width, elements).view(record.shape)
-        divisor = unpack(fields, width, elements).view(record.shape).clamp(min=1) if op == "avg" else 1
-        return Dense(result(total(), op, divisor, record), validity)
+        return Dense(values(divisor), validity)
 
     return finish
+
+
+def reduced_copies(records: Sequence[Dense], op: str, send: Send) -> Callable[[int | Tensor], Tensor]:
+    """Start to reduce what the records add. To wait takes what a mean is divided by: one number, or each element's."""
+    contributions = [contribution(record, op) for record in records]
+    total = send(contributions[0] if len(records) == 1 else torch.cat(contributions), on_wire(op, records[0].dtype))
+
+    return lambda divisor: result_of(total(), op, divisor, records[0].dtype).view(records[0].shape)
+
+
+def reduced_in_place(record: Dense, op: str, send: Send) -> Callable[[int | Tensor], Tensor]:
+    """The same in the memory of the record, which is contiguous.
+
+    What has another dtype on the wire travels in pieces: one is on its way while the next is converted, and none is so
+    large that its memory would be new to the process each time.
+    """
+    dtype = record.dtype
+    filled = identity_in_place(record, op).view(-1)
+    pieces = filled.split(PIECE)
+    totals = [send(piece.to(wire_dtype(op, dtype)), on_wire(op, dtype)) for piece in pieces]
+
+    def finish(divisor: int | Tensor) -> Tensor:
+        for piece, divisors, total in zip(pieces, per_piece(divisor, pieces), totals, strict=True):
+            values = total()
+            if op == "avg":
+                torch.div(values, divisors, out=values)
+            if not share_memory(values, piece):
+                piece.copy_(values)
+        return filled.view(record.shape)
+
+    return finish
+
+
+def per_piece(divisor: int | Tensor, pieces: Sequence[Tensor]) -> Sequence[int | Tensor]:
+    return divisor.split(PIECE) if isinstance(divisor, Tensor) else [divisor] * len(pieces)
 
 
 def of_masks(op: str, ranks: int, narrow: bool = True) -> tuple[int, str]:
@@ -90,11 +137,17 @@ def of_masks(op: str, ranks: int, narrow: bool = True) -> tuple[int, str]:
     return (8, "max") if width > 8 and op != "avg" else (width, "sum")
 
 
-def contribution(record: Dense, op: str, overwritten: bool = False) -> Tensor:
-    """What a record adds to a reduction, one-dimensional, in memory that nothing else uses, or in its own."""
+def identity_in_place(record: Dense, op: str) -> Tensor:
+    """The record's data with what contributes nothing where it is invalid; often a gradient, which is known to be 0."""
+    identity = identity_of(op, record.dtype)
+    if identity == 0 and known_zero(record.data, record.validity):
+        return record.data
+    return fill_in_place(record.data, record.validity, identity)
+
+
+def contribution(record: Dense, op: str) -> Tensor:
+    """What a record adds to a reduction, one-dimensional, in memory that nothing else uses."""
     dtype = record.dtype
-    if overwritten:
-        return fill_in_place(record.data, record.validity, identity_of(op, dtype)).view(-1).to(wire_dtype(op, dtype))
     filled = record.filled(identity_of(op, dtype)).reshape(-1).to(wire_dtype(op, dtype))
     shares = share_memory(filled, record.data)
     return filled.clone(memory_format=torch.contiguous_format) if shares else filled.contiguous()
@@ -108,22 +161,14 @@ def wire_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def on_wire(op: str, dtype: torch.dtype) -> str:
+    """A mean is a sum that is divided at its end; there is no sum of bools."""
     if dtype is torch.bool:
         return {"sum": "max", "product": "min"}.get(op, op)
-    return op
+    return "sum" if op == "avg" else op
 
 
-def result_of(total: Tensor, op: str, divisor: int | Tensor, like: Dense) -> Tensor:
-    total = total.view(like.shape)
-    return (total / divisor if op == "avg" else total).to(like.dtype)
-
-
-def result_in_place(total: Tensor, op: str, divisor: int | Tensor, like: Dense) -> Tensor:
-    """The same in the memory of `like`, of which `total` may be a view."""
-    total = total.view(like.shape)
-    if op == "avg":
-        torch.div(total, divisor, out=total)
-    return total if share_memory(total, like.data) else like.data.copy_(total)
+def result_of(total: Tensor, op: str, divisor: int | Tensor, dtype: torch.dtype) -> Tensor:
+    return (total / divisor if op == "avg" else total).to(dtype)
 
 
 def validity_of(record: Dense) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from masked_dispatch.distributed.agreement import Description, decoded, encoded, length_of
 from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
-from masked_dispatch.distributed.records import reduced
+from masked_dispatch.distributed.records import Masks, reduced
 from op_registry.records.dense import Dense
 
 
@@ -61,7 +61,7 @@ def test_reductions_over_many_ranks(ranks: int, op: str, narrow: bool) -> None:
 
     for rank in range(ranks):
         messages.append([])
-        finish = reduced([Dense(data[rank], valid[rank].to(torch.int8))], op, ranks, True, send, narrow)
+        finish = reduced([Dense(data[rank], valid[rank].to(torch.int8))], op, ranks, Masks.ANY, send, narrow)
     found = finish()
     expected = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax}[op](data[:, 0], 0)
     assert found.full_validity is not None

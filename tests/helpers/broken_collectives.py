@@ -34,10 +34,10 @@ def all_reduces(rank: int, ranks: int, op: str, storage: str = "dense") -> tuple
     return x.to_dense(), expected_of(op, of_all(ranks))
 
 
-def reduce_scatters(rank: int, ranks: int) -> tuple[Any, Any]:
+def reduce_scatters(rank: int, ranks: int, op: str) -> tuple[Any, Any]:
     out = buffer()
-    distributed.reduce_scatter(out, [of_rank(rank, seed=part) for part in range(ranks)])
-    return out, expected_of("SUM", [of_rank(r, seed=rank) for r in range(ranks)])
+    distributed.reduce_scatter(out, [of_rank(rank, seed=part) for part in range(ranks)], reduction(op))
+    return out, expected_of(op, [of_rank(r, seed=rank) for r in range(ranks)])
 
 
 def broadcasts(rank: int, ranks: int) -> tuple[Any, Any]:
@@ -67,7 +67,7 @@ OPS = ("SUM", "AVG", "PRODUCT")
 Call = Callable[[int, int], tuple[Any, Any]]
 DENSE: dict[str, Call] = {
     **{f"all_reduce {op}": functools.partial(all_reduces, op=op) for op in OPS},
-    "reduce_scatter": reduce_scatters,
+    **{f"reduce_scatter {op}": functools.partial(reduce_scatters, op=op) for op in ("SUM", "AVG")},
     "broadcast": broadcasts,
     "all_gather": functools.partial(all_gathers, make=buffer, as_is=lambda x: x),
     "all_gather into plain tensors": functools.partial(all_gathers, make=plain_buffer, as_is=updated),
@@ -98,17 +98,16 @@ def noticed(calls: dict[str, Call], rank: int, ranks: int) -> set[str]:
 # ------------------------------------------------------------------------------------------------- ways of being wrong
 
 
-def with_garbage(record: Dense, op: str, overwritten: bool = False) -> Tensor:
+def with_garbage(record: Dense, op: str) -> Tensor:
     return record.data.reshape(-1).to(records.wire_dtype(op, record.dtype)).clone()
 
 
-def by_the_world(total: Tensor, op: str, divisor: Any, like: Dense) -> Tensor:
-    divided = total / distributed.get_world_size() if op == "avg" else total
-    return divided.view(like.shape).to(like.dtype)
+def by_the_world(total: Tensor, op: str, divisor: Any, dtype: torch.dtype) -> Tensor:
+    return (total / distributed.get_world_size() if op == "avg" else total).to(dtype)
 
 
-def by_the_world_in_place(total: Tensor, op: str, divisor: Any, like: Dense) -> Tensor:
-    return like.data.copy_(by_the_world(total, op, divisor, like))
+def one_mask(everyone: Any) -> records.Masks:
+    return records.Masks.EQUAL
 
 
 def all_valid(record: Dense) -> Tensor:
@@ -157,11 +156,20 @@ VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, 
 # For each way: the calls that may notice it, and what is put where.
 WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
     "data under the mask is reduced": (DENSE, [(records, "contribution", with_garbage)]),
+    "data under the mask is reduced in place": (
+        DENSE,
+        [(records, "identity_in_place", lambda record, op: record.data)],
+    ),
     "invalid elements contribute zeros": (DENSE, [(records, "identity_of", lambda op, dtype: 0)]),
-    "averages divide by the number of ranks": (DENSE, [(records, "result_in_place", by_the_world_in_place)]),
+    "averages divide by the number of ranks": (DENSE, [(records, "result_of", by_the_world)]),
+    "averages in place divide by the number of ranks": (
+        DENSE,
+        [(records, "per_piece", lambda divisor, pieces: [distributed.get_world_size()] * len(pieces))],
+    ),
     "what nobody contributes is valid": (DENSE, [(records, "present", everywhere)]),
     "what one rank lacks is invalid": (DENSE, [(records, "present", where_all_contribute)]),
     "masks do not travel": (DENSE, [(collectives, "any_partial", lambda everyone: False)]),
+    "masks that differ are taken for one": (DENSE, [(collectives, "masks_to_reduce", one_mask)]),
     "masks travel as if all were valid": (DENSE, [(records, "validity_of", all_valid)]),
     "the mask of one rank is lost": (DENSE, [(records, "validity_of", lost_on_the_last)]),
     "masks arrive in another order": (DENSE, [(records.Moved, "split", masks_in_another_order)]),
