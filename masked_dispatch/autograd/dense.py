@@ -31,10 +31,10 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
-from op_registry.records.dense import Dense
+from op_registry.records.dense import Dense, same_sizes
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
-from op_registry.records.tracing import savable, traced_elsewhere
+from op_registry.records.tracing import being_traced, savable, traced_elsewhere
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import hand_on
 
@@ -225,7 +225,7 @@ def checked_validity(record: Dense) -> Tensor | None:
     if validity.dtype is not torch.int8:
         raise MaskedSemanticsError(f"a rule returned a validity of dtype {validity.dtype}; it has to be bool")
     shape = record.data.shape
-    if validity.shape == shape:
+    if same_sizes(validity.shape, shape) if being_traced(record.data) else validity.shape == shape:
         return validity
     missing_dims = len(shape) - validity.ndim
     if missing_dims > 0:

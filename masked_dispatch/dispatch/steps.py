@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.compiler_internals import pending_sizes, sizes_from_data
+from masked_dispatch.compiler_internals import pending_sizes, sizes_to_be_found
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_flatten
 
@@ -18,15 +18,16 @@ Part = Tensor | torch.SymInt | torch.SymFloat | torch.SymBool
 def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of `run`, which calls several operators.
 
-    Where Dynamo runs it on fake tensors, sizes that depend on data and that only tensors in between have are taken off
-    the list of those that the result must have. (Later stages record each operator that `run` calls.)
+    Where Dynamo runs it on fake tensors, sizes that depend on data and that only tensors in between have, or that the
+    result has in a sum alone, are taken off the list of those that the result must have. (Later stages record each
+    operator that `run` calls.)
     """
     pending = pending_sizes()
     kept = set(pending)
     try:
         result = run(*args, **kwargs)
         if len(pending) > len(kept):
-            kept |= sizes_from_data(_parts_of(result))
+            kept |= sizes_to_be_found(_parts_of(result))
     finally:
         pending[:] = [size for size in pending if size in kept]
     return result

@@ -9,7 +9,7 @@ from masked_dispatch.tensor.mask_bytes import teach_inductor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import mask_is_masked
 from masked_dispatch.torch_internals import is_value_of_graph, recording, under_transform
-from op_registry.records.dims import with_leading_dims
+from op_registry.records.dims import known_to_hold, with_leading_dims
 from op_registry.records.tracing import being_traced
 
 
@@ -92,7 +92,8 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     """Whether a tensor of `shape` can be expanded to `wanted`."""
     if len(shape) > len(wanted):
         return False
-    return all(n in (1, w) for n, w in zip(reversed(shape), reversed(wanted), strict=False))
+    # Equal first: of a size that depends on data, a graph does not know whether it is 1.
+    return all(known_to_hold(n == w) or n == 1 for n, w in zip(reversed(shape), reversed(wanted), strict=False))
 
 
 def values_unknown(tensor: Tensor) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import Dims, shape_alone, wrap_dims
+from op_registry.records.dims import Dims, known_to_hold, shape_alone, wrap_dims
 from op_registry.rule import Rule, Slices
 from op_registry.sparse.elementwise import records_among
 from op_registry.sparse.lowering import ForRule, first_of
@@ -98,7 +98,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
     for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
         if not -bound <= d < bound:
             shape_alone(x.shape).squeeze(d)  # raises torch's own error
-    if slices.needs_elements and x.values.data.numel() == 0:
+    if slices.needs_elements and known_to_hold(x.values.data.numel() == 0):
         raise NotLowered("torch refuses input without elements, and nothing is stored")
     return SliceCall(rule, op, slices, x, dim, wrap_dims(dim, x.ndim), named)
 

@@ -6,6 +6,7 @@ Such a size is not known while the graph is made. What asks whether it is 1 or 0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
+from storages import STORAGES
 
 pytestmark = pytest.mark.thorough
 
@@ -92,3 +94,32 @@ def test_a_number_read_in_a_graph() -> None:
 
     x = md.masked_tensor(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
     assert compiled(x).to_tensor(0).tolist() == [3.0, 6.0, 0.0]
+
+
+# ------------------------------------------------------------------------- beside matrices that are stored sparsely
+
+MATRIX = torch.linspace(-1, 2, 16, dtype=torch.float64).reshape(4, 4)
+MATRIX_MASKS = {"partly valid": MATRIX.cos() > 0.2, "nothing valid": torch.zeros(4, 4, dtype=torch.bool)}
+SOME = {name: stored for name, stored in STORAGES.items() if name in ("hybrid", "csc", "bsr", "packed")}
+
+OF_STORED: dict[str, Callable[[Tensor], Any]] = {
+    "gradient, one of its results": lambda x: torch.gradient(x, dim=1)[0] * 2,
+    "gradient": lambda x: torch.gradient(x),
+    "rows @ stored": lambda x: MATRIX[CHOSEN] @ x.mT,
+    "masked rows @ stored": lambda x: md.as_masked_tensor(MATRIX, MATRIX_MASKS["partly valid"])[CHOSEN] @ x.mT,
+    "poisson_nll_loss": lambda x: F.poisson_nll_loss(x * x, MATRIX, log_input=False),
+    "mse_loss, summed": lambda x: F.mse_loss(x, MATRIX, reduction="sum"),
+    "huber_loss of each": lambda x: F.huber_loss(x, MATRIX, reduction="none"),
+    "quantile": lambda x: x.index_select(-1, torch.tensor([0, 1, 0])).quantile(0.5, -1),
+    "columns by a mask": lambda x: x.to_dense()[:, CHOSEN].mask_with(x.to_dense()[:, CHOSEN].get_mask()),
+}
+
+
+@pytest.mark.parametrize("mask", MATRIX_MASKS)
+@pytest.mark.parametrize("storage", SOME)
+@pytest.mark.parametrize("name", OF_STORED)
+def test_beside_a_stored_matrix(name: str, storage: str, mask: str) -> None:
+    x = SOME[storage](md.masked_tensor(MATRIX, MATRIX_MASKS[mask]))
+    expected = OF_STORED[name](x)
+    found = torch.compile(OF_STORED[name], fullgraph=True, backend="aot_eager")(x)
+    md.testing.assert_close(found, expected)

@@ -32,6 +32,7 @@ from op_registry.authoring import (
     coalesce,
     full_mask,
     intersect,
+    known_to_hold,
     map_tensors,
     ravel,
     sddmm,
@@ -121,7 +122,7 @@ def stored_by_rows(
     """
     flat = x.flat
     data = spmm(flat.filled(0), rows, coordinates)
-    if rows_valid is None or rows.shape[-1] == 0:
+    if rows_valid is None or known_to_hold(rows.shape[-1] == 0):
         return data, as_int8(Segments(x, (along,)).count(flat) > 0).unsqueeze(1)
     valid_rows = as_int8(rows_valid).to(torch.float32)
     valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), valid_rows, coordinates)

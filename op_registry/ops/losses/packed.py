@@ -23,8 +23,10 @@ from op_registry.authoring import (
     all_valid,
     as_int8,
     being_traced,
+    concatenated,
     full_mask,
     in_base_order,
+    known_to_hold,
     lead_operand,
     map_tensors,
     to_base_order,
@@ -38,17 +40,19 @@ T = TypeVar("T")  # records, through lists and tuples
 def _with_invalid_row(records: T, lead: Sparse) -> T:
     """The operands with one invalid row appended if a non-empty tensor has no stored rows.
 
-    The reduction of an empty tensor is torch's; that of a non-empty one without valid rows is invalid.
+    The reduction of an empty tensor is torch's; that of a non-empty one without valid rows is invalid. Where a graph
+    does not know how many rows are stored, there is always one more.
     """
-    if lead.values.shape[0] != 0 or 0 in lead.shape:
+    stored = lead.values.shape[0]
+    if known_to_hold(stored != 0) or 0 in lead.shape:
         return records
 
     def appended(record: Dense) -> Dense:
-        if record.ndim == 0 or record.shape[0] != 0:
+        if record.ndim == 0 or not known_to_hold(record.shape[0] == stored):
             return record
-        row = (1, *record.shape[1:])
-        data = torch.cat([record.data, record.data.new_zeros(row)])
-        return Dense(data, torch.zeros([1] * data.ndim, dtype=torch.int8, device=data.device))
+        row = record.data.new_zeros((1, *record.shape[1:]))
+        nothing = torch.zeros([1] * row.ndim, dtype=torch.int8, device=row.device)
+        return concatenated([record, Dense(row, nothing)], 0)
 
     padded: T = map_tensors(appended, records, Dense)
     return padded
