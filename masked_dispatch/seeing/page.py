@@ -56,7 +56,8 @@ body:has(#backward:checked) .tree .backward { display: none; }
   .call { grid-template-columns: 1fr auto; } .name { grid-column: 1; } .time { grid-column: 2; grid-row: 1; }
   .shares, .rule { grid-column: 1 / -1; }
   details > div.inner { margin-left: .2rem; padding-left: .4rem; } }
-@media (max-width: 30rem) { .name { grid-column: 1 / -1; font-size: .8rem; } .time { grid-row: auto; text-align: left; }
+@media (max-width: 30rem) { .name { grid-column: 1 / -1; font-size: .8rem; } .rule { grid-column: 1; }
+  .time { grid-row: auto; }
   details > div.inner { margin-left: 0; padding-left: .25rem; } }
 """
 
