@@ -193,6 +193,11 @@ def undivided_slices(x: Dense, dim: int) -> Dense:
     return x.map(lambda t: undivided_along(t, dim)) if is_divided(x.data) else x
 
 
+def slices_on_all(x: Dense, dim: Dims) -> Dense:
+    """The record, of whose slices each process has a part, or all of them."""
+    return x.map(lambda t: without_empty_parts(t, reduced_dims(x, dim))) if is_divided(x.data) else x
+
+
 def flattened(x: Dense) -> Dense:
     """The record as one dimension."""
     return x.map(lambda t: undivided(t).reshape(-1))
@@ -244,8 +249,7 @@ def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callabl
     result, and compilers sum its ties slowly. It is taken of what is left above the result, exactly 0, except where
     the result is infinite. In eager mode the operator's own serves where no fill can equal a result.
     """
-    if is_divided(x.data):
-        x = x.map(lambda t: without_empty_parts(t, reduced_dims(x, dim)))
+    x = slices_on_all(x, dim)
     exists = x.any_valid(dim, keepdim)
     if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
         return Dense(call(x.filled(identity)), exists)

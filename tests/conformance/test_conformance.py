@@ -208,6 +208,7 @@ def test_storage_may_hold_explicit_invalid_elements() -> None:
 # ------------------------------------------------------------------------------------------------ the runner
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "not finished after 5 s")]
 )

@@ -73,6 +73,7 @@ def blocks_to_sum(make: Callable[..., Tensor]) -> Any:
     yield make((2, 3, 4)), [0, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("op", "traits", "samples"),
     [(centered, {}, matrices_to_center), (summed, {"over": "axes", "replacement": 0}, blocks_to_sum)],

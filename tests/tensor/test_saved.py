@@ -409,6 +409,7 @@ def changed() -> subprocess.CompletedProcess[str]:
     return change_bytes(0, 300, *KINDS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_byte_takes_no_process_down(kind: str, changed: subprocess.CompletedProcess[str]) -> None:
     check_changes(kind, changed)

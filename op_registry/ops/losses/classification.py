@@ -32,6 +32,7 @@ from op_registry.authoring import (
     intersect,
     is_divided,
     masked_rule,
+    slices_on_all,
     upcast_under_autocast,
 )
 from op_registry.ops.losses.rules import MEAN, NONE, SUM, reduced
@@ -187,6 +188,7 @@ def cross_entropy_loss(
 
 def _scores(x: Dense) -> Tensor:
     """The input with -inf at invalid classes, for a softmax over the valid ones; 0 in rows without valid classes."""
+    x = slices_on_all(x, class_dim(x))
     v = aligned_validity(x)
     if v is None or broadcast_along(v, class_dim(x)):
         return x.filled(0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import NORMALIZATION, Dense, Slices, filled_for_exp_alone, masked_slices
+from op_registry.authoring import NORMALIZATION, Dense, Slices, filled_for_exp_alone, masked_slices, slices_on_all
 
 aten = torch.ops.aten
 
@@ -46,4 +46,5 @@ def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
 def _over_valid(op: OpOverload, x: Dense, dim: int, dtype_option: torch.dtype | bool | None) -> Dense:
     if not x.dtype.is_floating_point:
         op(x.data, dim, dtype_option)  # raises torch's error
+    x = slices_on_all(x, dim)
     return x.like(op(filled_for_exp_alone(x, dim), dim, dtype_option))
