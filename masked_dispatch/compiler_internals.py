@@ -339,11 +339,13 @@ def pending_sizes() -> list[Any]:
     return [] if mode is None or mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
 
 
-def sizes_to_be_found(values: Sequence[torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool]) -> set[Any]:
+def sizes_to_be_found(
+    values: Sequence[torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool], pending: Sequence[Any]
+) -> set[Any]:
     """The pending sizes that a graph can read off tensors and numbers, because one of their sizes is nothing else."""
     from torch.fx.experimental.symbolic_shapes import _free_unbacked_symbols_with_path
 
-    return set(_free_unbacked_symbols_with_path(list(values), (), pending=set(pending_sizes())))
+    return set(_free_unbacked_symbols_with_path(list(values), (), pending=set(pending)))
 
 
 def check_dtype_in_graph(tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -27,7 +27,7 @@ def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     try:
         result = run(*args, **kwargs)
         if len(pending) > len(kept):
-            kept |= sizes_to_be_found(_parts_of(result))
+            kept |= sizes_to_be_found(_parts_of(result), pending)
     finally:
         pending[:] = [size for size in pending if size in kept]
     return result

@@ -106,7 +106,8 @@ def nll_loss(
 
     if is_divided(self.data):
         losses = op(self.filled(0), labels.classes, None, NONE, ignore_index)
-        return _weighted_and_reduced(losses, labels, weights, reduction, ignore_index)
+        losses = _weighted_rows(losses, labels, weights, ignore_index)
+        return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
     return _of_all_rows(op(self.filled(0), labels.classes, weights, reduction, ignore_index), labels, reduction)
 
 
@@ -121,17 +122,13 @@ def _weights_of_rows(labels: Labels, weights: Tensor | None, ignore_index: int) 
     return counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
 
 
-def _weighted_and_reduced(
-    losses: Tensor, labels: Labels, weights: Tensor | None, reduction: int, ignore_index: int
-) -> Dense:
-    """Losses of rows that are divided among processes, 0 where they are ignored, times their weights, and reduced.
+def _weighted_rows(losses: Tensor, labels: Labels, weights: Tensor | None, ignore_index: int) -> Tensor:
+    """Losses of rows that are divided among processes, 0 where they are ignored, times their weights.
 
     torch's own mean is that of the processes' means, however many rows each of them ignores; and the derivative of its
     loss_parallel looks up the weights of ignored rows.
     """
-    if weights is not None:
-        losses = losses * _weights_of_rows(labels, weights, ignore_index)
-    return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
+    return losses if weights is None else losses * _weights_of_rows(labels, weights, ignore_index)
 
 
 def _reduced_over_rows(
@@ -181,7 +178,8 @@ def cross_entropy_loss(
     scores = _scores(self)
     if is_divided(scores):
         losses = aten.cross_entropy_loss(scores, labels.classes, None, NONE, ignore_index)
-        return _weighted_and_reduced(losses, labels, weights, reduction, ignore_index)
+        losses = _weighted_rows(losses, labels, weights, ignore_index)
+        return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
     data = aten.cross_entropy_loss(scores, labels.classes, weights, reduction, ignore_index)
     return _of_all_rows(data, labels, reduction)
 
@@ -231,7 +229,7 @@ def _smoothed(
     weights = _filled(weight, 1)
     if is_divided(self.data):
         nll = aten.cross_entropy_loss(_scores(self), labels.classes, None, NONE, ignore_index)
-        nll = nll * _weights_of_rows(labels, weights, ignore_index)
+        nll = _weighted_rows(nll, labels, weights, ignore_index)
     else:
         nll = aten.nll_loss_nd(logp.filled(0), labels.classes, weights, NONE, ignore_index)
     uniform_loss = -_weighted(logp, weight).filled(0).sum(class_dim(self)) / _number_of_classes(self)
