@@ -79,6 +79,7 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
     what a functional collective returns holds the tensor as ``elem``
 43. inside ``_AutoDispatchBelowAutograd`` a write to a leaf that requires grad is neither recorded nor refused, also
     where a mode calls it again
+44. ``_free_unbacked_symbols_with_path`` finds the pending sizes (28) that are a size by themselves, not in a sum
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

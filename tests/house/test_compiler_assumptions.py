@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # which parts of the compiler expect to be there
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
 import masked_dispatch as md
@@ -24,6 +27,7 @@ from masked_dispatch.compiler_internals import (
     mark_dynamic,
     outside_of_graphs,
     pending_sizes,
+    sizes_to_be_found,
     uncompiled,
     under_compile,
     while_compiling,
@@ -433,3 +437,17 @@ def test_40_views_that_a_region_returns_are_made_by_one_function(monkeypatch: py
         assert base is x
         assert target.shape == (3, 2)
         assert not requires_grad
+
+
+def test_44_a_size_that_depends_on_data_is_found_where_it_stands_alone() -> None:
+    shapes = ShapeEnv()
+    with (
+        assumed("a size that depends on data is found where it stands alone, not in a sum"),
+        FakeTensorMode(shape_env=shapes) as mode,
+    ):
+        first, second = (mode.from_tensor(torch.ones(3)).nonzero() for _ in range(2))
+        pending = list(pending_sizes())
+        assert len(pending) == 2
+        assert sizes_to_be_found([first], pending) == {first.shape[0].node.expr}
+        assert sizes_to_be_found([first, second], pending) == set(pending)
+        assert sizes_to_be_found([torch.cat([first, second])], pending) == set()
