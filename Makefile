@@ -3,7 +3,7 @@
 #
 #   make demo                              the library on real data, in a few minutes
 #   make test                              the tests that take minutes
-#   make demo TORCH=torch==2.12.0          another torch, from then on: a version, a wheel, or a URL
+#   make demo TORCH=torch==2.15.0          another torch, from then on: a version, a wheel, or a URL
 #   make test PYTHON=python3.12            another Python
 
 PYTHON ?= python3
@@ -46,10 +46,10 @@ test-slow: $(INSTALLED)
 test-full: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-## make matrix      the tests with other releases of torch, each in an environment of its own; TORCHES="2.12.0 2.14.1"
-TORCHES ?= 2.14.1
+## make matrix      the tests with each release of torch in versions.py, in environments of their own; TORCHES="2.14.1"
+TORCHES ?= $(shell sed -n 's/^TESTED = (\(.*\))/\1/p' masked_dispatch/versions.py | tr -d '",')
 matrix:
-	for torch in $(TORCHES); do $(MAKE) test test-thorough VENV=.venv-torch-$$torch TORCH=torch==$$torch || exit 1; done
+	for torch in $(TORCHES); do $(MAKE) test VENV=.venv-torch-$$torch TORCH=torch==$$torch || exit 1; done
 
 ## make third-party every law on the operators of examples/third_party, a package of its own, installed
 third-party: $(INSTALLED)

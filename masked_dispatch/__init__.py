@@ -2,6 +2,7 @@
 
 From the ground up; a room imports from those above it in this list:
 
+versions.py               which releases of torch the library was tested with
 compiler_internals.py     private parts of torch's compiler, each assumption with a test
 distributed_internals.py  private parts of torch.distributed, likewise
 engine_internals.py       private parts of the autograd engine, and who calls, likewise
@@ -24,6 +25,7 @@ plot.py                   pictures of masks
 seeing/                   tracing where validity goes
 storage.py                choosing a storage layout
 testing.py                comparing masked tensors in tests
+assumptions/              checks of what is assumed of torch
 conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
 command_line/             the commands of python -m masked_dispatch
 __main__.py               python -m masked_dispatch
@@ -31,7 +33,10 @@ __main__.py               python -m masked_dispatch
 
 import typing as _typing
 
+import torch as _torch
+
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing, torchax
+from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
@@ -100,6 +105,11 @@ from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
+
+if _versions.is_untested(_torch.__version__):
+    from masked_dispatch.assumptions import at_import as _at_import
+
+    _at_import.check_untested()
 
 _library.install()
 _dispatch.install()

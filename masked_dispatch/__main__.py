@@ -1,4 +1,4 @@
-"""``python -m masked_dispatch``: what is installed, and a demonstration."""
+"""``python -m masked_dispatch``: what is installed, whether it works with this torch, and a demonstration."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from masked_dispatch.command_line import demonstration, installation
+from masked_dispatch.command_line import demonstration, doctor, installation
 
-EXIT_CODES = "exit codes: 0 all is well; 1 (demo) something did not come out as claimed; 2 an unknown command or option"
-EXAMPLES = {"info": "python -m masked_dispatch info --json", "demo": "python -m masked_dispatch demo"}
+EXIT_CODES = (
+    "exit codes: 0 all is well; 1 (doctor, demo) something does not hold, or did not come out as claimed; 2 an unknown "
+    "command or option"
+)
+EXAMPLES = {
+    "info": "python -m masked_dispatch info --json",
+    "doctor": "python -m masked_dispatch doctor",
+    "demo": "python -m masked_dispatch demo",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -24,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in (
         ("info", "versions, devices, the number of rules, and which optional libraries are there"),
+        ("doctor", "whether the library works with the torch that is installed, on every device, within a minute"),
         ("demo", "what the library does, in a few seconds and without any file; each part checks what it claims"),
     ):
         command = commands.add_parser(
@@ -41,6 +49,16 @@ def _info(as_json: bool) -> int:
     found = installation.info()
     print(_document("info", found) if as_json else installation.as_text(found))
     return 0
+
+
+def _doctor(as_json: bool) -> int:
+    done = []
+    for part in doctor.parts():
+        done.append(part)
+        if not as_json:
+            print(doctor.as_line(part), flush=True)
+    print(_document("doctor", doctor.as_document(done)) if as_json else doctor.verdict(done))
+    return 1 if any(part.broken for part in done) else 0
 
 
 def _demo(as_json: bool) -> int:
@@ -64,7 +82,7 @@ def _document(command: str, fields: dict[str, object]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     options = _parser().parse_args(argv)
-    return {"info": _info, "demo": _demo}[options.command](options.json)
+    return {"info": _info, "doctor": _doctor, "demo": _demo}[options.command](options.json)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""The module that uses private parts of torch's compiler (checked on torch 2.11–2.13).
+"""The module that uses private parts of torch's compiler.
 
-What it assumes has numbers in torch_internals.py, and tests in tests/house/test_compiler_assumptions.py.
+What it assumes has numbers in torch_internals.py, and checks in assumptions/compiler.py and assumptions/graphs.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -325,6 +327,18 @@ def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
         return True
     is_wrapper = torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
     return is_wrapper and not isinstance(tensor, FunctionalTensor)
+
+
+@contextlib.contextmanager
+def without_compiler_warnings() -> Iterator[None]:
+    """Without the lines that Dynamo logs where a graph ends."""
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 # How many dispatch modes are in force, such as that in which Dynamo runs what it compiles on fake tensors.

@@ -1,6 +1,6 @@
-"""The module that uses private parts of torch.distributed (checked on torch 2.11–2.13).
+"""The module that uses private parts of torch.distributed.
 
-What it assumes has numbers 32, 39, 41 and 42 in torch_internals.py, and tests in tests/house/test_torch_assumptions.py.
+What it assumes has numbers 32, 39, 41 and 42 in torch_internals.py, and checks in assumptions/distributed.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed
+from torch._ops import OpOverload
 from torch.nn.parallel import DistributedDataParallel
 
 if distributed.is_available():
@@ -48,6 +49,12 @@ def _waiting_work() -> Any:
             return super().get_future()
 
     return WaitingWork
+
+
+def collective_named(name: str) -> OpOverload | None:
+    """An operator of torch.distributed; None for one that this torch lacks."""
+    packet: Any = getattr(torch.ops.c10d, name, None)
+    return None if packet is None else packet.default
 
 
 def boxed_work(work: distributed.Work) -> Any:

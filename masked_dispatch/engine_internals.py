@@ -1,6 +1,6 @@
-"""The module that uses private parts of the autograd engine, and reads from the stack who calls (torch 2.11–2.13).
+"""The module that uses private parts of the autograd engine, and reads from the stack who calls.
 
-What it assumes has numbers in torch_internals.py, and tests in tests/house/test_engine_assumptions.py.
+What it assumes has numbers in torch_internals.py, and checks in assumptions/engine.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The module that uses torch's private dispatch machinery (checked on torch 2.11–2.13); of the compiler's,
-compiler_internals.py does, of the autograd engine's, engine_internals.py, and of torch.distributed's,
-distributed_internals.py.
+"""The module that uses torch's private dispatch machinery; of the compiler's, compiler_internals.py does, of the
+autograd engine's, engine_internals.py, and of torch.distributed's, distributed_internals.py.
 
-What they assume, each with a test of the same number in tests/house/test_torch_assumptions.py or,
-about the compiler and the engine, in test_compiler_assumptions.py and test_engine_assumptions.py beside it:
+What they assume of the releases in versions.py, each with a check of the same number in assumptions/:
 
  1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
     overload, above functorch, autocast and autograd, before CompositeImplicit operators decompose
@@ -80,6 +78,9 @@ about the compiler and the engine, in test_compiler_assumptions.py and test_engi
 43. inside ``_AutoDispatchBelowAutograd`` a write to a leaf that requires grad is neither recorded nor refused, also
     where a mode calls it again
 44. ``_free_unbacked_symbols_with_path`` finds the pending sizes (28) that are a size by themselves, not in a sum
+45. ``x[i] = v`` writes a tensor v by assignments (``index_put_``, ``copy_``, ``fill_``); a number it writes with
+    ``masked_fill_`` or ``index_fill_`` too, since 2.15
+46. the operators of torch.distributed are ``torch.ops.c10d``'s; since 2.15 gather_single calls one of its own
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

@@ -129,7 +129,14 @@ from op_registry.records.slices import (
     undivided_slices,
     valid_first_positions,
 )
-from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow, has_values, may_be_read
+from op_registry.records.tracing import (
+    being_traced,
+    computed_at_once,
+    gradients_may_flow,
+    has_values,
+    may_be_read,
+    under_transform,
+)
 from op_registry.records.validity import as_bool, as_int8, intersect, on_device_of, unite
 from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
@@ -279,6 +286,7 @@ __all__ = [
     "as_int8",
     "intersect",
     "on_device_of",
+    "under_transform",
     "unite",
     "aligned_validity",
     "broadcast_along",

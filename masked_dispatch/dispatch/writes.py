@@ -228,7 +228,8 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
             # In a graph memory has no address; what torch would refuse here it refuses in eager alone.
             in_memory = not being_traced(data_of(target))
-            if in_memory and (target.dtype is not result.dtype or shares_memory(target, args)):
+            others = [*args, *(other for other in outputs.values() if other is not target)]
+            if in_memory and (target.dtype is not result.dtype or shares_memory(target, others)):
                 check_outputs_on_meta(op, args, kwargs, outputs)
             check_fits(op, target, result)
             target.copy_(result)

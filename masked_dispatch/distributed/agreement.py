@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, distributed
 
-from masked_dispatch.distributed.transport import all_gather_single
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 
@@ -133,7 +132,7 @@ def exchange(group: distributed.ProcessGroup, mine: Description, device: torch.d
 def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.device) -> Tensor:
     """A row for each rank."""
     messages = torch.empty(group.size() * len(message), dtype=torch.uint8, device=device)
-    all_gather_single(messages, message.to(device), group=group)
+    distributed.all_gather_single(messages, message.to(device), group=group)
     return messages.cpu().view(group.size(), -1)
 
 

@@ -245,6 +245,24 @@ def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group:
     return finish
 
 
+def gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, root: int) -> Finish:
+    """On other ranks than `root`, the output is a placeholder of torch's."""
+    ranks, here = group.size(), group.rank() == root
+    fits = not here or output.numel() == ranks * tensor.numel()
+    problem = None if fits else sizes_do_not_fit("the output", output, "the input", tensor, ranks)
+    call = f"gather_into_tensor to rank {root} of the group"
+    everyone = start(group, call, [tensor], [output] if here else [], problem=problem)
+    send = functools.partial(Eager(group).gather, root=root)
+    arriving = moved([record_of(tensor)], any_partial(everyone), send)
+
+    def finish() -> None:
+        arrived = _split_by_rank(arriving, tensor.shape, ranks if here else 0)
+        if here:
+            write(output, stacked(arrived))
+
+    return finish
+
+
 def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: ProcessGroup, root: int) -> Finish:
     (output,) = outputs
     parts = list(inputs[0]) if group.rank() == root else []

@@ -22,7 +22,7 @@ from masked_dispatch.distributed import collectives as dense
 from masked_dispatch.distributed import point_to_point
 from masked_dispatch.distributed import sparse_collectives as sparse
 from masked_dispatch.distributed.works import work_for
-from masked_dispatch.distributed_internals import boxed_work, process_group_of
+from masked_dispatch.distributed_internals import boxed_work, collective_named, process_group_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
@@ -62,6 +62,7 @@ SERVED: dict[str, tuple[ByStorage, int | None]] = {
         None,
     ),
     "gather_": (GATHER, None),
+    "gather_into_tensor_": (ByStorage(dense.gather_into_tensor, sparse.gather_into_tensor), 0),
     "scatter_": (SCATTER, 0),
     "alltoall_": (ByStorage(dense.all_to_all, sparse.all_to_all), 0),
     "alltoall_base_": (ByStorage(dense.all_to_all_single, sparse.all_to_all_single), None),
@@ -146,8 +147,9 @@ def seeing_lists(
 def install() -> None:
     """Called once, when the package is imported."""
     for name, (collective, returned) in SERVED.items():
-        op = getattr(torch.ops.c10d, name).default
-        kernel_table.put(op, collective_kernel(op, collective, returned))
+        op = collective_named(name)
+        if op is not None:
+            kernel_table.put(op, collective_kernel(op, collective, returned))
     methods: Any = distributed.ProcessGroup
     for name, (collective, chosen) in _LISTS_OF_LISTS.items():
         setattr(methods, name, seeing_lists(getattr(methods, name), collective, chosen))

@@ -172,6 +172,13 @@ def write(target: Tensor, record: Sparse) -> None:
         target.copy_(wrap_sparse(record))
 
 
+def write_rows(target: Tensor, arrived: Sequence[Entries], form: Form) -> None:
+    """The rows of every rank, one after the other, into one tensor."""
+    parts: list[Tensor] = [wrap_sparse(rebuilt(entries, form)) for entries in arrived]
+    with torch.no_grad():
+        target.copy_(torch.cat(parts))
+
+
 def write_each(targets: Sequence[Tensor], arrived: Sequence[Entries], form: Form) -> None:
     for target, entries in zip(targets, arrived, strict=True):
         write(target, rebuilt(entries, form))
@@ -279,13 +286,7 @@ def all_gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup) 
     problem = problem_of_rows("the output", output, "the input", tensor, group.size())
     call = Call(group, "all_gather_into_tensor", [tensor], [output], problem=problem)
     arrived = call.from_all(call.transport.all_gather)
-
-    def finish() -> None:
-        parts: list[Tensor] = [wrap_sparse(rebuilt(entries, call.form())) for entries in arrived()]
-        with torch.no_grad():
-            output.copy_(torch.cat(parts))
-
-    return finish
+    return lambda: write_rows(output, arrived(), call.form())
 
 
 all_gather_into_tensor_coalesced = pair_by_pair(all_gather_into_tensor)
@@ -298,6 +299,22 @@ def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group:
     call = Call(group, f"gather to rank {root} of the group", inputs, targets, problem=problem)
     arrived = call.from_all(lambda data: call.transport.gather(data, root), here=mine)
     return lambda: write_each(targets, arrived(), call.form())
+
+
+def gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, root: int) -> Finish:
+    """On other ranks than `root`, the output is a placeholder of torch's."""
+    here = group.rank() == root
+    problem = problem_of_rows("the output", output, "the input", tensor, group.size()) if here else None
+    name = f"gather_into_tensor to rank {root} of the group"
+    call = Call(group, name, [tensor], [output] if here else [], problem=problem)
+    arrived = call.from_all(lambda data: call.transport.gather(data, root), here=here)
+
+    def finish() -> None:
+        entries = arrived()
+        if here:
+            write_rows(output, entries, call.form())
+
+    return finish
 
 
 def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: ProcessGroup, root: int) -> Finish:

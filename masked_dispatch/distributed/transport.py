@@ -18,11 +18,6 @@ from masked_dispatch.distributed_internals import Group
 Awaited = Callable[[], Tensor]
 
 
-# torch 2.13 renamed them.
-all_gather_single = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-reduce_scatter_single = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-
-
 class Transport(Protocol):
     """What reductions and movements need."""
 
@@ -64,11 +59,11 @@ class Eager:
 
     def reduce_scatter(self, data: Tensor, op: str) -> Awaited:
         out = data.new_empty(len(data) // self.ranks)
-        return awaited(reduce_scatter_single(out, data, op=_op(op), group=self.group, async_op=True), out)
+        return awaited(distributed.reduce_scatter_single(out, data, op=_op(op), group=self.group, async_op=True), out)
 
     def all_gather(self, data: Tensor) -> Awaited:
         out = data.new_empty(self.ranks * len(data))
-        work = all_gather_single(in_bytes(out), in_bytes(data), group=self.group, async_op=True)
+        work = distributed.all_gather_single(in_bytes(out), in_bytes(data), group=self.group, async_op=True)
         return awaited(work, out)
 
     def broadcast(self, data: Tensor, root: int) -> Awaited:

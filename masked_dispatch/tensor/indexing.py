@@ -1,12 +1,17 @@
-"""Assignment by index to sparse storage: ``x[0, 1:] = v``.
+"""Assignment by index: ``x[0, 1:] = v``.
 
-Torch writes through a view wherever a part of the index makes one (a number, a slice, ``...``, ``None``, an integer
-tensor without dimensions), and a pattern has no views. So such an index is converted to index tensors, with which torch
-assigns in one operator.
+Torch writes a number with an operator of its choice, from 2.15 on also with masked_fill_ and index_fill_, which never
+make an element valid when they are called by name. A tensor it writes with operators that assign, so a number is handed
+to it as one.
+
+To sparse storage it cannot write through a view, as it does wherever a part of the index makes one (a number, a slice,
+``...``, ``None``, an integer tensor without dimensions), because a pattern has no views. So such an index is converted
+to index tensors, with which torch assigns in one operator.
 """
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +20,13 @@ import torch
 from torch import Tensor
 
 from op_registry.records.tracing import being_traced
+
+_NUMBERS: Any = (numbers.Number, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def as_source(value: Any, target: Tensor) -> Any:
+    """A number as a tensor without dimensions, of the target's dtype and device, or torch's own error; else `value`."""
+    return torch.full((), value, dtype=target.dtype, device=target.device) if isinstance(value, _NUMBERS) else value
 
 
 def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) -> tuple[Tensor, ...] | None:

@@ -17,6 +17,7 @@ from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.conversions import converted
 from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.fills import checked_fill
+from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
 from masked_dispatch.tensor.mask_sharing import (
     GraphWrites,
@@ -363,6 +364,10 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         if self.grad is not None:
             copied.grad = copy.deepcopy(self.grad, memo)
         return copied
+
+    @never_compiled
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, as_source(value, self))
 
     def _stored_densely(self) -> MaskedTensor:
         # Overridden by sparse storage.

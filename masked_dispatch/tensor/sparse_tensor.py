@@ -15,7 +15,7 @@ from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, n
 from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.file_format import builder, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
-from masked_dispatch.tensor.indexing import as_index_tensors
+from masked_dispatch.tensor.indexing import as_index_tensors, as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
 from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
@@ -139,9 +139,9 @@ class SparseMaskedTensor(MaskedTensor):
     def _validity(self) -> Tensor | None:  # type: ignore[override]
         raise needs_dense_storage(self)
 
+    @never_compiled
     def __setitem__(self, index: object, value: object) -> None:
-        if isinstance(value, (int, float, complex)):  # in the tensor's dtype, or torch's own error
-            value = torch.full((), value, dtype=self.dtype, device=self.device)
+        value = as_source(value, self)
         if not isinstance(value, Tensor):
             super().__setitem__(index, value)  # type: ignore[index, assignment]
             return

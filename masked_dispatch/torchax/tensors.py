@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.dispatch.run_rule import has_masked
+from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -104,8 +105,7 @@ class OnJax(MaskedTensor):
 
     def __setitem__(self, index: Any, value: Any) -> None:  # type: ignore[override]
         positions = torch.arange(self.numel(), device=self.device).reshape(self.shape)[index]
-        if not isinstance(value, Tensor):
-            value = torch.full((), value, dtype=self.dtype, device=self.device)
+        value = as_source(value, self)
         while value.ndim > positions.ndim and value.shape[0] == 1:
             value = value[0]
         written = torch.index_put(self.reshape(-1), (positions,), value.to(self.dtype))

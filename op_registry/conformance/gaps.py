@@ -66,7 +66,6 @@ _AMPLIFIED = (
 
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
-    "aminmax": (Gap("P1", _CAST, "error 3"),),
     "complex": (Gap("P1", _CAST, "error 2"),),
     "cov": tuple(
         Gap(law, _NARROW_DIVISOR, f"{dtype} sample 37 {kind}")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import re
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
 import torch
 
 from masked_dispatch.__main__ import EXAMPLES, EXIT_CODES, main
-from masked_dispatch.command_line import demonstration, installation
+from masked_dispatch.assumptions.checks import Assumption
+from masked_dispatch.command_line import demonstration, doctor, installation
 from op_registry import registry
 
 
@@ -38,11 +41,11 @@ def test_info_says_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    requires = ["torch>=2.11", "torch; extra == 'one'", 'no-such-library>=1; python_version >= "3" and extra == "one"']
+    requires = ["torch>=2.13", "torch; extra == 'one'", 'no-such-library>=1; python_version >= "3" and extra == "one"']
     monkeypatch.setattr(installation.metadata, "requires", lambda _: requires)
-    assert installation.extras() == {"one": {"torch": torch.__version__, "no-such-library": None}}
+    assert installation.extras() == {"one": {"torch": metadata.version("torch"), "no-such-library": None}}
     main(["info"])
-    assert f"[one]             torch {torch.__version__}; missing: no-such-library\n" in capsys.readouterr().out
+    assert f"[one]             torch {metadata.version('torch')}; missing: no-such-library\n" in capsys.readouterr().out
 
 
 def test_sources_that_are_not_installed_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,3 +119,52 @@ def test_an_unknown_command_is_exit_code_2() -> None:
     with pytest.raises(SystemExit) as left:
         main(["information"])
     assert left.value.code == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- doctor
+
+
+def test_doctor_says_that_all_holds_or_what_to_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        doctor.Part("assumptions about torch", 49, "checks", (), 5.25),
+        doctor.Part("x[i] = v", 9, "assignments", (), 1.0),
+    ]
+    monkeypatch.setattr(doctor, "parts", lambda: iter(parts))
+    assert main(["doctor"]) == 0
+    version = installation.version_of("masked-dispatch")
+    assert capsys.readouterr().out == (
+        "assumptions about torch      49 checks      all hold       5.2 s\n"
+        "x[i] = v                      9 assignments all hold       1.0 s\n"
+        f"verdict: masked_dispatch {version} works with torch {torch.__version__}\n"
+    )
+    parts[1] = doctor.Part("x[i] = v", 9, "assignments", ("strided, eager: x[list] = a float: found 1\nmore",), 1.0)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "x[i] = v                      9 assignments 1 BROKEN       1.0 s\n  strided, eager: x[list] = a" in out
+    report = out.partition(f"verdict: masked_dispatch {version} does not work with torch {torch.__version__}; it ")[2]
+    assert report.startswith("was tested with 2.1")
+    assert report.endswith("\n  x[i] = v: strided, eager: x[list] = a float: found 1\n")
+    assert f"  python {platform.python_version()}, " in report
+    found = document(capsys, "doctor", exit_code=1)
+    assert (found["holds"], found["torch"]) == (False, torch.__version__)
+    assert [part["broken"] for part in found["parts"]] == [[], list(parts[1].broken)]
+
+
+def test_doctor_names_an_assumption_that_is_broken_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise AssertionError("found 2, expected 1")
+
+    fails.__module__ = "masked_dispatch.assumptions.engine"
+    monkeypatch.setattr(doctor, "ASSUMPTIONS", [Assumption(16, "the engine adds", fails, silent=True)])
+    part = next(doctor.parts())
+    assert (part.asked, part.broken) == (1, ("16. the engine adds: found 2, expected 1",))
+
+
+@pytest.mark.thorough
+def test_doctor_finds_nothing_broken_here() -> None:
+    parts = list(doctor.parts())
+    assert [part.broken for part in parts] == [()] * len(parts)
+    assert [part.title for part in parts[:3]] == ["assumptions about torch", "x[i] = v", "laws on cpu"]
+    assert all(part.asked > 19 for part in parts)

@@ -10,7 +10,7 @@ from repository import ROOT
 from shown_collectives import table
 
 # In the newest of the versions that are supported.
-NEW = {"all_gather_single", "reduce_scatter_single"}
+NEW = {"gather_into_tensor", "gather_single"}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

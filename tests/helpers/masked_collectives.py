@@ -282,6 +282,17 @@ def gathers(rank: int, ranks: int) -> None:
         all_same(outputs, [md.as_masked_tensor(plain_of_rank(r)) for r in range(ranks)])
 
 
+@check("gather_into_tensor")
+def gathers_into_tensor(rank: int, ranks: int) -> None:
+    if not hasattr(distributed, "gather_single"):  # since torch 2.15
+        return
+    for output in (buffer((3 * ranks, 5)), plain_buffer((ranks, 3, 5))):
+        distributed.gather_single(of_rank(rank), output if rank == 1 else None, 1)
+        expected = torch.stack(of_all(ranks)).view(output.shape)
+        if rank == 1:
+            same(output, expected if isinstance(output, md.MaskedTensor) else updated(expected))
+
+
 @check("scatter")
 def scatters(rank: int, ranks: int) -> None:
     parts = [of_rank(r, seed=7) for r in range(ranks)] if rank == 0 else None

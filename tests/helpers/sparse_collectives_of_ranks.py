@@ -26,7 +26,7 @@ from masked_collectives import (
     reduction,
     same,
 )
-from masked_dispatch.distributed import sparse_collectives, transport
+from masked_dispatch.distributed import sparse_collectives
 from masked_functional_collectives import deprecated
 from op_registry import MaskedSemanticsError
 from process_groups import Check
@@ -312,18 +312,18 @@ def bytes_on_the_wire(rank: int, ranks: int) -> None:
     n, seen = 512, 0
     generator = torch.Generator().manual_seed(rank)
     x: Any = md.masked_tensor(torch.randn(n, n), torch.rand(n, n, generator=generator) < 0.01).to_sparse()
-    gather = transport.all_gather_single
+    gather = distributed.all_gather_single
 
     def counted(out: Any, data: Any, **options: Any) -> Any:
         nonlocal seen
         seen += data.numel() * data.element_size()
         return gather(out, data, **options)
 
-    transport.all_gather_single = counted
+    distributed.all_gather_single = counted
     try:
         distributed.all_reduce(x)
     finally:
-        transport.all_gather_single = gather
+        distributed.all_gather_single = gather
     assert 0 < seen <= 0.05 * 4 * n * n
 
 

@@ -97,6 +97,12 @@ def gather(stored: Stored, rank: int, ranks: int) -> Case:
     return (stored(of_rank(rank, SHAPE)), outputs or None, 1), outputs, all_of(ranks) if rank == 1 else []
 
 
+def gather_into_tensor(stored: Stored, rank: int, ranks: int) -> Case:
+    output = stored(of_rank(90, (ROWS * ranks, SHAPE[1]))) if rank == 1 else None
+    whole = [torch.cat(all_of(ranks))] if rank == 1 else []
+    return (stored(of_rank(rank, SHAPE)), output, 1), [output] if rank == 1 else [], whole
+
+
 def scatter(stored: Stored, rank: int, ranks: int) -> Case:
     (output,) = several(stored, 1)
     parts = [stored(of_rank(r, SHAPE)) for r in range(ranks)] if rank == 0 else None
@@ -127,6 +133,8 @@ CASES: dict[str, Callable[[Stored, int, int], Case]] = {
     "all_to_all_single": all_to_all_single,
     "broadcast": broadcast,
     "gather": gather,
+    "gather_into_tensor": gather_into_tensor,
+    "gather_single": gather_into_tensor,
     "reduce": reduce,
     "reduce_scatter": reduce_scatter,
     "reduce_scatter_single": reduce_scatter_tensor,

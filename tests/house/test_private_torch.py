@@ -1,5 +1,5 @@
-"""Private torch is used in the modules of masked_dispatch called …_internals.py, whose assumptions have tests, or
-listed here.
+"""Private torch is used in the modules of masked_dispatch called …_internals.py, in masked_dispatch/assumptions, which
+checks what these assume, or listed here.
 
 Found in the sources: names in torch with a component that begins with an underscore (``torch._C``, ``from torch._ops
 import``, ``"torch._dynamo"`` as text), and private attributes of tensors, operators and schemas.
@@ -22,6 +22,7 @@ EXEMPT = (
     "masked_dispatch/compiler_internals.py",
     "masked_dispatch/distributed_internals.py",
     "masked_dispatch/engine_internals.py",
+    "masked_dispatch/assumptions/",
     "op_registry/conformance/",
 )
 

@@ -229,6 +229,7 @@ def test_a_window_of_padding_alone_is_torchs_own():
     assert mask.tolist() == [[[True, False, True, True, True]]]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 def test_padding_by_name_is_no_element():
     x = Dense(torch.tensor([[[math.nan, 1.0, 2.0]]]), torch.tensor([[[0, 1, 1]]], dtype=torch.int8))
     for op in (aten.conv1d.padding, aten._convolution_mode.default):

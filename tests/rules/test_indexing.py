@@ -166,6 +166,7 @@ def test_masked_scatter():
 # -------------------------------------------------------------------------------------------------------- accumulation
 
 
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter with Tensor src is deprecated:UserWarning")
 def test_accumulation_by_index():
     x = masked([1.0, nan, nan, 4.0], [T, F, F, T])
     source = masked([10.0, nan, 30.0, nan], [T, F, T, F])

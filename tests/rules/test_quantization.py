@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_pinned_memory_needs_an_accelerator_as_in_torch() -> None:
         assert x.pin_memory().is_pinned()
         assert x.pin_memory().get_mask().equal(KNOWN)
         return
-    with pytest.raises(RuntimeError, match="accelerator"):
+    with pytest.raises(RuntimeError) as plain:
         DATA.pin_memory()
-    with pytest.raises(RuntimeError, match="accelerator"):
+    with pytest.raises(RuntimeError, match=re.escape(str(plain.value))):
         x.pin_memory()

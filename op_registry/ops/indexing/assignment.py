@@ -31,6 +31,7 @@ from op_registry.authoring import (
     offset_within_data,
     on_device_of,
     run_movement,
+    under_transform,
     valid_in_all,
     validity_in_strides_of_data,
 )
@@ -103,7 +104,11 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
     """Every form of index_put: assignment, or the sum of valid contributions and self where it is valid."""
     safe, add_slot, drop_slot = redirect_invalid(x, indices)
 
+    chosen = chosen_by(safe, x.data) if values.data.numel() == 1 and not accumulate and under_transform() else None
+
     def put(target: Tensor, source: Tensor) -> Tensor:
+        if chosen is not None:
+            return torch.where(chosen, source.reshape(()), target)
         return drop_slot(op(add_slot(target), safe, source, accumulate, *options))
 
     if accumulate:
@@ -116,6 +121,20 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
     if x.validity is None and values.validity is None:
         return Dense(data)
     return Dense(data, put(as_int8(full_mask(x)), as_int8(ones_or(values.validity, values.data))))
+
+
+def chosen_by(indices: Sequence[Tensor | None], target: Tensor) -> Tensor | None:
+    """What one boolean index chooses, as a mask that broadcasts to `target`; None for any other indices.
+
+    vmap cannot batch over such an index, whose number of writes depends on data, where it can select.
+    """
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) != 1 or given[0][1].dtype not in (torch.bool, torch.uint8):
+        return None
+    ((dim, index),) = given
+    if index.shape != target.shape[dim : dim + index.ndim]:
+        return None
+    return as_bool(index).reshape(*index.shape, *[1] * (target.ndim - dim - index.ndim))
 
 
 def ones_or(validity: Tensor | None, data: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ amax = extreme(aten.amax, aten.max.default, identity=lowest)
 amin = extreme(aten.amin, aten.min.default, identity=highest)
 
 
-@masked_slices(aten.aminmax, category=REDUCTION, slices=Slices())
+@masked_slices(aten.aminmax, category=REDUCTION, slices=Slices(), exact_out=True)
 def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Minimum and maximum. They need different fills, so each is a reduction of its own."""
     if x.dtype.is_complex:

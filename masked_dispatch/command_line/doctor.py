@@ -1,0 +1,149 @@
+"""Whether the library works with the torch that is installed: assumptions, assignments, a sample of the laws."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from masked_dispatch.assumptions import assignments, compiler, dispatch, distributed, engine, graphs
+from masked_dispatch.assumptions.checks import ASSUMPTIONS, broken_among
+from masked_dispatch.command_line import installation
+from masked_dispatch.compiler_internals import without_compiler_warnings
+from masked_dispatch.conformance_subject import eager
+from masked_dispatch.versions import TESTED
+from op_registry.conformance import check
+from op_registry.conformance.devices.comparison import findings
+from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.samples import overload_named
+
+MODULES = (dispatch, engine, distributed, compiler, graphs)
+# What torch writes with operators of its own choice, and what is easily lost; the tests try the other values too.
+VALUES = ("a float", "an invalid scalar")
+# CSC and BSR are written to by the rule of CSR, compiled sparse storage by the one of eager mode, in seconds each.
+TARGETS = tuple(target for target in assignments.TARGETS if target not in ("csc", "bsr"))
+COMPILED = ("plain", "strided")
+LAWS = ("P1", "P2", "P3", "P5", "P8")
+# One or two of each family. Their samples come from their schemas, so that nothing but torch is needed.
+OPERATORS = (
+    "add.Tensor", "exp.default", "where.self", "masked_fill.Scalar", "sum.dim_IntList", "mean.dim",
+    "amax.default", "argmax.default", "median.dim", "cumsum.default", "sort.default", "_softmax.default", "mm.default",
+    "linear.default", "cat.default", "view.default", "transpose.int",
+    "select.int", "avg_pool2d.default", "mse_loss.default",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of the examination has found.
+
+    title    what was asked of
+    asked    how many things were
+    unit     what these are
+    broken   a line for each that does not hold
+    seconds  how long it took
+    """
+
+    title: str
+    asked: int
+    unit: str
+    broken: tuple[str, ...]
+    seconds: float
+
+
+def parts() -> Iterator[Part]:
+    """Every part, as it is done."""
+    yield _timed("assumptions about torch", "checks", _assumptions)
+    yield _timed("x[i] = v", "assignments", _assignments)
+    yield _timed("laws on cpu", "operators", _laws)
+    for device in other_devices():
+        yield _timed(f"laws on {device}", "operators", functools.partial(_compared, device))
+
+
+def _timed(title: str, unit: str, examine: Callable[[], tuple[int, list[str]]]) -> Part:
+    start = time.perf_counter()
+    with warnings.catch_warnings(), without_compiler_warnings():
+        warnings.simplefilter("ignore")
+        asked, broken = examine()
+    return Part(title, asked, unit, tuple(broken), time.perf_counter() - start)
+
+
+def other_devices() -> list[torch.device]:
+    """The accelerators of this machine, one of each kind."""
+    kinds = [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())]
+    kinds.append(("xpu", torch.xpu.is_available()))
+    return [torch.device(kind) for kind, there in kinds if there]
+
+
+def _assumptions() -> tuple[int, list[str]]:
+    names = {module.__name__ for module in MODULES}
+    examined = [assumption for assumption in ASSUMPTIONS if assumption.run.__module__ in names]
+    return len(examined), broken_among(examined)
+
+
+def _assignments() -> tuple[int, list[str]]:
+    done = [
+        assignments.tried(mode, target, VALUES)
+        for mode in assignments.MODES
+        for target in TARGETS
+        if mode != "compiled" or target in COMPILED
+    ]
+    return sum(tried.calls for tried in done), [line for tried in done for line in tried.wrong]
+
+
+def _laws() -> tuple[int, list[str]]:
+    broken = []
+    for name in OPERATORS:
+        verdict = check(f"aten.{name}", subject=f"{eager.__module__}:eager", laws=LAWS, most=1)
+        broken += [f"{a.operator}: {a}" for a in verdict.answers if a.decision in ("broken", "undecided")]
+    return len(OPERATORS), broken
+
+
+def _compared(device: torch.device) -> tuple[int, list[str]]:
+    """Values, masks and gradients there against those of the CPU."""
+    found = [f for n in OPERATORS for f in findings(RegisteredOperator(overload_named(f"aten.{n}")), device, eager)]
+    return len(OPERATORS), [f"{f.entry}, {f.what}: {f.reason}" for f in found if f.status == "different"]
+
+
+def about() -> dict[str, Any]:
+    """What a report has to name."""
+    return {
+        "masked_dispatch": installation.version_of(installation.DISTRIBUTION) or "not installed",
+        "torch": torch.__version__,
+        "tested": list(TESTED),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": installation.devices(),
+    }
+
+
+def as_document(done: list[Part]) -> dict[str, Any]:
+    """The whole examination as values."""
+    return {**about(), "holds": not any(part.broken for part in done), "parts": [asdict(part) for part in done]}
+
+
+def as_line(part: Part) -> str:
+    """One part in a line, and below it what is broken."""
+    verdict = f"{len(part.broken)} BROKEN" if part.broken else "all hold"
+    lines = [f"{part.title:26}{part.asked:5} {part.unit:12}{verdict:12}{part.seconds:6.1f} s"]
+    return "\n".join([*lines, *(f"  {line}" for line in part.broken)])
+
+
+def verdict(done: list[Part]) -> str:
+    """What to make of it: that it works, or the lines to report."""
+    facts = about()
+    if not any(part.broken for part in done):
+        return f"verdict: masked_dispatch {facts['masked_dispatch']} works with torch {facts['torch']}"
+    report = [
+        f"verdict: masked_dispatch {facts['masked_dispatch']} does not work with torch {facts['torch']}; it was tested "
+        f"with {', '.join(TESTED)}. Install one of these, and please report the lines from here on:",
+        f"  python {facts['python']}, {facts['system']}, {', '.join(facts['devices'])}",
+        *(f"  {part.title}: {line.splitlines()[0]}" for part in done for line in part.broken),
+    ]
+    return "\n".join(report)

@@ -1,0 +1,17 @@
+"""Which releases of torch the library was tested with; README, the site, pyproject.toml and `make matrix` follow."""
+
+from __future__ import annotations
+
+import re
+
+# From the oldest that pyproject.toml admits to the newest.
+TESTED = ("2.13.0", "2.14.1", "2.15.0")
+
+
+def is_untested(version: str) -> bool:
+    """Whether a torch is newer than the newest that was tested: 2.16.0, or 2.16.0a0+git1234."""
+    return _release(version) > _release(TESTED[-1])
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])

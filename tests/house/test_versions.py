@@ -1,0 +1,119 @@
+"""Which releases of torch were tested stands in masked_dispatch/versions.py, and what a newer one meets at import."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from masked_dispatch.assumptions import at_import
+from masked_dispatch.assumptions.at_import import UntestedTorchWarning, check_untested
+from masked_dispatch.assumptions.checks import ASSUMPTIONS, Assumption
+from masked_dispatch.versions import TESTED, is_untested
+from repository import ROOT
+
+OLDEST, NEWEST = TESTED[0], TESTED[-1]
+SHORT = OLDEST.rpartition(".")[0]
+# A torch that calls itself newer; and one whose engine is entered by another function.
+NEWER = "import torch; torch.__version__ = '99.1.0'\n"
+BROKEN = NEWER + (
+    "from torch.autograd import graph\n"
+    "engine = graph._engine_run_backward\n"
+    "graph._engine_run_backward = lambda *args, **kwargs: engine(*args, **kwargs)\n"
+)
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/index.md"])
+def test_pages_name_these_versions(file: str) -> None:
+    text = " ".join((ROOT / file).read_text(encoding="utf-8").split())
+    assert f"torch ≥ {SHORT}" in text
+    assert ", ".join(TESTED[:-1]) + f" and {NEWEST}" in text
+
+
+def test_the_distribution_and_make_admit_these_versions() -> None:
+    assert f'dependencies = ["torch>={SHORT}"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pinned = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(pinned) <= set(TESTED)
+    shown = subprocess.run(["make", "--dry-run", "matrix"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"for torch in {' '.join(TESTED)};" in shown.stdout
+
+
+def test_untested_is_what_is_newer_than_the_newest() -> None:
+    assert [v for v in (*TESTED, f"{NEWEST}+cu132", "2.9.1", "2.15.0a0+git12") if is_untested(v)] == []
+    assert [v for v in ("2.15.1", "2.16.0a0+git12", "3.0.0") if not is_untested(v)] == []
+
+
+def test_an_untested_torch_warns_once_and_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    with pytest.warns(UntestedTorchWarning) as warned:
+        check_untested()
+    assert [str(w.message) for w in warned] == [
+        f"masked_dispatch was tested with torch {OLDEST} to {NEWEST}, and this is 99.1.0. `python -m masked_dispatch "
+        "doctor` tells within a minute whether they work together."
+    ]
+
+
+def test_a_torch_that_would_give_wrong_results_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise AssertionError("torch 99.1.0 no longer holds that x")
+
+    check = Assumption(7, "x is so", fails, silent=True)
+    fails.__module__ = "masked_dispatch.assumptions.dispatch"
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    monkeypatch.setattr(at_import, "ASSUMPTIONS", [*ASSUMPTIONS, check])
+    with pytest.raises(ImportError) as refused:
+        check_untested()
+    assert str(refused.value) == (
+        "masked_dispatch does not work with torch 99.1.0: masks and gradients would be wrong without an error. It was "
+        f"tested with torch {OLDEST} to {NEWEST}. What it relies on and no longer holds:\n"
+        "  7. x is so: torch 99.1.0 no longer holds that x\n"
+        "Install one of these releases of torch, or a newer masked_dispatch. `python -m masked_dispatch doctor` "
+        "examines the rest."
+    )
+
+
+def test_the_command_that_examines_torch_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_import, "broken", lambda: ["everything"])
+    monkeypatch.setattr(sys, "argv", ["-m", "doctor", "--json"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "masked_dispatch", "doctor", "--json"])
+    with warnings.catch_warnings(record=True) as caught:
+        check_untested()
+    assert caught == []
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "another", "doctor"])
+    with pytest.raises(ImportError, match="everything"):
+        check_untested()
+
+
+def imported(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", f"{program}import masked_dispatch"], capture_output=True, text=True)
+
+
+@pytest.mark.thorough
+def test_import_warns_or_refuses() -> None:
+    warned = imported(NEWER)
+    assert warned.returncode == 0
+    assert warned.stderr.count("UntestedTorchWarning") == 1
+    refused = imported(BROKEN)
+    assert refused.returncode == 1
+    assert "ImportError: masked_dispatch does not work with torch 99.1.0" in refused.stderr
+    assert "  16. what the engine calls has its function below: torch 99.1.0 no longer holds that" in refused.stderr
+
+
+@pytest.mark.thorough
+def test_what_is_asked_at_import_takes_a_tenth_of_a_second() -> None:
+    program = (
+        "import time, masked_dispatch\n"
+        "before = set(__import__('sys').modules)\n"
+        "start = time.process_time()\n"
+        "from masked_dispatch.assumptions import at_import\n"
+        "assert at_import.broken() == []\n"
+        "print(time.process_time() - start, *sorted(set(__import__('sys').modules) - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    seconds, *loaded = done.stdout.split()
+    assert float(seconds) < 0.1
+    assert [name for name in loaded if not name.startswith("masked_dispatch.assumptions")] == []

@@ -1,0 +1,73 @@
+"""``x[i] = v`` assigns, in every spelling: index, value, target, mode (masked_dispatch/assumptions/assignments.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import masked_dispatch as md
+from masked_dispatch.assumptions.assignments import INDICES, MODES, TARGETS, VALUES, tried
+
+# Where a transform or a whole graph runs, a tensor that stores no mask cannot get one by a write through a view. In a
+# graph that is refused with all that stands beside it, for both masked scalars.
+REFUSED = {(mode, "strided, all valid"): calls for mode, calls in (("vmap", 22), ("grad", 22), ("compiled", 44))}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_value_is_assigned(target: str) -> None:
+    found = tried("eager", target)
+    assert (found.calls, found.refused, found.wrong) == (len(VALUES) * len(INDICES), (), ())
+
+
+@pytest.mark.parametrize("target", ["plain", "strided", "coo"])
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_number_is_assigned_in_every_mode(mode: str, target: str) -> None:
+    found = tried(mode, target, ["a float"])
+    assert (found.calls, found.refused, found.wrong) == (len(INDICES), (), ())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_every_value_is_assigned_in_every_mode(mode: str, target: str) -> None:
+    found = tried(mode, target)
+    assert found.wrong == ()
+    assert len(found.refused) == REFUSED.get((mode, target), 0)
+
+
+def test_a_wrong_assignment_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled(x: md.MaskedTensor, index: object, value: object) -> None:
+        torch.Tensor.__setitem__(x, index, value)
+        x.mask_with(torch.zeros((), dtype=torch.bool))
+        x.fill_(0.5)
+
+    monkeypatch.setattr(md.MaskedTensor, "__setitem__", filled)
+    found = tried("eager", "strided", ["a float"])
+    assert len(found.wrong) > 20
+    assert found.wrong[0].startswith("strided, eager: x[integer] = a float: found masked_tensor([[0.5000, ")
+
+
+@pytest.mark.parametrize("fill", [lambda x, m: x.masked_fill_(m, -1.0), lambda x, m: x.masked_fill(m, -1.0)])
+def test_filling_by_name_is_elementwise(fill) -> None:
+    x = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    assert fill(x, torch.tensor([True, True, False])).get_mask().tolist() == [True, False, True]
+    assert x.index_fill(0, torch.tensor([1]), -1.0).get_mask().tolist() == [True, False, True]
+    assert x.index_fill_(0, torch.tensor([1]), -1.0).get_mask().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_sparse()])
+def test_a_number_that_the_dtype_cannot_hold_is_refused_as_in_torch(stored) -> None:
+    x = stored(md.masked_tensor(torch.ones(3, dtype=torch.int8), torch.tensor([True, False, True])))
+    with pytest.raises(RuntimeError, match="value cannot be converted to type int8"):
+        x[[0]] = 300
+
+
+def test_a_boolean_that_depends_on_the_batch_is_assigned_to_under_vmap() -> None:
+    x = md.masked_tensor(torch.ones(2, 3), torch.tensor([[True, False, True], [False, False, True]]))
+
+    def imputed(row: md.MaskedTensor) -> md.MaskedTensor:
+        row = row.clone()
+        row[~row.get_mask()] = 0.0
+        return row
+
+    assert md.functional.vmap(imputed)(x).tolist() == [[1, 0, 1], [0, 0, 1]]
