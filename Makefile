@@ -20,7 +20,7 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: help demo test test-thorough test-slow test-full matrix third-party wheel conformance compiled
+.PHONY: help demo test matrix third-party wheel conformance compiled
 .PHONY: lint types docs bench coverage format clean
 
 help:
@@ -30,21 +30,10 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.demo
 
-## make test        the tests that take minutes altogether: every operator, storage and page
+## make test        the fast tests: 2.5 minutes. TIER=thorough: those that compile much, start processes or try a law many
+##                  times, 10 minutes; TIER=slow: more than an hour. PART=K/N: every N-th of them
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not thorough and not slow"
-
-## make test-thorough  those that compile much, start processes or try a law many times; a change has to pass both
-test-thorough: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not slow"
-
-## make test-slow   the slow tests, which take more than an hour; PART=K/N: every N-th of them
-test-slow: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow $(if $(PART),--part $(PART))
-
-## make test-full   every test
-test-full: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(TIER),tests/$(TIER)) $(if $(PART),--part $(PART))
 
 ## make matrix      the tests with each release of torch in versions.py, in environments of their own; TORCHES="2.14.1"
 TORCHES ?= $(shell sed -n 's/^TESTED = (\(.*\))/\1/p' masked_dispatch/versions.py | tr -d '",')

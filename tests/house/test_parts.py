@@ -1,0 +1,37 @@
+"""Which parts of the long tests a commit gets (.ci/parts.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+
+from op_registry.conformance.part import part
+from repository import ROOT
+
+RUN = (ROOT / ".ci/run").read_text(encoding="utf-8")
+DRAWN = [(name, int(pieces)) for name, pieces in re.findall(r"\$\(part (\w+) (\d+)\)", RUN)]
+spec = importlib.util.spec_from_file_location("parts", ROOT / ".ci/parts.py")
+assert spec is not None
+assert spec.loader is not None
+parts = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(parts)
+
+
+def test_all_parts_get_drawn() -> None:
+    assert DRAWN == [("thorough", 3), ("slow", 48), ("conformance", 48), ("compiled", 48)]
+    commits = [f"{number:040x}" for number in range(1000)]
+    for name, pieces in DRAWN:
+        turns = Counter(parts.drawn(name, pieces, commit) for commit in commits)
+        assert set(turns) == {f"{number}/{pieces}" for number in range(pieces)}
+        assert max(turns.values()) < 3 * 1000 / pieces
+
+
+def test_a_commit_gets_the_same_parts_again_and_other_ones_for_other_names() -> None:
+    assert parts.drawn("slow", 48, "a" * 40) == parts.drawn("slow", 48, "a" * 40)
+    assert len({parts.drawn(name, 48, "a" * 40) for name in ("slow", "conformance", "compiled")}) > 1
+
+
+def test_every_test_is_in_one_part() -> None:
+    items = list(range(100))
+    assert sorted(item for k in range(3) for item in items[part(f"{k}/3")]) == items
