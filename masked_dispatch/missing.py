@@ -110,8 +110,9 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     mask, values = mask_of(x), filled(x)
     last, following = _last_valid(mask, dim), _next_valid(mask, dim)
     steps = x.shape[dim]
-    share = (_positions(x, dim) - last) / (following - last).clamp(min=1)
-    share = share.to(x.dtype)
+    # In the dtype of the values: integers divide to the default dtype, which may have fewer digits.
+    precise = torch.promote_types(x.dtype, torch.float32)
+    share = ((_positions(x, dim) - last).to(precise) / (following - last).clamp(min=1)).to(x.dtype)
     before = values.gather(dim, last.clamp(min=0))
     after = values.gather(dim, following.clamp(max=max(steps - 1, 0)))
     between = before * (1 - share) + after * share

@@ -87,11 +87,26 @@ class Structure:
             values = values.reshape(*self.pieces[1].shape, *values.shape[1:])
         return self.layout.torch_tensor(self.pieces, values, self.size, self.coalesced)
 
-    def element_by_element(self, dense: int) -> Structure:
-        """The same elements in COO, with `dense` dense dimensions."""
+    def element_by_element(self, dense: int, listed: Tensor | None = None) -> Structure:
+        """The same elements in COO, with `dense` dense dimensions; or those at the positions `listed` alone."""
         coordinates = self.pattern().coordinates()
         assert len(coordinates) + dense == len(self.size)
+        if listed is not None:
+            each = math.prod(self.block or ())
+            coordinates = tuple(along.reshape(-1, each)[listed].flatten() for along in coordinates)
         return Structure(COO, self.size, COO.pieces_of(coordinates, self.sparse_sizes))
+
+    def first_of_each(self) -> Tensor | None:
+        """Of each coordinate the first value that is listed for it, as positions; None where none is listed twice."""
+        pattern = self.pattern()
+        if being_traced(self.pieces[0]) or pattern.layout.lists_in_order(pattern.pieces, pattern.listed_sizes()):
+            return None
+        place = pattern.listed_positions()
+        listed, number = place.unique(return_inverse=True)
+        if len(listed) == len(place):
+            return None
+        positions = torch.arange(len(place), device=place.device)
+        return positions.new_empty(len(listed)).scatter_reduce(0, number, positions, "amin", include_self=False)
 
 
 def structure_of(tensor: Tensor) -> Structure:
@@ -144,6 +159,10 @@ class FromTorchSparse(torch.autograd.Function):
         if grad is None:
             return None, None
         structure = ctx.structure
+        once = structure.first_of_each()
+        if once is not None:  # what contributes to one element has its gradient, which may be listed once
+            grad = grad[once] if structure.block is None else grad[once].flatten(0, 2)
+            structure = structure.element_by_element(ctx.dense_dims, once)
         as_csr = structure.layout == CSR and not structure.batch and not ctx.dense_dims
         if ctx.is_leaf and structure.layout != COO and not as_csr:
             # torch can accumulate into a .grad that is COO or two-dimensional CSR, and accepts COO for any layout.

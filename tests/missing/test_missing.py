@@ -18,6 +18,7 @@ from door_samples import FLOATS, INTEGERS, masked, same, shapes
 from masked_dispatch import interop, missing
 
 T, F = True, False
+N = float("nan")
 X = md.masked_tensor([[1.0, float("nan"), 3.0], [4.0, 5.0, float("nan")]], [[T, F, T], [T, T, F]])
 DTYPES = (torch.bool, *INTEGERS, torch.float16, torch.bfloat16, *FLOATS, torch.complex64)
 
@@ -266,3 +267,20 @@ def test_pad_stack_gives_its_parts_back(tensors: list[md.MaskedTensor]) -> None:
     assert int(stack.count()) == sum(int(x.count()) for x in tensors)
     for part, x in zip(stack, tensors, strict=True):
         same(part[: x.shape[0], : x.shape[1]], x)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_weights_of_an_interpolation_have_the_digits_of_the_values(dtype: torch.dtype, default: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        data = torch.tensor([1, N, N, 2, N, N, N, N, 1_700_000_000.25], dtype=torch.float64).to(dtype)
+        found = missing.interpolate(md.from_nan(data), 0).to_tensor(0)
+    finally:
+        torch.set_default_dtype(before)
+    step = (1_700_000_000.25 - 2) / 5
+    exact = torch.tensor(
+        [1, 4 / 3, 5 / 3, 2, *(2 + k * step for k in range(1, 5)), 1_700_000_000.25], dtype=torch.float64
+    )
+    torch.testing.assert_close(found, exact.to(dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)

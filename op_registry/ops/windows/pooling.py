@@ -88,8 +88,8 @@ def averaged(
 
 
 def whole(mean: Tensor, to_integer: Callable[[Tensor], Tensor] = torch.trunc) -> Tensor:
-    """A mean of integers as an integer: rounding may have put it just below a whole number."""
-    return to_integer(mean * (1 + 1e-6))
+    """A mean of integers as an integer: three roundings may have put it just below a whole number."""
+    return to_integer(mean * (1 + 4 * torch.finfo(mean.dtype).eps))
 
 
 @masked_rule(aten.avg_pool1d.default, category=POOLING)
