@@ -35,6 +35,7 @@ def distribute(
     from torch.distributed.tensor import distribute_tensor
 
     check("distribute", tensor)
+    check_placements("distribute", tensor, placements)
     detached: Any = tensor.detach()
     placed: Any = alike(lambda part: distribute_tensor(part, device_mesh, placements), detached)
     placed.requires_grad_(tensor.requires_grad)
@@ -48,6 +49,7 @@ def from_local(
     from torch.distributed.tensor import DTensor
 
     check("from_local", tensor)
+    check_placements("from_local", tensor, placements)
     return alike(lambda part: DTensor.from_local(part, device_mesh, placements), tensor)
 
 
@@ -62,6 +64,7 @@ def redistribute(
 ) -> MaskedTensor:
     """A masked tensor of distributed tensors, placed otherwise, as `DTensor.redistribute`: differentiable."""
     check_distributed("redistribute", tensor)
+    check_placements("redistribute", tensor, placements)
     return alike(lambda part: part.redistribute(device_mesh, placements), tensor)
 
 
@@ -106,6 +109,18 @@ def check(call: str, tensor: Tensor) -> None:
             f"masked_dispatch.distributed.{call} of a tensor of shape {tuple(tensor.shape)} that is stored as "
             f"{tensor.storage_layout}: distributed tensors are stored densely. Pass x.to_dense()."
         )
+
+
+def check_placements(call: str, tensor: Tensor, placements: Sequence[Placement] | None) -> None:
+    """Raise for a placement that stands for a sum of what the ranks have: of masks there is none."""
+    for dim, placement in enumerate(placements or ()):
+        if placement.is_partial():
+            raise MaskedSemanticsError(
+                f"masked_dispatch.distributed.{call} of a tensor of shape {tuple(tensor.shape)} with {placement!r} "
+                f"along dimension {dim} of the mesh: a mask has no partial sums. Combine what the ranks have first, "
+                "torch.distributed.all_reduce(x), where an element that is valid on one rank stays valid; the result is "
+                "Replicate()."
+            )
 
 
 def check_distributed(call: str, tensor: MaskedTensor) -> None:
