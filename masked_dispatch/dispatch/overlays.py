@@ -34,5 +34,6 @@ def overlays_of_caller(depth: int) -> contextlib.AbstractContextManager[None]:
     """For the kernel `depth` frames up: the overlays of the node whose formula called it, else the current ones."""
     if not registry.ever_overlaid or engine_run() < 0 or not called_by_engine(depth + 1):
         return _CURRENT_OVERLAYS
-    remembered: Scope = current_node().metadata.get(_KEY, ())
+    node = current_node()  # none in what the engine calls after a node, such as DistributedDataParallel's reducer
+    remembered: Scope = () if node is None else node.metadata.get(_KEY, ())
     return registry.within(remembered)

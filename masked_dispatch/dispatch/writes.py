@@ -16,7 +16,7 @@ from masked_dispatch.dispatch.overlap import OverlapCheck
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
-from masked_dispatch.engine_internals import called_by_engine, engine_run
+from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -57,6 +57,10 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
         target = args[0]
         if assigns and not isinstance(args[1], Tensor):  # x.copy_(1.0)
             args = (target, torch.full((), args[1], device=target.device), *args[2:])
+        if assigns and engine_run() >= 0 and called_by_engine(1):
+            args = (target, as_gradient_for(target, args[1]), *args[2:])
+            if not has_masked(args):
+                return redispatch(op, keyset, args, kwargs)
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
             if target.device.type != "meta":
@@ -85,6 +89,19 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
         return target
 
     return kernel
+
+
+def as_gradient_for(target: Tensor, source: Tensor) -> Tensor:
+    """What the engine writes of a gradient into memory of another kind, as DistributedDataParallel's reducer does.
+
+    In plain memory, such as the reducer's buckets, absent is 0. What comes back from there after the last node, into
+    the gradient of a masked parameter, is masked as that is.
+    """
+    if not isinstance(target, MaskedTensor):
+        return source.to_tensor(0) if isinstance(source, MaskedTensor) else source
+    if type(target) is MaskedTensor and not isinstance(source, MaskedTensor) and current_node() is None:
+        return wrap(source, target._validity)
+    return source
 
 
 # torch neither records these nor refuses them for a leaf that requires grad.

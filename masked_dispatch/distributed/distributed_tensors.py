@@ -118,8 +118,8 @@ def check_placements(call: str, tensor: Tensor, placements: Sequence[Placement] 
             raise MaskedSemanticsError(
                 f"masked_dispatch.distributed.{call} of a tensor of shape {tuple(tensor.shape)} with {placement!r} "
                 f"along dimension {dim} of the mesh: a mask has no partial sums. Combine what the ranks have first, "
-                "torch.distributed.all_reduce(x), where an element that is valid on one rank stays valid; the result is "
-                "Replicate()."
+                "torch.distributed.all_reduce(x), where an element that is valid on one rank is valid, and place the "
+                "result with Replicate()."
             )
 
 

@@ -87,6 +87,17 @@ def curve(rank: int, ranks: int) -> None:
         assert torch.equal(weight.get_mask(), MASK)
 
 
+@check("gradients keep their masks on the way through buckets, also after a scope of windows")
+def gradients_in_buckets(rank: int, ranks: int) -> None:
+    with md.windows("padding"):
+        pass
+    module = DistributedDataParallel(Holes())
+    module(torch.ones(4, 3, dtype=torch.float64)).square().mean().to_tensor(0.0).backward()
+    grad = module.module.weight.grad
+    assert md.is_masked_tensor(grad)
+    assert torch.equal(grad.get_mask(), MASK), grad
+
+
 @check("FSDP2 refuses masked parameters, and trains plain ones that are masked in forward")
 def fully_sharded(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
