@@ -72,7 +72,7 @@ def examples_of(page: Path) -> str:
 
 
 COMMANDS = commands_of(README)
-# Its examples and commands need the extra `xla`: tests/torchax/test_torchax.py runs such where it is.
+# Its examples and commands need the extra `xla`: tests/thorough/torchax/test_torchax.py runs such where it is.
 ON_XLA = ROOT / "docs/xla.md"
 # Those of the third-party page need that package: `make third-party` installs it.
 CLI_COMMANDS = [
