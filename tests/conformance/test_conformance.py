@@ -39,7 +39,6 @@ LAWS = Settings(
     most=MOST,
     masks=("unstored", "half", "slices", ONE_HOLE) if MOST == 1 else KINDS,
 )
-
 # What P7 compiles: the operators that models are made of, and one or two of every family.
 COMPILED = tuple(
     name
@@ -206,19 +205,6 @@ def test_storage_may_hold_explicit_invalid_elements() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ the runner
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "not finished after 5 s")]
-)
-def test_an_operator_that_takes_its_worker_down(subject: str, says: str) -> None:
-    settings = Settings(subject=f"misbehaving_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
-    reports = runner.run(["cos", "sin", "exp"], settings, workers=1, timeout=5.0 if subject == "hangs" else 100.0)
-    assert [bool(r.failures) for r in reports] == [False, True, False]
-    (lost,) = reports[1].failures
-    assert lost.message == says
-    assert lost.repro.startswith("python -m op_registry check --op sin --law P2 --sample 0 --mask half")
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

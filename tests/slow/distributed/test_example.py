@@ -1,4 +1,4 @@
-"""examples/distributed, launched as a person launches it. (Its training is a slow check of test_collectives.py too.)"""
+"""examples/distributed, launched as a person launches it. (Its training: test_collectives_in_four_processes.py too.)"""
 
 from __future__ import annotations
 

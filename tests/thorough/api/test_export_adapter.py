@@ -11,25 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from compiled_regions import NAN, data_and_mask, masked, same
-from fresh_processes import run_without_library
+from compiled_regions import data_and_mask, masked, same
 from op_registry import registry
+from pairs_for_masked_tensors import BATCH, LENGTH, expected, pair
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch's own LeafSpec, in export and its copies
 ]
-
-BATCH, LENGTH = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2)
-
-
-def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a program takes in place of a masked tensor; NaN where it is invalid."""
-    return x.to_dense().to_tensor(NAN), x.get_mask()
-
-
-def expected(y: Any) -> Any:
-    """What a program returns in place of masked tensors."""
-    return torch.utils._pytree.tree_map(lambda t: (t.to_tensor(0), t.get_mask()) if md.is_masked_tensor(t) else t, y)
 
 
 def operators_of(program: torch.export.ExportedProgram) -> set[str]:
@@ -265,22 +253,6 @@ def test_a_masked_tensor_in_a_container_is_refused() -> None:
 
     with pytest.raises(md.MaskedSemanticsError, match=r"Hiding.scales .*shape \(6,\).*register_buffer\(name, tensor\)"):
         md.export(Hiding(), (torch.randn(4, 6),))
-
-
-@pytest.mark.slow
-def test_a_saved_program_runs_without_the_library(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Softmax(-1))
-    net[0].weight = nn.Parameter(masked(6, 6))
-    x = masked(5, 6)
-    torch.export.save(md.export(net, (masked(4, 6),), dynamic_shapes=({0: BATCH},)), tmp_path / "net.pt2")
-    torch.save((pair(x), expected(net(x))), tmp_path / "wanted.pt")
-    code = """
-import torch
-arguments, wanted = torch.load("wanted.pt")
-torch.testing.assert_close(torch.export.load("net.pt2").module()(arguments), wanted)
-print("equal")
-"""
-    assert run_without_library(code, folder=tmp_path) == "equal\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter and of what it imports

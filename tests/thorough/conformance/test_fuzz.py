@@ -13,29 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuzz_settings import EAGER, P3, choices
 from op_registry import registry
 from op_registry.__main__ import main
 from op_registry.authoring import Dense
 from op_registry.conformance.subjects import find_subject
 from op_registry.fuzz import many, sources
 from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory
-from op_registry.fuzz.generating import LARGE, MEDIUM, Choices, program_from
+from op_registry.fuzz.generating import LARGE, MEDIUM, program_from
 from op_registry.fuzz.laws import LAWS
 from op_registry.fuzz.left_open import endless, left_open
-from op_registry.fuzz.many import Settings, check_seed, in_this_process, in_workers
+from op_registry.fuzz.many import Settings, check_seed, in_this_process
 from op_registry.fuzz.programs import Program, Source, Step
 from op_registry.fuzz.running import run
 from op_registry.fuzz.shrinking import shrunk
 from op_registry.ops.contractions import distances
 from op_registry.sparse import convert
 
-EAGER = "masked_dispatch.conformance_subject:eager"
 aten = torch.ops.aten
-P3 = Settings("P3", EAGER)
-
-
-def choices(law: str = "P3") -> Choices:
-    return Choices.for_law(law, find_subject(EAGER))
 
 
 @pytest.fixture
@@ -96,12 +91,6 @@ def test_most_steps_give_a_result() -> None:
 def test_programs_hold(law: str, number: int) -> None:
     settings = Settings(law, EAGER)
     assert [str(a.finding) for a in in_this_process(range(number), settings) if a.finding is not None] == []
-
-
-@pytest.mark.slow
-def test_compiled_programs_hold() -> None:
-    settings = Settings("P7", EAGER, most_steps=5)
-    assert [str(a.finding) for a in in_this_process(range(6), settings) if a.finding is not None] == []
 
 
 def test_memory_is_that_of_the_largest_process() -> None:
@@ -320,26 +309,6 @@ def test_laws_have_their_settings() -> None:
     assert choices("P5").storages
     assert not choices("P6").storages
     assert not choices("P7").random
-
-
-def dtypes_of(seed: int) -> set[str]:
-    return {source.dtype for source in program_from(seed, choices()).sources if source.mask != "plain"}
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_or_hangs_loses_one_program() -> None:
-    dies = next(seed for seed in range(1000) if "int64" in dtypes_of(seed) and "bool" not in dtypes_of(seed))
-    hangs = next(seed for seed in range(1000) if "bool" in dtypes_of(seed) and "int64" not in dtypes_of(seed))
-    holds = [seed for seed in range(100) if not dtypes_of(seed) & {"int64", "bool"}][:2]
-    settings = replace(P3, subject="misbehaving_subjects:dies_of_integers")
-    answers = in_workers([holds[0], dies, hangs, holds[1]], settings, 1, 15.0)
-    complaints = {answer.seed: answer.finding and answer.finding.complaint for answer in answers}
-    assert complaints == {
-        holds[0]: None,
-        dies: "the process died with exit code 139",
-        hangs: "not finished after 15 s",
-        holds[1]: None,
-    }
 
 
 def test_checking_a_seed_of_a_sound_program_finds_nothing() -> None:

@@ -13,7 +13,6 @@ import masked_dispatch as md
 from compiled_regions import check, compiled, masked, same
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
 QUERIES: dict[str, Callable[[Tensor], Any]] = {
     "unique": lambda x: x.unique(),
     "unique with counts": lambda x: x.round().unique(return_inverse=True, return_counts=True),
@@ -35,14 +34,6 @@ def test_queries_of_tensors_without_a_stored_mask() -> None:
     for function in QUERIES.values():
         torch._dynamo.reset()
         check(function, lambda: [masked(mask=None)], calls=1)
-
-
-@pytest.mark.slow
-def test_queries_are_compiled_by_inductor() -> None:
-    run = torch.compile(lambda x: x.round().unique(return_counts=True), fullgraph=True)
-    for _ in range(2):
-        x = masked()
-        same(run(x), x.round().unique(return_counts=True))
 
 
 # Refused while it is traced, and outside unless everything is valid, which is known there.

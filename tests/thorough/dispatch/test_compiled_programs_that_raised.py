@@ -1,4 +1,4 @@
-"""The bug zoo of random programs: compiled programs that raised where eager ones run."""
+"""Random programs that raised when they were compiled, and run eagerly."""
 
 from __future__ import annotations
 

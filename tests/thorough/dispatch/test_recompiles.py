@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from benchmarks.compile import start
 from compiled_regions import NAN, masked, same
 from examples.demo.models import Autoencoder, Forecaster
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
 W = torch.randn(6, 6)
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "exp": torch.exp,
@@ -152,11 +149,3 @@ def test_sizes_are_dynamic(name: str) -> None:
         x = masked(rows, 6)
         with torch._dynamo.config.patch(error_on_recompile=number > 1):
             same(run(x), function(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "masked"])
-def test_a_second_process_compiles_nothing(kind: str, tmp_path: Path) -> None:
-    first, second = (start("MLP", kind, str(tmp_path)) for _ in range(2))
-    assert (first["misses"], first["hits"]) == (1, 0)
-    assert (second["misses"], second["hits"]) == (0, 1)

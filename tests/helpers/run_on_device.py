@@ -1,4 +1,4 @@
-"""tests_on_reference_device.py, in a process for each device: a process can name a kind of its own only once."""
+"""Run tests_on_reference_device.py in a process of its own: a process can name a kind of device only once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import re
 import subprocess
 import sys
 
-import pytest
-
-import device_in_cpp
 from repository import HELPERS
 
-DEVICES = ["reference", pytest.param(device_in_cpp.NAME, marks=pytest.mark.slow)]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_masked_tensors_on_a_device_whose_backward_has_a_thread_of_its_own(device: str) -> None:
+def run_on_device(device: str) -> None:
+    """Fails with what pytest said if a test fails, or if there are few."""
     command = [
         sys.executable,
         "-m",
