@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import warnings
 
@@ -27,12 +26,10 @@ def test_pages_name_these_versions(file: str) -> None:
     assert ", ".join(TESTED[:-1]) + f" and {NEWEST}" in text
 
 
-def test_the_distribution_and_make_admit_these_versions() -> None:
+def test_the_distribution_admits_these_versions() -> None:
     assert f'dependencies = ["torch>={SHORT}"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     pinned = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(pinned) <= set(TESTED)
-    shown = subprocess.run(["make", "--dry-run", "matrix"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"for torch in {' '.join(TESTED)};" in shown.stdout
 
 
 def test_untested_is_what_is_newer_than_the_newest() -> None:

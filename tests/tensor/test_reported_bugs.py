@@ -13,18 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-
-NAN, INF = float("nan"), float("inf")
-
-
-def masked(values: list, *, requires_grad: bool = False) -> md.MaskedTensor:
-    """None marks an invalid element; what is stored there is NaN."""
-    data = torch.tensor([[NAN if v is None else v for v in row] for row in values])
-    mask = torch.tensor([[v is not None for v in row] for row in values])
-    return md.masked_tensor(data, mask, requires_grad=requires_grad)
-
-
-X = [[1.0, 2.0, None], [4.0, None, 6.0]]
+from reported_operands import INF, NAN, X, masked
 
 # ----------------------------------------------------------------------------- masking by hand, as users reported it
 
@@ -436,19 +425,3 @@ def test_as_strided_in_inference_mode_of_what_was_made_outside():
         found = x.as_strided((2,), (3,))
         assert not found.is_inference()
         assert torch.equal(found.to_tensor(0), x[:, 0].to_tensor(0))
-
-
-@pytest.mark.parametrize(
-    "positions",
-    [
-        torch.argwhere,
-        torch.nonzero,
-        lambda x: torch.repeat_interleave(x.isnan().logical_not().long().reshape(-1)),
-    ],
-    ids=["argwhere", "nonzero", "repeat_interleave"],
-)
-def test_plain_results_whose_size_only_the_graph_knows_compile(positions):
-    x = masked(X)
-    compiled = torch.compile(positions, backend="aot_eager", fullgraph=True)
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert torch.equal(compiled(x), positions(x))

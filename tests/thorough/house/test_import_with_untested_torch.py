@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from masked_dispatch.versions import TESTED
+from repository import ROOT
+
 # A torch that calls itself newer; and one whose engine is entered by another function.
 NEWER = "import torch; torch.__version__ = '99.1.0'\n"
 BROKEN = NEWER + (
@@ -41,3 +44,8 @@ def test_what_is_asked_at_import_takes_a_tenth_of_a_second() -> None:
     seconds, *loaded = done.stdout.split()
     assert float(seconds) < 0.1
     assert [name for name in loaded if not name.startswith("masked_dispatch.assumptions")] == []
+
+
+def test_make_tests_these_versions() -> None:
+    shown = subprocess.run(["make", "--dry-run", "matrix"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"for torch in {' '.join(TESTED)};" in shown.stdout
