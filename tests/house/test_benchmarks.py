@@ -134,7 +134,3 @@ def test_the_masked_mean_is_the_same_in_eager_steps(monkeypatch: pytest.MonkeyPa
 def test_kernels_are_counted_in_what_the_compiler_writes() -> None:
     code = "async_compile = AsyncCompile()\ncpp_fused_sum_0 = async_compile.cpp_pybinding(['const float*'], source)\n"
     assert len(graphs.KERNEL.findall(code * 2 + "async_compile.wait(globals())")) == 2
-
-
-def test_the_peak_of_a_conversion_is_measured_in_a_process_of_its_own() -> None:
-    assert conversions.extra_memory("masked_dispatch", "csr", 64, 0.5) >= 0

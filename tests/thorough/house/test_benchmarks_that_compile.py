@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import graphs, reductions
+from benchmarks import conversions, graphs, reductions
 from benchmarks.kernels import ELEMENTWISE_RESULT, OnePass
 from repository import ROOT
 
@@ -53,3 +53,7 @@ def test_graphs_breaks_and_recompiles_are_counted() -> None:
 
     found = graphs.counted(torch.compile(breaking, backend="eager"), [torch.ones(3), torch.ones(4)])
     assert found == graphs.Graphs(graphs=2, breaks=1, recompiles=2, kernels=0)
+
+
+def test_the_peak_of_a_conversion_is_measured_in_a_process_of_its_own() -> None:
+    assert conversions.extra_memory("masked_dispatch", "csr", 64, 0.5) >= 0
