@@ -47,7 +47,7 @@ third-party: $(INSTALLED)
 
 ## make wheel       the wheel and the sdist, tested in a clean environment with torch alone
 wheel: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/house/test_wheel.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow/house/test_wheel.py
 
 ## make conformance the laws on 4 samples of every operator; SLICE=K/N: a part of all samples, masks and dtypes
 conformance: $(INSTALLED)

@@ -277,8 +277,8 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
     of the output's type and refuses them (pytorch#173123). `tangent_from_plain` converts a plain tensor to such a
     tangent, by type of output: plain zeros become a masked tangent that is valid everywhere.
     Called while a graph with masked tensors is traced, so that programs that never compile import nothing. The test is
-    test_unused_masked_output in tests/dispatch/test_compile.py; a torch whose method has another signature is left
-    alone.
+    test_unused_masked_output in tests/thorough/dispatch/test_compile.py; a torch whose method has another signature is
+    left alone.
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 

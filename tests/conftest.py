@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
 from op_registry.conformance.guard_timing import guards_not_timed
@@ -52,6 +53,15 @@ def pytest_collection_finish() -> None:
 def remembered_zeros_are_verified() -> Iterator[None]:
     with zeros_verified():
         yield
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing has been compiled before, nothing stays; the same random numbers in every test."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True, scope="session")

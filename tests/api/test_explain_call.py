@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import masked_dispatch as md
+from explained_operands import stored, x
 from masked_dispatch.densification import Densification, collecting, on_densify
 from op_registry.conformance.masks import masking
 from op_registry.conformance.sample import Sample
@@ -19,18 +20,6 @@ from op_registry.conformance.samples import chosen, database
 
 aten = torch.ops.aten
 STORED = ["dense", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"]
-
-
-def x() -> md.MaskedTensor:
-    data = torch.arange(12.0).reshape(3, 4)
-    return md.masked_tensor(data, data % 2 == 0)
-
-
-def stored(layout: str) -> md.MaskedTensor:
-    if layout == "dense":
-        return x()
-    block = {"blocksize": (1, 2)} if layout.startswith("sparse_bs") else {}
-    return x().to_layout(getattr(torch, layout), **block)
 
 
 def test_a_dense_call() -> None:
@@ -239,16 +228,6 @@ def test_a_densification_is_logged_as_it_happens(layout: str, caplog: pytest.Log
     assert " stored densely, 60 bytes: " in said
 
 
-@pytest.mark.parametrize(
-    "compiled", [torch.compile(torch.cumsum), torch.compile(torch.nn.Softmax(1))], ids=["function", "module"]
-)
-def test_a_compiled_function_is_explained_uncompiled_and_says_so(compiled: Any) -> None:
-    arguments = (stored("sparse_csr"), 1) if not isinstance(compiled, torch.nn.Module) else (stored("sparse_csr"),)
-    said = md.explain(compiled, *arguments)
-    assert said.steps[0].op in (aten.cumsum.default, aten.softmax.int, aten._softmax.default)
-    assert "(explained as it runs uncompiled; what a compiled graph stores densely is in the log of" in str(said)
-
-
 def test_nothing_is_printed_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     assert logging.getLogger("masked_dispatch.storage").handlers == []
     F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
@@ -266,17 +245,6 @@ def test_what_is_refused_is_not_logged(caplog: pytest.LogCaptureFixture) -> None
     with md.densify("never"), pytest.raises(md.MaskedSemanticsError):
         F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
     assert caplog.records == []
-
-
-def test_a_graph_with_symbolic_sizes_logs_without_a_guard(caplog: pytest.LogCaptureFixture) -> None:
-    compiled = torch.compile(lambda t, w: F.conv1d(t, w), backend="aot_eager", fullgraph=True, dynamic=True)
-    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
-        for rows in (4, 6):  # every size another number, or torch takes two for one
-            data = torch.arange(11.0 * rows).reshape(rows, 11)
-            given = md.masked_tensor(data, data % 3 == 0).to_sparse_csr()
-            with torch.compiler.set_stance("fail_on_recompile" if rows == 6 else "default"):
-                compiled(given, torch.randn(13, rows, 2))
-    assert any("aten.conv1d.default stores shape" in r.getMessage() for r in caplog.records)
 
 
 def test_on_densify_sees_every_thread_and_collecting_its_own() -> None:

@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from data_of_producers import data
 from op_registry.sparse import record
 from sparse_layouts import LAYOUTS
 
 
 def block_of(layout: torch.layout) -> dict:
     return {"blocksize": (2, 3)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
-
-
-def data(shape: tuple[int, ...] = (4, 6)) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
 def masked() -> md.MaskedTensor:
@@ -118,23 +115,6 @@ def test_a_large_tensor_is_taken_chunk_by_chunk(monkeypatch):
     x = torch.randn(512, 512)
     assert torch.equal(md.sparse_relu(x).to_tensor(0), x.relu())
     assert taken == [(512, 512)]
-
-
-@pytest.mark.parametrize(
-    "produce",
-    [md.sparse_relu, lambda x: md.sparse_threshold(x, 0.5), lambda x: md.sparse_topk(x, 2)],
-    ids=["relu", "threshold", "topk"],
-)
-def test_in_a_compiled_region(produce):
-    def total(x: Tensor) -> Tensor:
-        return (produce(x) * 2).sum(1).to_tensor(0)
-
-    x = data().requires_grad_()
-    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(compiled, total(x))
-    (gradient,) = torch.autograd.grad(compiled.sum(), x)
-    (expected,) = torch.autograd.grad(total(x).sum(), x)
-    assert torch.equal(gradient, expected)
 
 
 @pytest.mark.parametrize(

@@ -37,15 +37,6 @@ def test_an_entry_is_called_whole_and_has_a_gradient(entry: str) -> None:
     assert all(t.numel() > 3 for t in trial.sample.tensors)
 
 
-@pytest.mark.parametrize(
-    ("entry", "mode"),
-    [("nn_functional_bilinear", "aot_eager"), ("std_mean", "aot_eager_dynamic"), ("linalg_eig", "aot_eager")],
-)
-def test_entries_compile_as_they_run(entry: str, mode: str) -> None:
-    report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), whole_entries=True, modes=(mode,)))
-    assert report.counts["P7"] == {"pass": 1}, report
-
-
 class OverloadsAlone(Records):
     """Has a mode in which Python functions raise, on plain tensors too."""
 

@@ -1,7 +1,7 @@
 """The laws on every entry of torch's operator database: one sample each and four masks by default, in about a minute.
 
-``CONFORMANCE_SLICE=3/8`` takes the entries 3, 11, 19 … of the database, ``CONFORMANCE_MOST=6`` more samples of each,
-``CONFORMANCE_INDUCTOR=0/6`` compiles a sixth of the named operators down to kernels. CI rotates through the full tier.
+``CONFORMANCE_SLICE=3/8`` takes the entries 3, 11, 19 … of the database, ``CONFORMANCE_MOST=6`` more samples of each.
+CI rotates through the full tier.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +23,13 @@ from op_registry.authoring import elementwise
 from op_registry.conformance import find_subject, runner, samples
 from op_registry.conformance.guard_timing import guards_not_timed
 from op_registry.conformance.masks import FILLS, KINDS, ONE_HOLE, PLAIN, masking, refilled
-from op_registry.conformance.part import part
 from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.stored_samples import FOLDED, storable
-from op_registry.conformance.trials import STORAGES, Report, Settings, run_operator, trials_of
+from op_registry.conformance.trials import STORAGES, Settings, run_operator, trials_of
 from op_registry.conformance.watching import calls_of
 from op_registry.report import conformance as reporting
+from own_operator import OWN
+from parts_of_the_database import asked_for, failures
 
 EAGER = "masked_dispatch.conformance_subject:eager"
 MOST = int(os.environ.get("CONFORMANCE_MOST", "1"))
@@ -40,50 +40,10 @@ LAWS = Settings(
     masks=("unstored", "half", "slices", ONE_HOLE) if MOST == 1 else KINDS,
 )
 
-# What P7 compiles: the operators that models are made of, and one or two of every family.
-COMPILED = tuple(
-    name
-    for names in (
-        "exp add mul div_no_rounding_mode where clamp pow sigmoid nn_functional_gelu nn_functional_silu masked_fill",
-        "sum mean var std amax argmax prod logsumexp max_reduction_with_dim any count_nonzero linalg_vector_norm norm",
-        "cumsum cummax softmax log_softmax nn_functional_layer_norm nn_functional_rms_norm nn_functional_group_norm",
-        "nn_functional_batch_norm nn_functional_instance_norm nn_functional_normalize matmul bmm addmm einsum",
-        "nn_functional_linear nn_functional_conv1d nn_functional_conv2d nn_functional_conv_transpose2d",
-        "nn_functional_scaled_dot_product_attention nn_functional_embedding gather index_select index_put scatter_add",
-        "cat stack nn_functional_pad_constant transpose reshape expand split sort topk nn_functional_mse_loss",
-        "nn_functional_cross_entropy nn_functional_nll_loss nn_functional_kl_div nn_functional_avg_pool2d",
-        "nn_functional_max_pool2d",
-    )
-    for name in names.split()
-)
-
-
-def asked_for(names: Sequence[str], variable: str, default: str) -> Sequence[str]:
-    """The part K/N of names that an environment variable asks for."""
-    return names[part(os.environ.get(variable, default))]
-
-
-def failures(report: Report) -> str:
-    """What a failing test shows: each failure once, with the line that repeats it."""
-    shown = {(o.law, o.message): o for o in report.failures}
-    return "\n".join(f"{o.law}, {o.description}: {o.message}\n    {o.repro}" for o in shown.values())
-
 
 @pytest.mark.parametrize("entry", asked_for(list(database()), "CONFORMANCE_SLICE", "0/1"))
 def test_laws(entry: str) -> None:
     report = run_operator(entry, LAWS)
-    assert not report.failures, failures(report)
-
-
-@pytest.mark.parametrize("entry", asked_for(COMPILED, "CONFORMANCE_COMPILED", "0/3"))
-def test_compiled_is_as_eager(entry: str) -> None:
-    report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("aot_eager",)))
-    assert not report.failures, failures(report)
-
-
-@pytest.mark.parametrize("entry", asked_for(COMPILED, "CONFORMANCE_INDUCTOR", "0/30"))
-def test_kernels_are_as_eager(entry: str) -> None:
-    report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("inductor",)))
     assert not report.failures, failures(report)
 
 
@@ -208,19 +168,6 @@ def test_storage_may_hold_explicit_invalid_elements() -> None:
 # ------------------------------------------------------------------------------------------------ the runner
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "subject, says", [("crashes", "the process died with exit code 139"), ("hangs", "not finished after 5 s")]
-)
-def test_an_operator_that_takes_its_worker_down(subject: str, says: str) -> None:
-    settings = Settings(subject=f"misbehaving_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
-    reports = runner.run(["cos", "sin", "exp"], settings, workers=1, timeout=5.0 if subject == "hangs" else 100.0)
-    assert [bool(r.failures) for r in reports] == [False, True, False]
-    (lost,) = reports[1].failures
-    assert lost.message == says
-    assert lost.repro.startswith("python -m op_registry check --op sin --law P2 --sample 0 --mask half")
-
-
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(subject="records", laws=("P2",), most=1, masks=("half",))
     monkeypatch.setattr(runner, "fingerprint", lambda settings: "these sources")
@@ -251,35 +198,6 @@ def test_subjects_are_found_by_name() -> None:
 
 
 # --------------------------------------------------------------------------------------- a user's own operator
-
-
-@torch.library.custom_op("conformance_tests::gelu_fast", mutates_args=())
-def gelu_fast(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-@gelu_fast.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    (x,) = ctx.saved_tensors
-    s = torch.sigmoid(1.702 * x)
-    return grad * (s + 1.702 * x * s * (1 - s))
-
-
-gelu_fast.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-OWN = torch.ops.conformance_tests.gelu_fast
-
-
-def test_an_own_operator_is_checked_in_one_line() -> None:
-    with registry.overlay():
-        elementwise(OWN)
-        verdict = check(OWN, subject=EAGER)
-    assert verdict
-    assert [verdict.of(law) for law in ("P1", "P2", "P3", "P5", "P7")] == ["holds"] * 5
-    assert "P3 holds" in str(verdict)
 
 
 def test_a_wrong_rule_of_an_own_operator_gets_a_repro() -> None:

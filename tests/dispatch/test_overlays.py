@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from constant_rules import constant, in_thread
 from op_registry import registry
 from op_registry.authoring import Dense, Rule, elementwise, reduction
 from op_registry.categories import REDUCTION
@@ -22,29 +23,12 @@ from op_registry.sparse.record import Sparse
 aten = torch.ops.aten
 
 
-def constant(value: float) -> Callable[..., Dense]:
-    """A rule whose every element is a number."""
-
-    def rule(x: Dense, *args: Any, **kwargs: Any) -> Dense:
-        return x.like(torch.full_like(x.data, value))
-
-    return rule
-
-
 def ones(*shape: int, requires_grad: bool = False) -> Tensor:
     return md.masked_tensor(torch.ones(shape), requires_grad=requires_grad)
 
 
 def exp_of_one() -> float:
     return round(ones().exp().item(), 3)
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def test_another_thread_has_its_own_meanings() -> None:
@@ -182,39 +166,6 @@ def test_gradients_that_the_engine_adds_are_accumulated_whatever_add_means() -> 
 
 
 # --------------------------------------------------------------------------------------------------------- compiled
-
-
-@pytest.mark.parametrize("made_inside", [False, True])
-def test_a_compiled_function_follows_the_overlay_of_its_caller(made_inside: bool) -> None:
-    graphs = 0
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        nonlocal graphs
-        graphs += 1
-        return graph
-
-    def region(data: Tensor, mask: Tensor) -> Tensor:
-        return (md.as_masked_tensor(data, mask) if made_inside else data).exp().to_tensor(0.0)
-
-    torch.compiler.reset()
-    run = torch.compile(region, backend=backend, fullgraph=True)
-    mask = torch.tensor([True, False])
-    data = torch.zeros(2) if made_inside else md.masked_tensor(torch.zeros(2), mask)
-
-    def called() -> list[float]:
-        return run(data, mask).tolist()
-
-    assert called() == [1, 0]
-    with registry.overlay() as mine:
-        mine.replace(aten.exp.default, constant(42))
-        assert called() == [42, 0]
-        assert in_thread(called) == [1, 0]
-    assert called() == [1, 0]
-    for value in (7.0, 8.0):  # one function, closed over another number
-        with registry.overlay() as mine:
-            mine.replace(aten.exp.default, constant(value))
-            assert called() == [value, 0]
-    assert graphs == 4
 
 
 def test_versions_are_of_what_rules_do() -> None:

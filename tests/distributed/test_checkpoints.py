@@ -5,9 +5,6 @@ What several processes save and load is in tests/helpers/checkpoints_of_ranks.py
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ import masked_dispatch as md
 from checkpoints_of_ranks import DATA, MASK, SAVED, emptied
 from masked_collectives import same
 from masked_dispatch.distributed.checkpoints import MaskedProperties
-from repository import ROOT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -188,29 +184,3 @@ def test_a_conversion_that_would_lose_masks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(checkpoint.CheckpointException, match="A plain tensor has no place for the mask"):
         dcp_to_torch_save(tmp_path / "saved", tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
-
-
-IMPORTS = {
-    "checkpoint first": "import torch.distributed.checkpoint, masked_dispatch as md",
-    "masked_dispatch first": "import masked_dispatch as md, sys; assert 'torch.distributed.checkpoint' not in "
-    "sys.modules; import torch.distributed.checkpoint",
-    "masked_dispatch not at all": "import torch, torch.distributed.checkpoint as checkpoint",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IMPORTS)
-def test_in_a_new_process(name: str, tmp_path: Path) -> None:
-    checkpoint.save({"x": dense()}, checkpoint_id=tmp_path)
-    program = f"""
-{IMPORTS[name]}
-import torch
-try:
-    torch.distributed.checkpoint.load({{"x": torch.zeros(4, 6)}}, checkpoint_id={str(tmp_path)!r})
-except torch.distributed.checkpoint.CheckpointException as error:
-    assert "A plain tensor has no place for the mask" in str(error), error
-else:
-    raise AssertionError("the mask was lost")
-"""
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, env=here, cwd=tmp_path)

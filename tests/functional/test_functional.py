@@ -8,38 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 import masked_dispatch as md
 from masked_dispatch import functional as F
-
-NAN = float("nan")
-MASK = torch.tensor([[True, True, False, True], [False, False, False, False], [True, False, True, False]])
-
-
-def sample(seed: int = 0, requires_grad: bool = False) -> md.MaskedTensor:
-    """3 × 4 with NaN under the mask, and a row that is invalid throughout."""
-    data = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
-    return md.masked_tensor(torch.where(MASK, data, NAN), MASK, requires_grad=requires_grad)
-
-
-def same(actual: Any, expected: Any) -> None:
-    """Equal masks and equal valid values; plain where plain is expected."""
-    if isinstance(expected, (tuple, list)):
-        assert len(actual) == len(expected)
-        for a, e in zip(actual, expected, strict=True):
-            same(a, e)
-    elif isinstance(expected, dict):
-        assert actual.keys() == expected.keys()
-        for key in expected:
-            same(actual[key], expected[key])
-    elif isinstance(expected, md.MaskedTensor):
-        assert isinstance(actual, md.MaskedTensor), f"plain {type(actual)} where a masked tensor is expected"
-        assert_close(actual.get_mask(), expected.get_mask())
-        assert_close(actual.to_tensor(0), expected.to_tensor(0))
-    else:
-        assert not isinstance(actual, md.MaskedTensor), "masked where a plain tensor is expected"
-        assert_close(actual, expected)
+from samples_for_transforms import MASK, NAN, same, sample
 
 
 def rows(function: Callable[[Any], Any], x: Tensor) -> Any:
@@ -257,13 +229,6 @@ def test_transforms_nest() -> None:
     same(tangent, second[0])
 
 
-def test_transforms_compile() -> None:
-    compiled = torch.compile(F.vmap(F.grad_and_value(lambda r: (r**3).mean())), backend="aot_eager", fullgraph=True)
-    for seed in range(2):
-        x = sample(seed)
-        same(compiled(x), F.vmap(F.grad_and_value(lambda r: (r**3).mean()))(x))
-
-
 def test_gradients_through_functional_gradients() -> None:
     x = sample(requires_grad=True)
     (F.grad(lambda x: (x**3).sum())(x) ** 2).sum().backward()
@@ -305,6 +270,7 @@ def test_a_write_that_needs_a_mask_where_none_is_stored_is_refused() -> None:
 
 
 # ----------------------------------------------------------------------- torch.func itself does not know what masks are
+
 
 HANDED = {
     "vmap": lambda f, x: torch.func.vmap(f)(x),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,21 +11,7 @@ from torch.testing import assert_close
 
 import masked_dispatch as md
 from masked_dispatch import functional as F
-from storages import storages_but
-
-SHAPE = (4, 6, 8)
-NAN = float("nan")
-
-
-def dense(seed: int = 0) -> md.MaskedTensor:
-    """A padded batch with NaN as padding, of which one sequence is empty."""
-    data = torch.rand(SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
-    valid = (torch.arange(6) < torch.tensor([2, 6, 0, 4])[:, None])[..., None].expand(SHAPE)
-    return md.masked_tensor(torch.where(valid, data, NAN), valid)
-
-
-STORED = storages_but("dense", "permuted")
-layouts = pytest.mark.parametrize("storage", STORED)
+from sparse_samples_for_transforms import SHAPE, STORED, dense, layouts, same
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elementwise": lambda x: (x.exp() * x).sum(),
@@ -38,13 +23,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "stored densely": lambda x: x.cumsum(1).pow(2).sum(),
 }
 functions = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-
-
-def same(actual: Any, expected: Any, layout: torch.layout | None = None) -> None:
-    """Equal masks and valid values, stored so."""
-    assert torch.equal(actual.get_mask(), expected.get_mask())
-    assert_close(actual.to_tensor(0), expected.to_tensor(0))
-    assert layout is None or actual.storage_layout is layout
 
 
 @layouts
@@ -138,14 +116,6 @@ def test_heads_in_front_of_time() -> None:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x).pow(2).sum()
 
     same(F.grad(attended)(x), F.grad(attended)(base), x.storage_layout)
-
-
-@layouts
-def test_transforms_compile(storage: str) -> None:
-    compiled = torch.compile(F.grad(lambda x: (x**3).sum()), backend="aot_eager", fullgraph=True)
-    for seed in range(2):
-        x = STORED[storage](dense(seed))
-        same(compiled(x), 3 * dense(seed) ** 2, x.storage_layout)
 
 
 def test_writes_inside_stay_inside() -> None:

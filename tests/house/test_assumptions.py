@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed as torch_distributed
 
 from masked_dispatch import assumptions, torch_internals
 from masked_dispatch.assumptions import compiler, dispatch, distributed, engine, graphs
 from masked_dispatch.assumptions.checks import (
     ASSUMPTIONS,
-    NAMESPACE,
     Assumption,
     assumed,
     assumption,
@@ -47,17 +45,6 @@ def test_silent_are_those_by_which_calls_reach_rules_and_gradients_add_up() -> N
 def test_silent_checks_run_again_in_the_same_process() -> None:
     for check in [*SILENT, *reversed(SILENT)]:
         check.run()
-
-
-@pytest.mark.thorough
-def test_checks_run_again_in_any_order_and_leave_nothing_behind() -> None:
-    for check in [*reversed(ASSUMPTIONS), *ASSUMPTIONS]:
-        check.run()
-    assert [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)] == []
-    assert not torch_distributed.is_initialized()
-    assert not torch.autograd.forward_ad._current_level >= 0
-    assert torch._C._functorch.maybe_current_level() is None
-    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_a_broken_assumption_names_torch_and_what_was_assumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,23 @@
-"""The tests' own house: a folder for each room of the packages, files of one subject, helpers in one place."""
+"""The tests' own house: a folder for each room of the packages, files of one subject, helpers in one place.
+
+What takes longer lies in tests/thorough and tests/slow, with a folder for each room too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from repository import HELPERS, ROOT
 
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("*.py"))
 MOST_LINES = 500
+
+# The folders of folders: what is collected when it is asked for by name alone.
+TIERS = ("thorough", "slow")
 
 # Folders that are not named after a room, and what is in them.
 OTHERS = {
@@ -28,15 +37,22 @@ def rooms() -> set[str]:
     }
 
 
+def below_tier(file: Path) -> tuple[str, ...]:
+    """Folder and name of a file, without the tier that it is in."""
+    parts = file.relative_to(TESTS).parts
+    return parts[1:] if parts[0] in TIERS else parts
+
+
 def test_every_folder_is_named_after_a_room() -> None:
-    folders = {file.relative_to(TESTS).parts[0] for file in FILES if file.parent != TESTS}
+    folders = {below_tier(file)[0] for file in FILES if len(below_tier(file)) > 1}
     assert folders - set(OTHERS) <= rooms(), "name the folder after a room, or list it here"
     assert set(OTHERS) <= folders
     assert not set(OTHERS) & rooms()
 
 
 def test_folders_hold_files_and_no_folders() -> None:
-    assert [file for file in FILES if len(file.relative_to(TESTS).parts) > 2] == []
+    assert [file for file in FILES if len(below_tier(file)) > 2] == []
+    assert [file for file in FILES if len(below_tier(file)) == 1 and file.parent != TESTS] == []
     assert [file.name for file in FILES if file.parent == TESTS] == ["conftest.py"]
 
 
@@ -45,6 +61,11 @@ def test_no_folder_is_a_package() -> None:
     assert [file for file in FILES if file.name == "__init__.py"] == []
     names = Counter(file.name for file in FILES if file.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tiers_are_collected_by_name_alone(pytestconfig: pytest.Config) -> None:
+    assert set(TIERS) <= set(pytestconfig.getini("norecursedirs"))
+    assert [folder for folder in TESTS.rglob("*") if folder.name in TIERS and folder.parent != TESTS] == []
 
 
 def test_tests_and_helpers_are_where_they_belong() -> None:

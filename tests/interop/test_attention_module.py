@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,23 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
+from attention_of_sequences import BATCH, HEADS, KEYS, QUERIES, WIDTH, X, noted, padding, tokens
 from masked_dispatch.interop.attention_module import lines_of_torch, multi_head_attention_forward
 
-BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 5, 7, 8, 2
 CAUSAL = {"attn_mask": nn.Transformer.generate_square_subsequent_mask(QUERIES), "is_causal": True}
-
-
-def tokens(time: int, mask: Tensor | None, seed: int = 0) -> md.MaskedTensor:
-    """Tokens with NaN where they are invalid."""
-    data = torch.randn(BATCH, time, WIDTH, generator=torch.Generator().manual_seed(seed))
-    return md.as_masked_tensor(data if mask is None else torch.where(mask, data, math.nan), mask)
-
-
-def padding(time: int, *lengths: int) -> Tensor:
-    return (torch.arange(time) < torch.tensor(lengths)[:, None])[..., None]
-
-
-X = tokens(QUERIES, padding(QUERIES, 5, 3, 1))
 Y = tokens(KEYS, padding(KEYS, 2, 7, 4), seed=1)
 SCATTERED = torch.rand(BATCH, QUERIES, WIDTH, generator=torch.Generator().manual_seed(2)) < 0.7
 INPUTS: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {
@@ -49,21 +35,7 @@ Calls = tuple[Tensor, list[Tensor | None]]
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of the two ran, in order."""
-    seen: list[str] = []
-
-    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen.append(name)
-            return function(*args, **kwargs)
-
-        return call
-
-    module = "masked_dispatch.interop.attention_module"
-    operator = torch.ops.torch_nn_functional.multi_head_attention.default
-    monkeypatch.setattr(f"{module}.OPERATOR", noted("operator", operator))
-    monkeypatch.setattr(f"{module}.lines_of_torch", noted("lines", lines_of_torch))
-    return seen
+    return noted(monkeypatch)
 
 
 def run(layer: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Calls:
@@ -178,27 +150,3 @@ def test_errors_are_torchs(width: int, heads: int) -> None:
             function(X, X, X, width, heads, *weights, need_weights=False)
         said.append(str(error.value))
     assert said[0] == said[1]
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_torch_compiles_traces_and_scripts_its_own_function() -> None:
-    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    q = torch.randn(BATCH, QUERIES, WIDTH)
-    expected = layer(q, q, q)[0]
-    ways: dict[str, Callable[..., Any]] = {
-        "script": torch.jit.script(layer),
-        "trace": torch.jit.trace(layer, (q, q, q)),
-        "compile": torch.compile(layer, fullgraph=True, backend="aot_eager"),
-        "export": torch.export.export(layer, (q, q, q)).module(),
-    }
-    for name, way in ways.items():
-        torch.testing.assert_close(way(q, q, q)[0], expected, msg=lambda said, name=name: f"{name}: {said}")
-
-
-def test_compiled_as_in_eager(ran: list[str]) -> None:
-    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    compiled = torch.compile(lambda x: layer(x, x, x, need_weights=False)[0], fullgraph=True, backend="aot_eager")
-    found = compiled(X)
-    assert set(ran) == {"lines"}
-    md.testing.assert_close(found, layer(X, X, X, need_weights=False)[0])
-    assert ran[-1] == "operator"

@@ -4,8 +4,6 @@ answer, and the others have what plain torch gives for the batch."""
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,69 +11,26 @@ import torch.distributions as D
 from torch import Tensor
 
 import masked_dispatch as md
+from distributions_of_matrices import (
+    BATCH,
+    DRAWS,
+    KINDS,
+    SIZE,
+    made,
+    parameters,
+    with_hole,
+    without_first,
+)
 from masked_dispatch.interop.distributions import METHODS
-from padded_slices import GARBAGE, same, wrapped
+from padded_slices import GARBAGE, same
 
-BATCH, SIZE, DRAWS = 3, 4, 5
-Parameters = dict[str, Tensor]
-
-
-def parameters() -> Parameters:
-    """Good parameters of every distribution below, with the batch in front."""
-    torch.manual_seed(0)
-    factor = torch.randn(BATCH, SIZE, SIZE, dtype=torch.float64)
-    covariance = factor @ factor.mT + SIZE * torch.eye(SIZE)
-    return {
-        "loc": torch.randn(BATCH, SIZE, dtype=torch.float64),
-        "covariance_matrix": covariance,
-        "precision_matrix": covariance,
-        "scale_tril": torch.linalg.cholesky(covariance),
-        "cov_factor": factor[..., :2].contiguous(),
-        "cov_diag": torch.rand(BATCH, SIZE, dtype=torch.float64) + 0.5,
-        "df": torch.rand(BATCH, dtype=torch.float64) + SIZE + 2,
-        "concentration": torch.rand(BATCH, dtype=torch.float64) + 0.5,
-    }
-
-
-Make = Callable[..., D.Distribution]
-
-KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {
-    "normal, covariance": (D.MultivariateNormal, ("loc", "covariance_matrix")),
-    "normal, precision": (D.MultivariateNormal, ("loc", "precision_matrix")),
-    "normal, triangle": (D.MultivariateNormal, ("loc", "scale_tril")),
-    "low rank": (D.LowRankMultivariateNormal, ("loc", "cov_factor", "cov_diag")),
-    "Wishart, covariance": (D.Wishart, ("df", "covariance_matrix")),
-    "Wishart, triangle": (D.Wishart, ("df", "scale_tril")),
-    "LKJ": (lambda **given: D.LKJCholesky(SIZE, **given), ("concentration",)),
-}
 HOLES = [(kind, name) for kind, (_, names) in KINDS.items() for name in names]
-
-
-def with_hole(name: str, data: Tensor, hidden: float = math.nan) -> Tensor:
-    """The parameter without one element of the first of the batch: of a triangle, one below its diagonal."""
-    mask = torch.ones(data.shape, dtype=torch.bool)
-    mask[(0, *(-1 - d for d in range(data.dim() - 1)))[: data.dim()]] = False
-    if name == "scale_tril":
-        mask[0], mask[0, 2, 1] = True, False
-    return wrapped(data, mask, hidden)
-
-
-def made(kind: str, given: Parameters, **changed: Tensor) -> D.Distribution:
-    make, names = KINDS[kind]
-    return make(**{name: changed.get(name, given[name]) for name in names})
 
 
 def drawn(distribution: D.Distribution) -> Tensor:
     """Draws with one seed; the first draw of Wishart's loop, which looks at whether its draws are singular."""
     torch.manual_seed(1)
     return distribution.sample((DRAWS,)) if isinstance(distribution, D.LKJCholesky) else distribution.rsample((DRAWS,))
-
-
-def without_first(shape: torch.Size, batch_dim: int) -> Tensor:
-    """True but in the first element of the batch."""
-    mask = torch.ones(shape, dtype=torch.bool)
-    mask.select(batch_dim, 0).fill_(False)
-    return mask
 
 
 @pytest.mark.filterwarnings("ignore:Singular sample detected")  # torch's, of plain parameters too
@@ -161,28 +116,7 @@ def test_a_cholesky_factor_without_an_element_of_its_diagonal() -> None:
     same(plain.log_prob(with_hole("value", value)), plain.log_prob(value), without_first(torch.Size((BATCH,)), 0))
 
 
-IN_A_GRAPH = [("normal, covariance", "loc"), ("normal, triangle", "scale_tril"), ("low rank", "loc")]
-
-
-@pytest.mark.parametrize(("kind", "name"), IN_A_GRAPH)
-def test_compiled(kind: str, name: str) -> None:
-    """Plain torch cannot compile draws of Wishart and LKJ in one graph; with a masked `cov_diag` torch's line that adds
-    an identity is a write that a graph cannot express, and refused by name."""
-    given = parameters()
-    value = torch.randn(BATCH, SIZE, dtype=torch.float64)
-
-    def program(hole: Tensor) -> tuple[Tensor, Tensor]:
-        distribution = made(kind, given, **{name: hole})
-        return distribution.log_prob(value), distribution.rsample((DRAWS,))
-
-    hole = with_hole(name, given[name])
-    likelihood, draws = torch.compile(program, fullgraph=True, backend="aot_eager")(hole)
-    same(likelihood, program(hole)[0], without_first(likelihood.shape, 0))
-    assert torch.equal(draws.get_mask(), without_first(draws.shape, 1))
-
-
 ROW = torch.linspace(-1, 1, 6, dtype=torch.float64).repeat(BATCH, 1)
-
 TRANSFORMS: dict[str, tuple[D.Transform, Tensor]] = {
     "to a positive definite matrix": (D.PositiveDefiniteTransform(), parameters()["covariance_matrix"] / SIZE),
     "to a Cholesky factor": (D.CorrCholeskyTransform(), ROW),

@@ -16,9 +16,8 @@ import masked_dispatch as md
 from door_samples import FLOATS, INTEGERS, batch_of, lengths, masked, plain, same, shapes
 from masked_dispatch import interop
 from masked_dispatch.interop import from_attention_mask, from_key_padding_mask, to_lengths
+from padded_data import DATA, ONES
 
-DATA = torch.arange(6.0).reshape(2, 3)
-ONES = torch.tensor([[1, 1, 0], [1, 0, 0]])
 X = md.masked_tensor(DATA, ONES)
 WIDE = md.masked_tensor(torch.ones(2, 3, 2), ONES[..., None])
 PARTLY = md.masked_tensor(torch.ones(1, 2, 2), [[[True, False], [True, True]]])
@@ -73,17 +72,6 @@ def test_trailing_dimensions_storages_and_plain_tensors() -> None:
     assert interop.to_attention_mask(DATA).all()
 
 
-def test_masks_are_made_inside_compiled_regions() -> None:
-    def region(data: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        x = from_attention_mask(data, mask)
-        return x.sum(1).to_tensor(0), to_lengths(x)
-
-    found = torch.compile(region, backend="aot_eager", fullgraph=True)(DATA, ONES)
-    torch.compiler.reset()
-    for mine, expected in zip(found, region(DATA, ONES), strict=True):
-        assert torch.equal(mine, expected)
-
-
 @pytest.mark.parametrize(
     ("convert", "error", "text"),
     [
@@ -136,6 +124,7 @@ def test_the_way_out_of_positions_that_are_valid_in_part() -> None:
 
 
 # ------------------------------------------------------------------------------------------- batches of tokenizers
+
 
 IDS = torch.tensor([[5, 6, 0], [7, 0, 0]])
 BATCH = {"input_ids": IDS, "token_type_ids": ONES * 0, "attention_mask": ONES, "labels": torch.tensor([0, 1]), "n": 2}

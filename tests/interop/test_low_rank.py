@@ -10,20 +10,9 @@ import torch
 
 import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError, MaskedTensor
+from matrices_with_holes import FUNCTIONS, HOLES
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "lobpcg": lambda a: torch.lobpcg(a @ a.mT + torch.eye(9), k=1, niter=3),
-    "svd_lowrank": lambda a: torch.svd_lowrank(a, q=2),
-    "pca_lowrank": lambda a: torch.pca_lowrank(a, q=2),
-}
 DIRECT: dict[str, Callable[..., Any]] = {**FUNCTIONS, "lobpcg": lambda a: torch.lobpcg(a, k=1)}
-# One hole; a row of holes; holes that leave a valid element in every row and column; nothing.
-HOLES: dict[str, Callable[[], torch.Tensor]] = {
-    "one": lambda: torch.arange(81).reshape(9, 9) != 80,
-    "row": lambda: (torch.arange(9) != 3)[:, None].expand(9, 9),
-    "diagonal": lambda: ~torch.eye(9, dtype=torch.bool),
-    "all": lambda: torch.zeros(9, 9, dtype=torch.bool),
-}
 STORAGES: dict[str, Callable[[MaskedTensor], MaskedTensor]] = {
     "dense": lambda x: x,
     "coo": lambda x: x.to_sparse(),
@@ -71,16 +60,6 @@ def test_gradients_of_a_valid_matrix() -> None:
         torch.manual_seed(1)
         torch.svd_lowrank(operand, q=2)[1].sum().backward()
     torch.testing.assert_close(x.grad.to_tensor(0), plain.grad)
-
-
-@pytest.mark.parametrize("name", ["svd_lowrank", "pca_lowrank"])
-def test_compiled(name: str) -> None:
-    run = torch.compile(FUNCTIONS[name], backend="aot_eager")
-    x = md.masked_tensor(torch.eye(9) + 1, HOLES["one"]())
-    with pytest.raises(Exception, match=f"torch.{name} has no meaning on a partly valid matrix"):
-        run(x)
-    assert all(md.is_masked_tensor(r) for r in run(md.masked_tensor(torch.eye(9) + 1)))
-    assert not any(md.is_masked_tensor(r) for r in run(torch.eye(9) + 1))
 
 
 def test_a_mean_with_holes_is_refused_too() -> None:

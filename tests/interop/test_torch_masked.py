@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +12,8 @@ from torch.testing import assert_close
 
 import masked_dispatch as md
 from op_registry.ops.reductions.torch_masked import OPERATORS
+from torch_masked_operands import LET_IN, NAN, VALID, F, T, values, x
 
-NAN = math.nan
-T, F = True, False
-# Rows: all valid, some, one, none.
-VALID = torch.tensor([[T, T, T, T], [T, F, T, T], [F, F, T, F], [F, F, F, F]])
-# Columns of the table below: what mask= lets in.
-LET_IN = torch.tensor([T, F, T, F])
 NOTHING = torch.tensor([[T], [T], [T], [F]])  # nothing of the last row, everything of the others
 REDUCTIONS = sorted(OPERATORS)
 MASKS: dict[str, Any] = {
@@ -28,14 +22,6 @@ MASKS: dict[str, Any] = {
     "plain, a row": lambda: NOTHING,
     "masked": lambda: md.masked_tensor(LET_IN, torch.tensor([T, T, F, F])),
 }
-
-
-def values() -> Tensor:
-    return torch.rand(VALID.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.5
-
-
-def x(garbage: float = NAN, requires_grad: bool = False) -> md.MaskedTensor:
-    return md.masked_tensor(torch.where(VALID, values(), garbage), VALID, requires_grad=requires_grad)
 
 
 def let_in(mask: Any) -> tuple[Tensor, Tensor]:
@@ -155,18 +141,6 @@ def test_logaddexp_is_elementwise_and_its_masks_mean_minus_infinity() -> None:
     got = torch.masked.logaddexp(a, b, input_mask=torch.tensor([T, F, T]))
     assert got.get_mask().tolist() == [T, T, F]
     assert_close(got.get_data()[:2], torch.tensor([1.0 + math.log(2.0), 1.0]))
-
-
-@pytest.mark.parametrize("name", ["mean", "argmin", "var"])
-def test_compiled_and_mapped(name: str) -> None:
-    torch.compiler.reset()
-    function: Callable[..., Any] = getattr(torch.masked, name)
-    want = function(x(), dim=1, mask=LET_IN)
-    compiled = torch.compile(lambda t, m: function(t, dim=1, mask=m), backend="aot_eager", fullgraph=True)
-    mapped = md.functional.vmap(lambda t: function(t, dim=0, mask=LET_IN))
-    for got in (compiled(x(), LET_IN), mapped(x())):
-        assert torch.equal(got.get_mask(), want.get_mask())
-        assert_close(got.to_tensor(0), want.to_tensor(0), equal_nan=True)
 
 
 def test_plain_tensors_get_torchs_own_function() -> None:

@@ -16,10 +16,9 @@ from torch import Tensor
 import masked_dispatch as md
 from door_samples import FLOATS, INTEGERS, masked, same, shapes
 from masked_dispatch import interop, missing
+from words_for_missing_values import WORDS, F, T, X
 
-T, F = True, False
 N = float("nan")
-X = md.masked_tensor([[1.0, float("nan"), 3.0], [4.0, 5.0, float("nan")]], [[T, F, T], [T, T, F]])
 DTYPES = (torch.bool, *INTEGERS, torch.float16, torch.bfloat16, *FLOATS, torch.complex64)
 
 
@@ -136,19 +135,7 @@ def test_nan_to_invalid(x: md.MaskedTensor) -> None:
 
 # ------------------------------------------------------------------------------------------------- laws of all of them
 
-WORDS: dict[str, Callable[[Any], Tensor]] = {
-    "nan_to_invalid": missing.nan_to_invalid,
-    "fillna": lambda x: missing.fillna(x, 7.0),
-    "fillna masked": lambda x: missing.fillna(x, X * 2),
-    "ffill": lambda x: missing.ffill(x, 1),
-    "ffill limit": lambda x: missing.ffill(x, 0, limit=1),
-    "bfill": lambda x: missing.bfill(x, 0),
-    "interpolate": lambda x: missing.interpolate(x, 1),
-    "dropna": lambda x: missing.dropna(x, 1),
-    "rolling": lambda x: missing.rolling(x, 2, 1).mean(-1),
-    "group_mean": lambda x: missing.group_mean(x, torch.tensor([0, 1, 0]), 2, dim=1),
-    "pad_stack": lambda x: md.pad_stack([x, x[:1, :2]]),
-}
+
 every_word = pytest.mark.parametrize("word", WORDS)
 
 
@@ -192,13 +179,6 @@ def test_gradients(word: str) -> None:
     values = torch.randn(2, 3, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(run, (values,))
     assert torch.autograd.gradgradcheck(run, (values,))
-
-
-@pytest.mark.parametrize("word", ["ffill", "interpolate", "group_mean"])
-def test_compiled(word: str) -> None:
-    found = torch.compile(WORDS[word], backend="aot_eager", fullgraph=True)(X)
-    torch.compiler.reset()
-    same(found, WORDS[word](X))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool, torch.complex64])

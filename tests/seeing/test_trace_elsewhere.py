@@ -1,9 +1,7 @@
-"""Traces of compiled functions, of backward, of checkpoints, of what is stored densely and of stock models."""
+"""Traces of backward, of checkpoints, of what is stored densely and of stock models."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,91 +15,9 @@ from op_registry import registry
 from op_registry.authoring import Dense, Sparse, to_dense
 from op_registry.registry import Overlay
 from op_registry.sparse.record import on_dense
+from traced_tensors import names, some
 
 aten = torch.ops.aten
-MASK = torch.tensor([[True, True, False], [True, False, False]])
-
-
-def some(requires_grad: bool = False) -> md.MaskedTensor:
-    return md.masked_tensor(torch.arange(1.0, 7.0).reshape(2, 3), MASK, requires_grad=requires_grad)
-
-
-def names(calls: Any) -> list[str]:
-    return [call.name for call in calls]
-
-
-# ----------------------------------------------------------------------------------------------------------- compiled
-
-
-def doubled_sum(x: torch.Tensor) -> torch.Tensor:
-    return (x * 2).sum(0)
-
-
-def test_a_compiled_function_runs_uncompiled_and_is_compiled_again_afterwards() -> None:
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(doubled_sum, backend=backend, fullgraph=True)
-    expected = compiled(some())
-    with md.trace() as t:
-        found = compiled(some())
-    assert torch.equal(found, expected)
-    assert torch.equal(compiled(some()), expected)
-    assert len(graphs) == 1
-    assert names(t.calls) == ["aten.mul.Tensor", "aten.sum.dim_IntList"]
-    assert "(what torch.compile returned ran uncompiled, so that its calls are seen)" in str(t)
-
-
-FIRST_COMPILED_INSIDE = """
-import sys, torch, masked_dispatch as md
-assert "torch._dynamo" not in sys.modules
-x = md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
-layer = torch.nn.Linear(3, 2)
-with md.trace() as t:
-    compiled = torch.compile(lambda x: layer(x * 2), backend="aot_eager", fullgraph=True)
-    compiled(x)
-    compiled(x)
-print([call.name for call in t.calls])
-"""
-
-
-@pytest.mark.slow  # a process that loads the compiler
-def test_what_is_compiled_for_the_first_time_inside_a_trace() -> None:
-    """The first run goes into a graph, and says so; the next run is seen."""
-    done = subprocess.run([sys.executable, "-c", FIRST_COMPILED_INSIDE], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == str(
-        [
-            "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see inside",
-            "aten.mul.Tensor",
-            "Linear",
-            "aten.linear.default",
-        ]
-    )
-
-
-def test_a_compiled_module_is_shown_once() -> None:
-    model = torch.compile(nn.Sequential(nn.Linear(3, 2)), backend="eager")
-    with md.trace() as t:
-        model(some())
-    assert [(call.name, call.depth) for call in t.calls] == [
-        ("Sequential", 0),
-        ("0 (Linear)", 1),
-        ("aten.linear.default", 2),
-    ]
-
-
-def test_an_exported_program_is_a_compiled_region() -> None:
-    class Exported(nn.Module):
-        def forward(self, data: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return md.as_masked_tensor(data, mask).exp().to_tensor(0)
-
-    with md.trace() as t:
-        torch.export.export(Exported(), (torch.ones(2, 3), MASK))
-    assert [call.kind for call in t.calls] == ["compiled region"]
 
 
 # ---------------------------------------------------------------------------------------------------------- backward

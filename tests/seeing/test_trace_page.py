@@ -1,10 +1,7 @@
-"""The page of a trace: a whole page that needs nothing else, which a browser shows."""
+"""The page of a trace: a whole page that needs nothing else, which a browser shows (test_trace_page_in_browser.py)."""
 
 from __future__ import annotations
 
-import shutil
-import struct
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import torch
 from torch import nn
 
 import masked_dispatch as md
+from page_of_a_trace import written_in
 
-MASK = torch.tensor([[True, True, False], [True, False, False]])
 VOID = {"meta", "input"}
 
 
@@ -49,26 +46,9 @@ class Page(HTMLParser):
         return sum(name in (attributes.get("class") or "").split() for _, attributes in self.elements)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.first(x) * x
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    x = md.masked_tensor(torch.arange(1.0, 7.0).reshape(2, 3), MASK, requires_grad=True)
-    with md.trace() as t:
-        Model()(x).mean().backward()
-        torch.linalg.qr(x.detach().to_sparse())
-        with pytest.raises(md.MaskedSemanticsError):
-            torch.linalg.ldl_factor(x.detach())
-    path = tmp_path / "trace.html"
-    t.to_html(path)
-    return path
+    return written_in(tmp_path)
 
 
 def test_the_page_is_well_formed_and_complete(written: Path) -> None:
@@ -113,27 +93,3 @@ def test_an_empty_trace(tmp_path: Path) -> None:
         pass
     t.to_html(tmp_path / "trace.html")
     assert "Nothing was called with a masked tensor." in Page((tmp_path / "trace.html").read_text()).text
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed to show the page")
-@pytest.mark.parametrize("width", [1280, 480])
-def test_a_browser_shows_the_page(written: Path, tmp_path: Path, width: int) -> None:
-    assert CHROMIUM is not None
-    picture = tmp_path / "page.png"
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={tmp_path}/profile",
-    ]
-    options += [f"--window-size={width},900", f"--screenshot={picture}"]
-    subprocess.run([CHROMIUM, *options, written.as_uri()], check=True, capture_output=True, timeout=60)
-    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (width, 900)
-    dumped = subprocess.run(
-        [CHROMIUM, *options[:5], "--dump-dom", written.as_uri()], check=True, capture_output=True, text=True, timeout=60
-    )
-    assert dumped.stdout.count("<details") == written.read_text(encoding="utf-8").count("<details")

@@ -1,0 +1,153 @@
+"""What is seldom compiled: queries, refusals inside of graphs, steps of optimizers on masked gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from compiled_regions import check, compiled, masked, same
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+QUERIES: dict[str, Callable[[Tensor], Any]] = {
+    "unique": lambda x: x.unique(),
+    "unique with counts": lambda x: x.round().unique(return_inverse=True, return_counts=True),
+    "unique unsorted": lambda x: x.round().unique(sorted=False)[:0],
+    "unique_consecutive": lambda x: x.round().unique_consecutive(return_inverse=True, return_counts=True),
+    "bincount": lambda x: torch.bincount((x > 0).long().reshape(-1)),
+    "bincount of weights": lambda x: torch.bincount((x[0] > 0).long(), x[0], minlength=4),
+    "used further": lambda x: x.unique().exp().sum() + torch.bincount((x[0] > 0).long()).sum(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", QUERIES.values(), ids=QUERIES)
+def test_queries_are_in_the_graph(function: Callable[[Tensor], Any], dynamic: bool | None) -> None:
+    check(lambda x: function(x), lambda: [masked()], dynamic=dynamic)
+
+
+def test_queries_of_tensors_without_a_stored_mask() -> None:
+    for function in QUERIES.values():
+        torch._dynamo.reset()
+        check(function, lambda: [masked(mask=None)], calls=1)
+
+
+# Refused while it is traced, and outside unless everything is valid, which is known there.
+def low_rank(x: Tensor) -> Tensor:
+    return torch.svd_lowrank(x + 0, q=2)[1] * 0
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_refusal_reaches_the_caller_as_it_is(fullgraph: bool) -> None:
+    run, _ = compiled(low_rank, fullgraph=fullgraph)
+    x = masked(4, 4)
+    with pytest.raises(md.MaskedSemanticsError, match="has no meaning on a partly valid matrix"):
+        low_rank(x)
+    with pytest.raises(md.MaskedSemanticsError, match="has no meaning on a partly valid matrix") as raised:
+        run(x)
+    assert type(raised.value).__name__ == "MaskedSemanticsError"
+
+
+def test_what_is_refused_in_a_graph_runs_outside_of_it() -> None:
+    x = masked(4, 4, mask=torch.ones(4, 4, dtype=torch.bool))
+    run, backend = compiled(lambda x: low_rank(x.exp()).exp(), fullgraph=False)
+    same(run(x), low_rank(x.exp()).exp())
+    assert backend.graphs > 1
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_write_that_changes_how_a_mask_is_stored(fullgraph: bool) -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x.sum()
+
+    run, _ = compiled(add, fullgraph=fullgraph)
+    x, y = masked(mask=None), masked()
+    if fullgraph:
+        with pytest.raises(md.MaskedSemanticsError, match="would change how the m"):
+            run(x, y)
+        return
+    x2 = x.clone()
+    same(run(x, y), add(x2, y))
+    same(x, x2)
+
+
+def test_an_invalid_value_that_is_asked_for_is_an_invalid_value_error() -> None:
+    def ask(x: Tensor) -> Tensor:
+        return x.exp() if bool((x > 0)[0, 0]) else x
+
+    x = masked(mask=torch.zeros(4, 6, dtype=torch.bool))
+    with pytest.raises(md.InvalidValueError):
+        compiled(ask, fullgraph=False)[0](x)
+
+
+OPTIMIZERS = [md.optim.SGD, md.optim.Adagrad, md.optim.LazyAdam, md.optim.AdamW, md.optim.RMSprop]
+
+
+@pytest.mark.parametrize("storage", ["dense", "coo", "csr"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_on_masked_gradients_is_left_out_of_graphs(optimizer: Callable[..., Any], storage: str) -> None:
+    p = nn.Parameter(torch.randn(4, 6))
+    q = nn.Parameter(p.detach().clone())
+    steps, by_hand = optimizer([p], lr=0.1), optimizer([q], lr=0.1)
+
+    def train(scale: Tensor) -> Tensor:
+        scale = scale * 2
+        steps.step()
+        return scale + 1
+
+    run = torch.compile(train, backend="aot_eager")
+    for _ in range(2):
+        grad = masked()
+        p.grad = {"dense": grad.to_dense, "coo": grad.to_sparse, "csr": grad.to_sparse_csr}[storage]()
+        q.grad = grad
+        same(run(torch.ones(2)), torch.full((2,), 3.0))
+        by_hand.step()
+        same(p, q)
+
+
+STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "packed": lambda x: x.to_packed(),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("function", [torch.diff, torch.trapezoid, torch.cumulative_trapezoid])
+def test_differences_of_every_storage(function: Callable[[Tensor], Tensor], storage: str) -> None:
+    x = STORAGES[storage](masked())
+    same(compiled(function)[0](x).to_dense(), function(x).to_dense())
+
+
+@pytest.mark.parametrize("masked_positions", [False, True])
+def test_tensor_split_at_positions_known_at_run_time(masked_positions: bool) -> None:
+    run, _ = compiled(torch.tensor_split)
+    for numbers in ([2, 4], [1, 5]):
+        x, at = masked(6), torch.tensor(numbers)
+        same(run(x, md.masked_tensor(at) if masked_positions else at), torch.tensor_split(x, at))
+
+
+def test_narrow_from_a_position_known_at_run_time() -> None:
+    run, _ = compiled(lambda x, start: x.narrow(0, start, 3).exp())
+    for start in (2, 1, 3):
+        x = masked(6)
+        same(run(x, torch.tensor(start)), x.narrow(0, start, 3).exp())
+
+
+def test_several_sizes_known_at_run_time() -> None:
+    def split(x: Tensor, at: Tensor, start: Tensor) -> Any:
+        return (*torch.tensor_split(x, at), x.narrow(0, start, 3))
+
+    run, _ = compiled(split)
+    for numbers in ([2, 4], [1, 5]):
+        arguments = masked(6), torch.tensor(numbers), torch.tensor(2)
+        same(run(*arguments), split(*arguments))

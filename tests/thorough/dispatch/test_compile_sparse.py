@@ -1,0 +1,171 @@
+"""torch.compile on sparse storage: one graph, forward and backward, whatever the number of stored elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import masked_dispatch as md
+from sparse_layouts import BY_NAME as LAYOUTS
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+ROWS, COLUMNS = 12, 8
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elementwise": lambda x: (x * 2 + 1).sin().exp(),
+    "one pattern": lambda x: x * x.exp(),
+    "beside dense": lambda x: x * torch.linspace(0.5, 2, COLUMNS),
+    "sum": lambda x: x.sum(),
+    "mean of rows": lambda x: x.mean(1),
+    "amax of columns": lambda x: x.amax(0),
+    "var of rows": lambda x: x.var(1, correction=0),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "norm": lambda x: x.norm(dim=1),
+    "softmax": lambda x: x.softmax(1),
+    "layer_norm": lambda x: F.layer_norm(x, (COLUMNS,)),
+    "transpose": lambda x: x.t() * 2,
+    "slice": lambda x: x[2:7].exp(),
+    "to csr": lambda x: x.to_sparse_csr().exp(),
+    "to coo": lambda x: x.to_sparse().softmax(0),
+    "to dense": lambda x: x.to_dense().exp(),
+    "product": lambda x: x @ torch.linspace(0, 1, COLUMNS * 2).reshape(COLUMNS, 2),
+    "linear": lambda x: F.linear(x, torch.linspace(0, 1, COLUMNS * 3).reshape(3, COLUMNS)),
+}
+
+
+def sparse(layout: str, seed: int, requires_grad: bool = False) -> md.MaskedTensor:
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randn(ROWS, COLUMNS, generator=generator)
+    mask = torch.rand(ROWS, COLUMNS, generator=generator) < 0.2 + 0.15 * seed
+    x = md.masked_tensor(data, mask).to_layout(LAYOUTS[layout], blocksize=(2, 2) if layout[0] == "b" else None)
+    return x.detach().requires_grad_(requires_grad)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    assert torch.equal(found.to_dense().get_mask(), expected.to_dense().get_mask())
+    torch.testing.assert_close(found.to_dense().to_tensor(0), expected.to_dense().to_tensor(0), equal_nan=True)
+
+
+# In every layout; the others in two of them.
+EVERYWHERE = ("elementwise", "beside dense", "mean of rows", "transpose", "product")
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(la, name) for la in LAYOUTS for name in FUNCTIONS if la in ("coo", "csr") or name in EVERYWHERE],
+)
+def test_one_graph_for_every_number_of_elements(layout, name):
+    function = FUNCTIONS[name]
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    with md.densify("never"):
+        for seed in range(4):
+            x, y = (sparse(layout, seed, requires_grad=True) for _ in range(2))
+            expected, found = function(x), compiled(y)
+            assert found.storage_layout is expected.storage_layout
+            assert_same(found, expected)
+            expected.square().sum().to_tensor(0).backward()
+            found.square().sum().to_tensor(0).backward()
+            assert_same(y.grad, x.grad)
+    assert backend.frame_count == 1
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "bsc"])
+def test_inductor_gives_what_eager_gives(layout):
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return (F.layer_norm((x * weight).exp(), (COLUMNS,)).softmax(1) * x).sum().to_tensor(0)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="inductor")
+    for seed in range(2):
+        gradients = []
+        for function in (loss, compiled):
+            x, weight = sparse(layout, seed, requires_grad=True), torch.ones(COLUMNS, requires_grad=True)
+            function(x, weight).backward()
+            gradients.append((x.grad, weight.grad))
+        assert_same(gradients[1][0], gradients[0][0])
+        torch.testing.assert_close(gradients[1][1], gradients[0][1])
+
+
+def test_different_patterns_meet_in_a_graph():
+    compiled = torch.compile(lambda x, y: md.accumulate(x, y) * (x + y), fullgraph=True, backend="aot_eager")
+    x, y = sparse("csr", 1), sparse("csr", 3)
+    assert_same(compiled(x, y), md.accumulate(x, y) * (x + y))
+
+
+def test_dense_becomes_sparse_inside_of_a_graph():
+    def function(x: Tensor) -> Tensor:
+        return x.to_sparse_csr().softmax(1).to_dense()
+
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    for seed in range(3):
+        x, y = (sparse("coo", seed).to_dense().requires_grad_() for _ in range(2))
+        expected, found = function(x), compiled(y)
+        assert_same(found, expected)
+        expected.square().sum().to_tensor(0).backward()
+        found.square().sum().to_tensor(0).backward()
+        assert_same(y.grad, x.grad)
+    assert backend.frame_count == 1
+
+
+def test_a_line_based_operator_is_stored_densely_in_a_graph():
+    x = sparse("csr", 2)
+    compiled = torch.compile(lambda x: x.sort(1)[0], fullgraph=True, backend="aot_eager")
+    assert_same(compiled(x), x.sort(1)[0])
+    with md.densify("never"), pytest.raises(Exception, match="length of the longest slice is not known while tracing"):
+        compiled(x)  # a graph for another policy is another graph
+
+
+def test_writing_to_an_argument_is_refused():
+    x = sparse("coo", 1)
+    with pytest.raises(Exception, match=r"a graph cannot replace what its argument stores\. Return the out-of-place"):
+        torch.compile(lambda x: x.mul_(2), fullgraph=True, backend="aot_eager")(x)
+    own = torch.compile(lambda x: x.clone().mul_(2), fullgraph=True, backend="aot_eager")
+    assert_same(own(x), x * 2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dense", "unused"])
+def test_a_gradient_that_is_stored_otherwise_is_refused(kind):
+    x = sparse("coo", 2, requires_grad=True)
+    y, total = torch.compile(lambda x: (x.exp(), x.sum().to_tensor(0)), fullgraph=True, backend="aot_eager")(x)
+    ones = torch.ones(ROWS, COLUMNS)
+    backward = {
+        "plain": lambda: y.backward(ones),
+        "dense": lambda: y.backward(md.masked_tensor(ones, ones > 0)),
+        "unused": total.backward,
+    }[kind]
+    with pytest.raises(md.MaskedSemanticsError, match=r"takes gradients in the layout of its results.*y\.detach"):
+        backward()
+
+
+def test_another_layout_is_another_graph():
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: x.exp(), fullgraph=True, backend=backend)
+    assert compiled(sparse("coo", 1)).storage_layout is torch.sparse_coo
+    assert compiled(sparse("csr", 1)).storage_layout is torch.sparse_csr
+    assert backend.frame_count == 2
+
+
+def test_a_tensor_that_meets_itself_in_pairs_is_one_graph():
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: x.unsqueeze(1) * x.unsqueeze(0), fullgraph=True, backend=backend)
+    for seed in range(4):
+        x = sparse("coo", seed)
+        assert_same(compiled(x), x.unsqueeze(1) * x.unsqueeze(0))
+    assert backend.frame_count <= 2
+
+
+def test_what_a_graph_stores_densely_for_producers_and_sums():
+    x = sparse("csr", 0)
+    assert_same(
+        torch.compile(lambda x: md.sparse_topk(x, 2), fullgraph=True, backend="aot_eager")(x), md.sparse_topk(x, 2)
+    )
+    x = sparse("bsr", 0)
+    summed = torch.compile(lambda x: md.accumulate(x, x.flip(0)), fullgraph=True, backend="aot_eager")(x)
+    assert_same(summed, md.accumulate(x, x.flip(0)))

@@ -1,0 +1,151 @@
+"""Masks change and nothing is compiled again; each kind of mask is compiled once, a changing size once more at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from compiled_regions import NAN, masked, same
+from examples.demo.models import Autoencoder, Forecaster
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+W = torch.randn(6, 6)
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "exp": torch.exp,
+    "arithmetic": lambda x: (x * 2 + x[0]) / (x.abs() + 1),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "comparison": lambda x: (x > 0).sum(),
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(-1),
+    "var": lambda x: x.var(1),
+    "std": lambda x: x.std(),
+    "amax": lambda x: x.amax(1),
+    "argmax": lambda x: x.argmax(1),
+    "max": lambda x: x.max(1),
+    "prod": lambda x: x.prod(0),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "median": lambda x: x.median(1),
+    "quantile": lambda x: x.quantile(0.3, dim=1),
+    "count": lambda x: x.count(1),
+    "cumsum": lambda x: x.cumsum(1),
+    "cummax": lambda x: x.cummax(1),
+    "sort": lambda x: x.sort(1),
+    "topk": lambda x: x.topk(3, 1),
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "layer_norm": lambda x: F.layer_norm(x, (6,)),
+    "rms_norm": lambda x: F.rms_norm(x, (6,)),
+    "normalize": lambda x: F.normalize(x),
+    "matmul": lambda x: x @ W,
+    "linear": lambda x: F.linear(x, W, W[0]),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, W),
+    "conv1d": lambda x: F.conv1d(x[None], torch.ones(2, 4, 3), padding=1),
+    "avg_pool": lambda x: F.avg_pool1d(x[None], 2),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "mse_loss": lambda x: F.mse_loss(x, x.detach() * 2),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2, 3])),
+    "view": lambda x: x[1:, ::2].reshape(-1),
+    "cat": lambda x: torch.cat([x, x.exp()]),
+    "gather": lambda x: x.gather(1, torch.zeros(4, 2, dtype=torch.int64)),
+    "index_add": lambda x: x.index_add(0, torch.tensor([0, 0]), x[:2]),
+    "cdist": lambda x: torch.cdist(x, x),
+    "cov": lambda x: x.cov(),
+    "diff": lambda x: x.diff(),
+}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 6))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+# Each with the shape of a sample.
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP": (mlp, (6,)),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()), (6,)),
+    "convolutions": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(2)), (2, 8)),
+    "attention": (Attending, (5, 6)),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), (5, 6)),
+    "residual": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Softmax(-1)), (3, 6)),
+    "forecaster": (lambda: Forecaster(8, 3, 8, 2, 1), (8,)),
+    "autoencoder": (lambda: Autoencoder(4, 2), (1, 8, 8)),
+}
+
+
+def masks(*shape: int) -> list[Tensor]:
+    """20 masks, of which 0 to 100 % is valid."""
+    return [torch.rand(shape) < share / 19 for share in range(20)]
+
+
+def check_masks(run: Callable[..., Any], function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    """20 masks: compiled at the first, and equal to eager at each."""
+    for number, mask in enumerate(masks(*shape)):
+        x = md.masked_tensor(torch.where(mask, torch.randn(shape), NAN), mask)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            found = run(x)
+        same(tuple(found) if isinstance(found, tuple) else found, function(x))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_are_compiled_once_for_20_masks(function: Callable[[Tensor], Any]) -> None:
+    check_masks(torch.compile(function, backend="eager", fullgraph=True), function, (4, 6))
+
+
+@pytest.mark.parametrize("make, shape", MODELS.values(), ids=MODELS)
+def test_models_are_compiled_once_for_20_masks(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    net = make().eval()
+    check_masks(torch.compile(net, backend="eager"), net, (3, *shape))
+
+
+KINDS: dict[str, Callable[[], Tensor | None]] = {
+    "none": lambda: None,
+    "full": lambda: torch.rand(4, 6) > 0.4,
+    "rows": lambda: torch.rand(4, 1) > 0.4,
+    "columns": lambda: torch.rand(1, 6) > 0.4,
+    "expanded": lambda: (torch.rand(4, 1) > 0.4).expand(4, 6),
+}
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "mean", "softmax", "matmul", "sort", "cat"])
+def test_each_kind_of_mask_is_compiled_once(name: str) -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    function = FUNCTIONS[name]
+    run = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(2):
+        for kind in KINDS.values():
+            x = masked(4, 6, mask=kind())
+            same(run(x), function(x))
+    assert len(graphs) <= len(KINDS)
+
+
+@pytest.mark.parametrize(
+    "name", ["arithmetic", "mean", "softmax", "matmul", "layer_norm", "attention", "sort", "cumsum"]
+)
+def test_sizes_are_dynamic(name: str) -> None:
+    function = FUNCTIONS[name]
+    run = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
+    for number, rows in enumerate((3, 7, 4, 9, 2)):
+        x = masked(rows, 6)
+        with torch._dynamo.config.patch(error_on_recompile=number > 1):
+            same(run(x), function(x))
