@@ -1,7 +1,7 @@
 """Gradients through the tensor (P5): both orders, both modes, different masks on the operands, NaN under them.
 
-Conformance compares each operator with its oracle; here whole functions of several operands go through the public
-surface and are compared with finite differences, which know nothing of rules.
+Conformance asks each operator by itself (P3, P5); here functions of several operands and operators go through the
+public surface and are compared with finite differences, which know nothing of rules, in forward mode too.
 """
 
 from __future__ import annotations
@@ -35,97 +35,42 @@ def operands(garbage: float = NAN) -> tuple[Tensor, Tensor, Tensor]:
     return a.requires_grad_(), b.requires_grad_(), w.requires_grad_()
 
 
-def each(module: Any, names: str, shift: float = 0.0) -> dict[str, Function]:
-    """Functions of one operand by their names in `module`."""
-    return {name: (lambda a, b, w, name=name: getattr(module, name)(a - shift)) for name in names.split()}
-
-
-UNARY = each(
-    torch,
-    "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 reciprocal abs neg square atan sinh lgamma digamma",
-)
-ACTIVATIONS = each(F, "relu gelu silu softplus elu leaky_relu hardtanh mish logsigmoid selu", shift=0.7)
-BINARY: dict[str, Function] = {
-    "add": lambda a, b, w: a + b,
-    "sub, plain": lambda a, b, w: a - w[0] * 2,
-    "mul": lambda a, b, w: a * b,
-    "mul, plain": lambda a, b, w: a * w[0],
-    "div": lambda a, b, w: a / b,
-    "pow": lambda a, b, w: a**b,
-    "pow, number": lambda a, b, w: b**3 + 2**a,
-    "maximum": lambda a, b, w: torch.maximum(a, b),
-    "fmin": lambda a, b, w: torch.fmin(a, b),
-    "atan2": lambda a, b, w: torch.atan2(a, b),
-    "hypot": lambda a, b, w: torch.hypot(a, b),
-    "logaddexp": lambda a, b, w: torch.logaddexp(a, b),
-    "xlogy": lambda a, b, w: torch.xlogy(a, b),
-    "lerp": lambda a, b, w: torch.lerp(a, b, w[0]),
-    "addcmul": lambda a, b, w: torch.addcmul(w[0], a, b, value=0.5),
+POINTWISE: dict[str, Function] = {
     "addcdiv": lambda a, b, w: torch.addcdiv(a, w[0], b),
     "clamp": lambda a, b, w: a.clamp(0.5, 1.0) + b.clamp(min=w[0]),
     "where": lambda a, b, w: torch.where(a > 0.8, a, b * w[0]),
     "masked_fill": lambda a, b, w: a.masked_fill(torch.eye(3, 4, dtype=torch.bool), 2.0) * b,
 }
 REDUCTIONS: dict[str, Function] = {
-    "sum": lambda a, b, w: (a * b).sum(),
     "sum over a dimension": lambda a, b, w: a.sum(0) * b.sum(1)[:, None],
-    "mean": lambda a, b, w: (a.exp() * w[0]).mean(-1),
-    "mean of all": lambda a, b, w: (a + b).mean(),
     "var": lambda a, b, w: (b * w[0]).var(-1),
-    "std": lambda a, b, w: (b * w[0]).std(),
     "prod": lambda a, b, w: a.prod(-1) + (a * b).prod(),
     "amax": lambda a, b, w: a.amax(-1) * b.amin(0, keepdim=True).sum(),
-    "max with indices": lambda a, b, w: a.max(-1).values + b.min(-1).values,
     "logsumexp": lambda a, b, w: a.logsumexp(-1) + b.logsumexp((0, 1)),
-    "norm": lambda a, b, w: a.norm(dim=-1) + b.norm(3),
-    "median": lambda a, b, w: a.median(-1).values + b.median(),
-    "cumsum": lambda a, b, w: a.cumsum(-1) * b,
     "cumprod": lambda a, b, w: b.cumprod(0),
-    "logcumsumexp": lambda a, b, w: b.logcumsumexp(-1),
-    "sort": lambda a, b, w: b.sort(-1, descending=True).values,
-    "topk": lambda a, b, w: b.topk(2).values,
     "softmax": lambda a, b, w: a.softmax(-1) * b,
-    "log_softmax": lambda a, b, w: (a * w[0]).log_softmax(0),
-    "normalize": lambda a, b, w: F.normalize(b, dim=-1),
     "layer_norm": lambda a, b, w: F.layer_norm(b, (4,), w[0], w[1]),
-    "group_norm": lambda a, b, w: F.group_norm(b[None].expand(2, 3, 4), 1, w[0, :3], w[1, :3]),
     "batch_norm": lambda a, b, w: F.batch_norm(b, None, None, w[0], w[1], training=True),
 }
 PRODUCTS: dict[str, Function] = {
     "matmul": lambda a, b, w: a @ b.mT,
-    "matmul, plain": lambda a, b, w: a @ w,
-    "linear": lambda a, b, w: F.linear(a, w, w[0]),
     "addmm": lambda a, b, w: torch.addmm(b, a, w, beta=0.5),
-    "bmm": lambda a, b, w: torch.bmm(a[None], b.mT[None]),
     "einsum": lambda a, b, w: torch.einsum("ij,kj,jl->ikl", a, b, w),
-    "outer": lambda a, b, w: torch.outer(a[0], b[1]),
     "conv1d": lambda a, b, w: F.conv1d(a[None], w[None, :3, :2] * 1.0, padding=1),
     "attention": lambda a, b, w: F.scaled_dot_product_attention(a[None], b[None], (b * a.exp())[None] @ w),
-    "cosine_similarity": lambda a, b, w: F.cosine_similarity(b, w[:3], dim=-1),
 }
 MOVES: dict[str, Function] = {
     "views": lambda a, b, w: a.t()[1:].reshape(-1) * b.view(4, 3)[:3].flatten(),
-    "expand": lambda a, b, w: a[0].expand(3, 4) * b,
     "cat and stack": lambda a, b, w: torch.cat([a, b, w]) * torch.stack([a, b]).sum(),
-    "gather": lambda a, b, w: a.gather(1, torch.tensor([[0, 0, 3], [1, 2, 2], [0, 1, 2]])) * b[:, :3],
     "index": lambda a, b, w: a[torch.tensor([0, 0, 1])] * b[:, [1, 2, 3, 0]],
     "flip, roll, pad": lambda a, b, w: F.pad(a.flip(0), (1, 0), value=0.5) * F.pad(b.roll(1, 1), (0, 1)),
-    "tril": lambda a, b, w: a.tril() + b.triu(),
     "index_add": lambda a, b, w: w.index_add(0, torch.tensor([1, 1, 3]), a) * b.sum(),
     "scatter": lambda a, b, w: b.scatter(1, torch.tensor([[0, 2], [1, 3], [2, 0]]), a[:, :2]),
-    "diff": lambda a, b, w: b.diff(dim=-1) * a[:, 1:],
     "pooling": lambda a, b, w: F.avg_pool1d(b[None], 2) + F.max_pool1d(b[None], 2),
     "mask_with": lambda a, b, w: b.mask_like(a) * w[0],
 }
 LOSSES: dict[str, Function] = {
-    "mse_loss": lambda a, b, w: F.mse_loss(a, b),
-    "smooth_l1_loss": lambda a, b, w: F.smooth_l1_loss(a, w[:3], reduction="sum"),
-    "huber_loss": lambda a, b, w: F.huber_loss(a, b, delta=0.3),
     "kl_div": lambda a, b, w: F.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
-    "binary_cross_entropy": lambda a, b, w: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
-    "bce_with_logits": lambda a, b, w: F.binary_cross_entropy_with_logits(
-        a, b.sigmoid(), weight=torch.arange(1.0, 5.0)
-    ),
     "cross_entropy": lambda a, b, w: F.cross_entropy(b * w[0], torch.tensor([0, 1, 3])),
     "gaussian_nll_loss": lambda a, b, w: F.gaussian_nll_loss(a, w[:3], b, full=True),
 }
@@ -135,7 +80,12 @@ INPLACE: dict[str, Function] = {
     "assigned": lambda a, b, w: written(a * 1, lambda y: y.__setitem__((slice(None), 1), b[:, 2] * w[0, :3])),
     "a plain tensor updated": lambda a, b, w: written(w[:3] * 1, lambda y: y.addcmul_(a, b)),
 }
-FUNCTIONS = UNARY | ACTIVATIONS | BINARY | REDUCTIONS | PRODUCTS | MOVES | LOSSES | INPLACE
+FUNCTIONS = POINTWISE | REDUCTIONS | PRODUCTS | MOVES | LOSSES | INPLACE
+# One of each kind: what they show is done by the tensor, not by a rule.
+EXAMPLES = [
+    *("where", "prod", "batch_norm", "softmax", "einsum", "attention", "index", "scatter", "cross_entropy"),
+    *INPLACE,
+]
 
 
 def written(y: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
@@ -153,10 +103,6 @@ def of_plain_data(function: Function) -> Callable[..., Tensor]:
     return plain
 
 
-def test_there_are_many() -> None:
-    assert len(FUNCTIONS) >= 100
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives_by_finite_differences(name: str) -> None:
     function, inputs = of_plain_data(FUNCTIONS[name]), operands()
@@ -166,7 +112,7 @@ def test_derivatives_by_finite_differences(name: str) -> None:
         gradgradcheck(function, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_gradients_are_zero_where_invalid_and_blind_to_what_is_there(name: str) -> None:
     gradients = []
     for garbage in (NAN, float("inf"), -1e300):
@@ -180,7 +126,7 @@ def test_gradients_are_zero_where_invalid_and_blind_to_what_is_there(name: str) 
         assert all(torch.equal(g, o) for g, o in zip(gradients[0], other, strict=True))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_masked_leaves_get_masked_gradients_and_plain_ones_plain(name: str) -> None:
     function = FUNCTIONS[name]
     data = operands()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
-from storages import STORAGES
+from storages import STORAGES, storages_but
 
 OF_A_MASK: dict[str, Callable[..., Tensor]] = {
     "zeros_like": torch.zeros_like,
@@ -21,6 +22,12 @@ OF_A_MASK: dict[str, Callable[..., Tensor]] = {
     "randint_like": lambda x, **options: torch.randint_like(x, 3, **options),
 }
 
+
+# Each function, and each storage.
+IN_STORAGES = [
+    *((function, "dense") for function in OF_A_MASK),
+    *zip(itertools.cycle(OF_A_MASK), storages_but("dense"), strict=False),
+]
 
 # Of the mask, or of the pattern of what is stored.
 UNKNOWN = (
@@ -34,8 +41,7 @@ def of_kind(storage: str) -> Any:
     return STORAGES[storage](md.masked_tensor(torch.arange(8.0).reshape(2, 4), mask))
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("function", OF_A_MASK)
+@pytest.mark.parametrize(("function", "storage"), IN_STORAGES)
 def test_on_meta_as_on_the_cpu(function: str, storage: str) -> None:
     x = of_kind(storage)
     there = OF_A_MASK[function](x, device="meta")
@@ -43,8 +49,7 @@ def test_on_meta_as_on_the_cpu(function: str, storage: str) -> None:
     assert (there.shape, there.dtype, there.device.type) == (x.shape, x.dtype, "meta")
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("function", OF_A_MASK)
+@pytest.mark.parametrize(("function", "storage"), IN_STORAGES)
 def test_a_mask_on_meta_is_unknown_elsewhere(function: str, storage: str) -> None:
     """It failed in the copy of the mask: "Cannot copy out of meta tensor; no data!"."""
     x = of_kind(storage).to("meta")

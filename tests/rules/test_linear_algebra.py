@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,29 +25,18 @@ WHOLE = [0, 2]
 # Results that are functions of the matrix: without the freedom of sign that eigenvectors have.
 OF_ONE_MATRIX: dict[str, Callable[[Tensor], Tensor]] = {
     "inv": torch.linalg.inv,
-    "inv_ex": lambda a: torch.linalg.inv_ex(a).inverse,
-    "det": torch.linalg.det,
     "logdet": torch.logdet,
-    "slogdet": lambda a: torch.linalg.slogdet(a).logabsdet,
     "cholesky": torch.linalg.cholesky,
-    "cholesky_ex": lambda a: torch.linalg.cholesky_ex(a).L,
     "cholesky_inverse": torch.cholesky_inverse,
     "qr": lambda a: torch.linalg.qr(a).R,
-    "svd": lambda a: torch.linalg.svd(a).S,
-    "singular vectors": lambda a: torch.linalg.svd(a).U.abs(),
     "svdvals": torch.linalg.svdvals,
+    "singular vectors": lambda a: torch.linalg.svd(a).U.abs(),
     "eig": lambda a: torch.linalg.eig(a).eigenvectors.abs(),
-    "eigvals": torch.linalg.eigvals,
-    "eigh": lambda a: torch.linalg.eigh(a).eigenvalues,
     "eigenvectors": lambda a: torch.linalg.eigh(a).eigenvectors.abs(),
-    "eigvalsh": torch.linalg.eigvalsh,
     "lu": lambda a: torch.linalg.lu(a).U,
-    "lu_factor": lambda a: torch.linalg.lu_factor(a).LU,
     "lu_unpack": lambda a: torch.lu_unpack(*torch.linalg.lu_factor(a)).L,
-    "pinv": torch.linalg.pinv,
     "pinv of a tolerance": lambda a: torch.linalg.pinv(a, rtol=1e-3),
     "matrix_exp": torch.linalg.matrix_exp,
-    "matrix_power": lambda a: torch.linalg.matrix_power(a, 3),
     "inverse power": lambda a: torch.linalg.matrix_power(a, -2),
     "cond": torch.linalg.cond,
     "nuclear norm": lambda a: torch.linalg.matrix_norm(a, "nuc"),
@@ -54,8 +44,7 @@ OF_ONE_MATRIX: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("hidden", GARBAGE)
-@pytest.mark.parametrize("name", OF_ONE_MATRIX)
+@pytest.mark.parametrize(("name", "hidden"), zip(OF_ONE_MATRIX, itertools.cycle(GARBAGE), strict=False))
 def test_a_batch_with_a_padded_matrix(name: str, hidden: float) -> None:
     """Whole matrices give what they give without the others, and so do two derivatives; nothing is raised."""
     function = OF_ONE_MATRIX[name]

@@ -41,83 +41,55 @@ def mask_variants(shape: tuple[int, ...]) -> list[Tensor]:
     return [v.to(torch.int8) for v in variants]
 
 
+# Each rule, where the shape asks something of the mask of its own; plain samples of every operator are conformance's.
 MOVES: list[tuple[Any, tuple[int, ...], tuple[Any, ...]]] = [
-    (aten.view.default, (2, 3, 4), ((6, 4),)),
     (aten.view.default, (2, 3, 4), ((2, 3, 2, 2),)),
-    (aten.view.default, (2, 3, 4), ((2, -1),)),
-    (aten.view.default, (2, 1, 4), ((1, 2, 4, 1),)),
     (aten.view.default, (2, 3, 4), ((4, 3, 2),)),
     (aten.view.default, (2, 0, 4), ((0, 8),)),
     (aten.view.default, (), ((1, 1),)),
     (aten._unsafe_view.default, (2, 3, 4), ((2, 12),)),
-    (aten.view_copy.default, (2, 6), ((3, 4),)),
     (aten._reshape_alias.default, (2, 3, 4), ((6, 4), (4, 1))),
     (aten.expand.default, (3, 1), ((2, 3, 4),)),
-    (aten.expand.default, (3, 1), ((-1, 4),)),
-    (aten.expand_copy.default, (3, 1), ((3, 4),)),
-    (aten.as_strided.default, (3, 4), ((2, 2), (4, 2))),
     (aten.as_strided.default, (3, 4), ((2, 2), (4, 2), 3)),
-    (aten.permute.default, (2, 3, 4), ((2, 0, 1),)),
     (aten.permute.default, (2, 3, 4), ((-1, 0, 1),)),
-    (aten.transpose.int, (2, 3, 4), (-1, 0)),
     (aten.transpose.int, (), (0, -1)),
-    (aten.transpose_copy.int, (2, 3), (0, 1)),
-    (aten.t.default, (2, 3), ()),
     (aten.t.default, (3,), ()),
-    (aten.unsqueeze.default, (2, 3), (-1,)),
     (aten.unsqueeze.default, (), (0,)),
-    (aten.squeeze.default, (1, 3, 1), ()),
-    (aten.squeeze.dim, (1, 3, 1), (-1,)),
     (aten.squeeze.dim, (1, 3, 1), (1,)),
     (aten.squeeze.dim, (), (0,)),
     (aten.squeeze.dims, (1, 3, 1), ((0, 1),)),
-    (aten.squeeze_copy.dims, (1, 3, 1), ((0, -1),)),
     (aten.select.int, (2, 3, 4), (1, -1)),
-    (aten.select_copy.int, (2, 3), (-1, 0)),
     (aten.slice.Tensor, (5, 3), (0, 1, 4, 2)),
-    (aten.slice.Tensor, (5, 3), (1, -2)),
     (aten.slice.Tensor, (5, 3), (0, 4, 2)),
     (aten.narrow_copy.default, (5, 3), (0, 1, 2)),
-    (aten.split.Tensor, (5, 3), (2,)),
     (aten.split.Tensor, (5, 3), (2, -1)),
     (aten.unsafe_split.Tensor, (5, 3), (2,)),
     (aten.split_with_sizes.default, (5, 3), ([2, 0, 3],)),
     (aten.unsafe_split_with_sizes.default, (5, 3), ([1, 2], 1)),
-    (aten.split_with_sizes_copy.default, (5, 3), ([1, 4],)),
     (aten.unbind.int, (2, 3), (1,)),
-    (aten.unbind_copy.int, (2, 3), ()),
-    (aten.diagonal.default, (3, 4), ()),
     (aten.diagonal.default, (3, 4, 2), (1, 1, -1)),
-    (aten.diagonal.default, (3, 4), (-2,)),
     (aten.diagonal.default, (3, 4), (9,)),
-    (aten.diagonal_copy.default, (3, 4), ()),
     (aten.unfold.default, (2, 7), (1, 3, 2)),
-    (aten.unfold.default, (2, 7), (0, 1, 1)),
     (aten.unfold.default, (), (0, 1, 1)),
-    (aten.unfold_copy.default, (7,), (0, 3, 2)),
-    (aten.alias.default, (2, 3), ()),
     (aten.flip.default, (2, 3, 4), ((0, -1),)),
-    (aten.rot90.default, (2, 3), ()),
-    (aten.rot90.default, (2, 3, 4), (-1, (1, 2))),
     (aten.roll.default, (2, 5), ((2,),)),
-    (aten.roll.default, (2, 5), ((2, -1), (1, 0))),
-    (aten.repeat.default, (2, 3), ((2, 1, 3),)),
     (aten.repeat.default, (2, 3), ((0, 2),)),
     (aten.pixel_shuffle.default, (1, 8, 2, 3), (2,)),
-    (aten.pixel_unshuffle.default, (1, 2, 4, 6), (2,)),
     (aten.channel_shuffle.default, (1, 4, 2, 2), (2,)),
-    (aten.reflection_pad1d.default, (2, 5), ((2, 1),)),
     (aten.reflection_pad2d.default, (1, 3, 4), ((1, 1, 2, 0),)),
-    (aten.replication_pad2d.default, (1, 3, 4), ((1, 1, 2, 0),)),
     (aten._pad_circular.default, (1, 2, 5), ((2, 1),)),
-    (aten.tril.default, (3, 4), ()),
     (aten.triu.default, (2, 3, 4), (1,)),
     (aten.diag_embed.default, (2, 3), (1,)),
-    (aten.constant_pad_nd.default, (2, 3), ((1, 0, 0, 2),)),
     (aten.constant_pad_nd.default, (3, 4), ((-1, 2, 0, 0),)),
     (aten.select_backward.default, (2, 4), ((2, 3, 4), 1, 2)),
     (aten.slice_backward.default, (2, 2), ((2, 5), 1, 0, 4, 2)),
     (aten.diagonal_backward.default, (3,), ((3, 4), 1, 0, 1)),
+]
+# Of these an element may arrive at several places, or at none.
+SPREAD = [
+    (op, shape, args)
+    for op, shape, args in MOVES
+    if op in (aten.expand.default, aten.as_strided.default, aten.unfold.default, aten._pad_circular.default) and shape
 ]
 
 
@@ -135,10 +107,8 @@ def test_an_element_moves_with_its_validity(op, shape, args):
             assert torch.equal(valid_of(result), origin_valid[data])
 
 
-@pytest.mark.parametrize("op,shape,args", [m for m in MOVES if "_backward" not in str(m[0])][::3], ids=str)
+@pytest.mark.parametrize("op,shape,args", SPREAD, ids=str)
 def test_movement_has_the_gradient_of_what_is_valid(op, shape, args):
-    if math.prod(shape) == 0:
-        return
     for mask in mask_variants(shape)[:3]:
         grads = []
         for garbage in (nan, inf, 3.0):

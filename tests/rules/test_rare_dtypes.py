@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from storages import STORAGES
+from storages import STORAGES, storages_but
 
 DATA = torch.tensor([[5.0, 1.0, 7.0, 3.0], [2.0, 9.0, 4.0, 6.0]])
 MASK = torch.tensor([[True, False, True, True], [False, True, True, False]])
@@ -27,8 +28,16 @@ def dense(x: Tensor) -> md.MaskedTensor:
     return x.to_dense()
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "storage"),
+    [
+        *((dtype, "dense") for dtype in UNSIGNED),
+        *zip(itertools.cycle(UNSIGNED), storages_but("dense"), strict=False),
+    ],
+)
 def test_unsigned_integers(dtype: torch.dtype, storage: str) -> None:
     """torch has kernels for few operators of these: what moves elements must not need others than the call itself."""
     x = STORAGES[storage](md.masked_tensor(DATA.to(dtype), MASK))
@@ -52,8 +61,15 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [
+        *((name, "dense") for name in PARTS),
+        *zip(PARTS, storages_but("dense"), strict=False),
+        ("conj, imag", "csr"),
+        ("conj, imag", "packed"),
+    ],
+)
 def test_parts_of_conjugated_tensors(name: str, storage: str) -> None:
     """A masked tensor shows no conjugate bit, which its data may have: `real` and `imag` go by view_as_real."""
     part, data = PARTS[name], torch.complex(DATA, -DATA.flip(0))
