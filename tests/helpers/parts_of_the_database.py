@@ -5,8 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import torch
+
 from op_registry.conformance.part import part
+from op_registry.conformance.samples import database
 from op_registry.conformance.trials import Report
+from repository import ROOT
+
+
+def entries() -> list[str]:
+    """The names of all entries. They are kept in a file: every worker collects, and the database loads for seconds."""
+    kept = ROOT / f"build/entries-{torch.__version__}.txt"
+    if not kept.exists():
+        kept.parent.mkdir(exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}")
+        unfinished.write_text("\n".join(database()), encoding="utf-8")
+        unfinished.rename(kept)
+    return kept.read_text(encoding="utf-8").splitlines()
 
 
 def asked_for(names: Sequence[str], variable: str, default: str) -> Sequence[str]:
