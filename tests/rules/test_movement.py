@@ -55,7 +55,7 @@ MOVES: list[tuple[Any, tuple[int, ...], tuple[Any, ...]]] = [
     (aten.transpose.int, (), (0, -1)),
     (aten.t.default, (3,), ()),
     (aten.unsqueeze.default, (), (0,)),
-    (aten.squeeze.dim, (1, 3, 1), (1,)),
+    (aten.squeeze.dim, (2, 3, 1), (1,)),
     (aten.squeeze.dim, (), (0,)),
     (aten.squeeze.dims, (1, 3, 1), ((0, 1),)),
     (aten.select.int, (2, 3, 4), (1, -1)),

@@ -161,7 +161,7 @@ SIZES = {
 CASES = [
     pytest.param(n, fn, holes, id=f"{name}-holes" if holes else name)
     for n in SIZES
-    for (name, fn), holes in zip((*convolutions(n), *poolings(n)), itertools.cycle((0.0, 0.3)), strict=False)
+    for (name, fn), holes in zip((*convolutions(n), *poolings(n)), itertools.cycle((0.0, 0.7)), strict=False)
 ]
 
 

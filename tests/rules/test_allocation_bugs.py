@@ -62,8 +62,15 @@ def test_adaptive_softmax_divided_by_rows_that_are_not_there(adaptive: tuple[nn.
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("hidden", [0, 7, 19, -1, 1000])
-@pytest.mark.parametrize("missing", [[0], [1], [1, 2], [3], [0, 3], [0, 1, 2, 3]], ids=str)
+# Targets of the head and of each tail, together and all; and each kind of number under the mask of one.
+@pytest.mark.parametrize(
+    ("missing", "hidden"),
+    [
+        *(([0], 7), ([1, 2], 1000), ([3], -1), ([0, 3], 0), ([0, 1, 2, 3], 19)),
+        *(([1], hidden) for hidden in (0, 7, 19, -1, 1000)),
+    ],
+    ids=str,
+)
 def test_adaptive_softmax_leaves_out_invalid_targets(
     adaptive: tuple[nn.Module, Tensor, Tensor], missing: list[int], hidden: int
 ) -> None:
@@ -344,8 +351,15 @@ FACTORIES: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore:torch.range is deprecated")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in FACTORIES),
+        ("eye", torch.int64),
+        ("arange", torch.int64),
+        ("rand", torch.int64),
+    ],
+)
 def test_factories_write_to_a_masked_out(name: str, dtype: torch.dtype) -> None:
     make = FACTORIES[name]
     shape = make().shape

@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
 
-pytestmark = pytest.mark.thorough
-
 
 class LargestTemporary(TorchDispatchMode):
     """The number of elements of the largest tensor with memory of its own that an operator returns."""
