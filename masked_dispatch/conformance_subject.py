@@ -19,6 +19,8 @@ from op_registry.sparse.layout_registry import layout_called
 
 # COO with one sparse dimension, the others dense.
 HYBRID = "hybrid"
+# A packed batch (B, T, …) seen with time first: the sparse dimensions are in another order than those of its storage.
+TIME_FIRST = "time_first_packed"
 
 
 class Eager(Subject):
@@ -63,7 +65,7 @@ class Eager(Subject):
     )
 
     def can_store(self, storage: str) -> bool:
-        return storage == HYBRID or layout_called(storage) is not None
+        return storage in (HYBRID, TIME_FIRST) or layout_called(storage) is not None
 
     def __init__(self) -> None:
         self._densified: list[str] = []
@@ -71,6 +73,12 @@ class Eager(Subject):
         on_densify.append(lambda event: self._densified.append(f"{event.op}: {event.why}"))
 
     def stored(self, value: Any, storage: str, requires_grad: bool, explicit_invalid: bool = False) -> Any:
+        if storage == TIME_FIRST:
+            if not is_masked_tensor(value) or value.ndim < 2:
+                return value
+            with torch.no_grad():
+                packed = self.stored(value.transpose(0, 1), "packed", False, explicit_invalid)
+                return packed.transpose(0, 1).clone().requires_grad_(requires_grad)
         layout = COO if storage == HYBRID else layout_called(storage)
         if layout is None or not is_masked_tensor(value) or value.ndim < (2 if storage == HYBRID else layout.min_dims):
             return value

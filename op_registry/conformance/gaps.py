@@ -64,6 +64,9 @@ _AMPLIFIED = (
     "fifty steps in float32 amplify that to 5e-5 (torch's own gradient is 7e-5 off the one in float64)"
 )
 
+_DRAWN_BY_ROWS = "packed rows have one order, that of batch, time and features, in which random numbers are drawn"
+_STRIDED = "the kernel takes scales of one memory order, which dense storage of a batch seen with time first has not"
+
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),
     "complex": (Gap("P1", _CAST, "error 2"),),
@@ -105,6 +108,8 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         for law, storages in (("P3", "csr bsr"), ("P4", "coo csr csc bsr bsc csr_first"))
         for storage in storages.split()
     ),
+    "nn_functional_dropout": (Gap("P4", _DRAWN_BY_ROWS, "time_first_packed"),),
+    "torch__scaled_mm_v2": (Gap("P4", _STRIDED, "time_first_packed"),),
     "to_sparse": (Gap("P2", _STORED, ""),),
     "repeat_interleave": (Gap("P8", _POSITIONS, "sample 3 half_others"),),
 }

@@ -66,7 +66,7 @@ STORED: dict[str, Callable[..., None]] = {
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
 ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
-STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "csr_first")
+STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "time_first_packed", "csr_first", "packed_first")
 
 # The most elements in the tensors of a sample. Each is tried hundreds of times; torch has three sizes of millions of
 # elements for grid_sampler_3d, none for any other operator.

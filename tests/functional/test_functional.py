@@ -285,8 +285,10 @@ HANDED = {
 }
 
 
-@pytest.mark.parametrize("name", HANDED)
-@pytest.mark.parametrize("function", [lambda x: x.exp(), lambda x: x * 2, lambda x: x.softmax(-1)])
+OPERATIONS: list[Callable[[Any], Any]] = [lambda x: x.exp(), lambda x: x * 2, lambda x: x.softmax(-1)]
+
+
+@pytest.mark.parametrize(("name", "function"), zip(HANDED, OPERATIONS * 3, strict=True))
 def test_a_masked_tensor_handed_to_torch_func_is_refused(name: str, function: Callable[[Any], Any]) -> None:
     with pytest.raises(md.MaskedSemanticsError, match=r"masked_dispatch\.functional"):
         HANDED[name](function, sample())

@@ -22,11 +22,18 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: (x @ torch.linspace(-1, 1, 16, dtype=x.dtype).reshape(8, 2)).exp().sum(),
     "stored densely": lambda x: x.cumsum(1).pow(2).sum(),
 }
-functions = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+# Each function in two storages, each storage with two functions.
+crossed = pytest.mark.parametrize(
+    ("storage", "function"),
+    [
+        pytest.param(storage, FUNCTIONS[name], id=f"{name}-{storage}")
+        for n, name in enumerate(FUNCTIONS)
+        for storage in ([*STORED][n % len(STORED)], [*STORED][(n + 3) % len(STORED)])
+    ],
+)
 
 
-@layouts
-@functions
+@crossed
 def test_gradients_are_stored_as_the_argument_is(storage: str, function: Callable[[Tensor], Tensor]) -> None:
     x, base = STORED[storage](dense()), dense()
     gradient, value = F.grad_and_value(function)(x)
@@ -39,8 +46,7 @@ def test_gradients_are_stored_as_the_argument_is(storage: str, function: Callabl
     same(F.grad(twice)(x), F.grad(twice)(base), x.storage_layout)
 
 
-@layouts
-@functions
+@crossed
 def test_tangents_and_cotangents_may_be_stored_anyhow(storage: str, function: Callable[[Tensor], Tensor]) -> None:
     x, base = STORED[storage](dense()), dense()
     expected = F.jvp(function, (base,), (dense(1),))

@@ -23,6 +23,8 @@ COO, CSR, CSC, BSR, BSC = (
 LAYOUTS = [COO, CSR, CSC, BSR, BSC]
 # shape, dense dimensions
 SHAPES = [((4, 6), 0), ((2, 4, 6), 0), ((4, 6, 3), 1), ((2, 4, 6, 3), 1)]
+# Each layout and each shape, with another one each time.
+CROSSED = [(LAYOUTS[n % 5], *SHAPES[n % 4]) for n in range(8)]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning"),
@@ -63,8 +65,7 @@ def check(t: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- there and back
 
 
-@pytest.mark.parametrize(("shape", "dense"), SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("layout", "shape", "dense"), CROSSED, ids=str)
 def test_what_is_specified_is_valid_there_and_back(layout, shape, dense):
     data = some_data(shape, dense, layout)
     given = torch_sparse(data, layout, dense)
@@ -78,8 +79,7 @@ def test_what_is_specified_is_valid_there_and_back(layout, shape, dense):
         assert layout is not COO or back.is_coalesced()
 
 
-@pytest.mark.parametrize(("shape", "dense"), SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("layout", "shape", "dense"), CROSSED, ids=str)
 def test_gradients_of_what_comes_in(layout, shape, dense):
     data = some_data(shape, dense, layout)
     leaf = torch_sparse(data, layout, dense).requires_grad_()
@@ -93,8 +93,7 @@ def test_gradients_of_what_comes_in(layout, shape, dense):
     torch.testing.assert_close(strided.grad, 2 * data)
 
 
-@pytest.mark.parametrize(("shape", "dense"), SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("layout", "shape", "dense"), CROSSED, ids=str)
 def test_gradients_of_what_goes_out(layout, shape, dense):
     data = some_data(shape, dense, layout)
     x = md.masked_tensor(torch_sparse(data, layout, dense), requires_grad=True)
@@ -173,8 +172,7 @@ def test_no_gradient_for_what_was_filled():
     torch.testing.assert_close(x.grad.to_tensor(0), torch.eye(4, 6).exp() * torch.eye(4, 6))
 
 
-@pytest.mark.parametrize("dense", [0, 1])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("layout", "dense"), [(COO, 1), (CSR, 0), (CSC, 1), (BSR, 0), (BSC, 1)], ids=str)
 def test_on_the_meta_device_no_fill_is_needed(layout, dense):
     # Blocks and dense dimensions store invalid elements, which need a fill on devices that have values.
     mask = torch.ones(4, 6, *[2] * dense, dtype=torch.bool)
@@ -312,8 +310,14 @@ def test_int32_indices_stay_int32():
 # ------------------------------------------------------------------------------------------------------------- nothing
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0), (4, 6), (2, 4, 6)])
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        *zip(LAYOUTS, [(0, 6), (4, 0), (0, 0), (4, 6), (2, 4, 6)], strict=True),
+        *zip(LAYOUTS, [(2, 4, 6), (0, 6), (4, 6), (0, 0), (4, 0)], strict=True),
+    ],
+    ids=str,
+)
 def test_empty_tensors_and_nothing_specified(layout, shape):
     if 0 in shape[-2:] and layout in (BSR, BSC):
         size = {"blocksize": (1, 1)}
@@ -422,8 +426,10 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("make", [md.as_masked_tensor, md.masked_tensor])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [*((md.as_masked_tensor, name) for name in BAD), (md.masked_tensor, "negative"), (md.masked_tensor, "by column")],
+)
 def test_indices_that_are_not_well_formed(make, name):
     given, message = BAD[name]
     tensor = given()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -35,7 +35,12 @@ def fits(layout: Layout, dims: int) -> bool:
     return dims > 1 or layout is COO
 
 
-CASES = [(layout, *shape) for layout in LAYOUTS for shape in SHAPES if fits(layout, shape[1])]
+# Each shape in two layouts, each layout with shapes of every kind.
+CASES = [
+    (layout, *shape)
+    for n, shape in enumerate(SHAPES)
+    for layout in ((LAYOUTS[n % 5], LAYOUTS[(n + 1) % 5]) if fits(CSR, shape[1]) else (COO,))
+]
 
 
 def some_record(shape: tuple[int, ...], valid: float) -> Dense:
@@ -56,12 +61,11 @@ def same(a: Sparse, b: Sparse) -> None:
         assert torch.equal(a.values.validity, b.values.validity)
 
 
-@pytest.fixture(params=[1, 4], ids=["one thread", "four threads"])
-def threads(request):
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
     """Several threads find positions by torch's nonzero."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
@@ -87,14 +91,16 @@ def test_chunks_give_what_nonzero_gives(layout, shape, dims, chunked, threads):
     if block_of(layout) is None:
         records.append(records[2].map(lambda t: t.permute(turn)))  # of other strides
     expected = [from_dense(record, *arguments) for record in records]
-    for chunk in CHUNKS:
+    for count, chunk in zip((1, 1, 4), CHUNKS, strict=True):
+        threads(count)
         chunked(chunk)
         for record, wanted in zip(records, expected, strict=True):
             same(from_dense(record, *arguments), wanted)
 
 
-@pytest.mark.parametrize(("shape", "dims"), SHAPES[:4])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "shape", "dims"), [(layout, *SHAPES[n % 4]) for n, layout in enumerate(LAYOUTS)], ids=str
+)
 def test_chunks_are_differentiable(layout, shape, dims, chunked):
     x = some_record(shape, 0.4)
     data = x.data.nan_to_num(7).double().requires_grad_()
@@ -112,13 +118,11 @@ def test_chunks_are_differentiable(layout, shape, dims, chunked):
     assert torch.equal(second, values(direction))
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bool, torch.uint8, torch.uint16, torch.uint64, torch.float16, torch.bfloat16, torch.float8_e5m2,
-     torch.complex64, torch.complex128],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+DTYPES = [torch.bool, torch.uint8, torch.uint16, torch.uint64, torch.float16, torch.bfloat16, torch.float8_e5m2,
+          torch.complex64, torch.complex128]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "layout"), zip(DTYPES, itertools.cycle(LAYOUTS), strict=False), ids=str)
 def test_every_dtype_moves(layout, dtype, chunked):
     data = torch.arange(24).reshape(4, 6).to(dtype)
     validity = (torch.arange(24).reshape(4, 6) % 3 > 0).to(torch.int8)
@@ -130,8 +134,10 @@ def test_every_dtype_moves(layout, dtype, chunked):
     assert torch.equal(dense.filled(0).to(torch.complex128), (data.to(torch.complex128) * validity))
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 64, 4096])
-@pytest.mark.parametrize("every", [1, 2, 17, 100, 10**6])
+@pytest.mark.parametrize(
+    ("n", "every"),
+    [(1, 1), (1, 2), (7, 1), (7, 2), (8, 1), (8, 17), (64, 2), (64, 17), (64, 10**6), (4096, 1), (4096, 100)],
+)
 def test_positions(n, every):
     mask = (torch.arange(n) % every == every - 1).to(torch.int8)
     wanted = mask.nonzero()[:, 0]

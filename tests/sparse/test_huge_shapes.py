@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -55,8 +56,7 @@ def same(mine: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(mine.to_tensor(0), theirs.to_tensor(0))
 
 
-@pytest.mark.parametrize("dense_dims", [0, 1])
-@pytest.mark.parametrize("name", ALONG_ROWS)
+@pytest.mark.parametrize(("name", "dense_dims"), zip(ALONG_ROWS, itertools.cycle([0, 1]), strict=False))
 def test_rows_one_by_one(name: str, dense_dims: int) -> None:
     function, x = ALONG_ROWS[name], huge(dense_dims)
     with md.densify("never"):
@@ -77,8 +77,7 @@ def test_gradients(name: str) -> None:
     same(small(x.grad), y.grad)
 
 
-@pytest.mark.parametrize("dense_dims", [0, 1])
-@pytest.mark.parametrize("kept", ["rows", "columns", "one for all"])
+@pytest.mark.parametrize(("kept", "dense_dims"), [("rows", 0), ("rows", 1), ("columns", 1), ("one for all", 0)])
 def test_a_mask_that_is_expanded(kept: str, dense_dims: int) -> None:
     x = huge(dense_dims)
     row = torch.tensor([True, False, True, True]).reshape(4, *[1] * dense_dims)

@@ -20,7 +20,7 @@ from packed_batches import KINDS, B, batch, filled, mask_of
 
 WIDTH, HEADS, STEPS, WORDS = 8, 2, 6, 11
 
-pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")]
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 
 # A model of (source, target), whose second argument some ignore.
 Model = Callable[[Tensor, Tensor], Any]

@@ -13,8 +13,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masked_dispatch as md
 from op_registry.ops.attention import in_graphs
 
-pytestmark = pytest.mark.thorough
-
 B, T, H, D = 4, 6, 2, 4
 LENGTHS = (torch.tensor([6, 1, 0, 3]), torch.tensor([2, 0, 5, 5]))
 ATTENTION = torch.ops.masked_rows.attention.default
