@@ -98,6 +98,17 @@ def test_chunks_give_what_nonzero_gives(layout, shape, dims, chunked, threads):
             same(from_dense(record, *arguments), wanted)
 
 
+def test_few_elements_of_a_batch_by_column(chunked):
+    """So few that they are collected by row, then sorted by column."""
+    mask = torch.zeros(2, 16, 24, dtype=torch.bool)
+    mask[0, 3, 20], mask[0, 9, 1], mask[1, 2, 20] = True, True, True
+    x = Dense(torch.arange(2 * 16 * 24.0).reshape(mask.shape), mask.to(torch.int8))
+    chunked(7)
+    found = to_dense(from_dense(x, CSC, 3, None))
+    assert torch.equal(found.filled(0), x.filled(0))
+    assert torch.equal(found.validity, x.validity)
+
+
 @pytest.mark.parametrize(
     ("layout", "shape", "dims"), [(layout, *SHAPES[n % 4]) for n, layout in enumerate(LAYOUTS)], ids=str
 )
