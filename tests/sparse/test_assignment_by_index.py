@@ -1,8 +1,13 @@
-"""x[index] = value of sparsely stored tensors: what torch writes through a view is written by coordinates."""
+"""x[index] = value of sparsely stored tensors: what torch writes through a view is written by coordinates.
+
+Numbers in every index and storage are asked by masked_dispatch/assumptions/assignments.py, writes by index in every
+storage by the conformance of ``index_put``. Here each kind of index stands once or twice, in storages by turns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -17,8 +22,10 @@ STORAGES = storages_but("dense")
 MASK = torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, False, True]])
 Masked = Callable[[Tensor, Tensor], Tensor]
 IS_VALID = torch.tensor([True, False])
+ROWS, ROWS_ARE_VALID = torch.tensor([True, True, False]), torch.tensor([True, False, True])
 
-INDICES: dict[str, Callable[[Masked], Any]] = {
+# Tensors among them are plain or masked ones.
+WITH_TENSORS: dict[str, Callable[[Masked], Any]] = {
     "a number without dimensions": lambda masked: masked(torch.tensor(1), torch.tensor(True)),
     "two of them": lambda masked: (torch.tensor(-1), masked(torch.tensor(1), torch.tensor(True))),
     "numbers": lambda masked: masked(torch.tensor([0, 2]), IS_VALID),
@@ -31,42 +38,132 @@ INDICES: dict[str, Callable[[Masked], Any]] = {
     "... and numbers": lambda masked: (..., masked(torch.tensor([0, 2]), IS_VALID)),
     "None and numbers": lambda masked: (None, masked(torch.tensor([0, 2]), IS_VALID)),
     "numbers and None": lambda masked: (masked(torch.tensor([0, 2]), IS_VALID), None),
-    "a mask of rows": lambda masked: masked(torch.tensor([True, True, False]), torch.tensor([True, False, True])),
-    "a mask of rows and a number": lambda masked: (
-        masked(torch.tensor([True, True, False]), torch.tensor([True, False, True])),
-        1,
-    ),
+    "a mask of rows": lambda masked: masked(ROWS, ROWS_ARE_VALID),
+    "a mask of rows and a number": lambda masked: (masked(ROWS, ROWS_ARE_VALID), 1),
     "a mask": lambda masked: masked(MASK.roll(1, 0), MASK),
-    "a list and a slice": lambda masked: ([0, 2], slice(1, 3)),
-    "None": lambda masked: None,
-    "...": lambda masked: ...,
-    "None in between": lambda masked: (0, None, slice(1, 3)),
-    "None at the end": lambda masked: (..., None),
+}
+WITHOUT: dict[str, Any] = {
+    "a list and a slice": ([0, 2], slice(1, 3)),
+    "None": None,
+    "...": ...,
+    "None in between": (0, None, slice(1, 3)),
+    "None at the end": (..., None),
+    "None, a slice and a number": (None, slice(1, 3), 2),
+    "a number of NumPy and a slice": (np.int32(2), slice(1, 3)),
 }
 
 
-@pytest.mark.parametrize("index", INDICES)
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("masked", [lambda t, _: t, md.masked_tensor], ids=["plain", "masked"])
-def test_an_index_means_what_it_means_in_dense_storage(masked: Masked, storage: str, index: str) -> None:
-    dense = md.masked_tensor(torch.arange(12.0).reshape(3, 4), MASK)
-    x = STORAGES[storage](dense)
-    for tensor in (dense, x):
-        entries = INDICES[index](masked)
-        value = md.masked_tensor(tensor[entries].to_tensor(0) + 20)
-        tensor[entries] = value
-    assert torch.equal(x.get_mask(), dense.get_mask())
-    assert torch.equal(x.to_tensor(0), dense.to_tensor(0))
+def matrix() -> md.MaskedTensor:
+    return md.masked_tensor(torch.arange(12.0).reshape(3, 4), MASK)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+def in_turns(cases: Iterable[Any], storages: Iterable[str] = STORAGES) -> list[tuple[Any, str]]:
+    """Each case with one of the storages, which take turns."""
+    return list(zip(cases, cycle(storages), strict=False))
+
+
+def assigned(x: md.MaskedTensor, index: Any) -> md.MaskedTensor:
+    """`x`, with values of its own and 20 more written to the index."""
+    x[index] = md.masked_tensor(x[index].to_tensor(0) + 20)
+    return x
+
+
+def check(index: Any, storage: str) -> None:
+    expected, found = assigned(matrix(), index), assigned(STORAGES[storage](matrix()), index)
+    assert torch.equal(found.get_mask(), expected.get_mask())
+    assert torch.equal(found.to_tensor(0), expected.to_tensor(0))
+
+
+@pytest.mark.parametrize("index, storage", in_turns(WITH_TENSORS))
+def test_an_index_with_plain_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
+    check(WITH_TENSORS[index](lambda t, _: t), storage)
+
+
+@pytest.mark.parametrize("index, storage", in_turns(WITH_TENSORS, reversed(STORAGES)))
+def test_an_index_with_masked_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
+    check(WITH_TENSORS[index](md.masked_tensor), storage)
+
+
+@pytest.mark.parametrize("index, storage", in_turns(WITHOUT))
+def test_an_index_without_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
+    check(WITHOUT[index], storage)
+
+
+SHAPE = (4, 5, 6)
+OF_THREE = [(slice(1, 3), 2), (1, slice(0, 4, 2)), (0, ..., 1), (..., 2), (1, 2, 3), slice(0, 0)]
+OF_THREE += [(slice(1, None), slice(None), slice(2, 4))]
+VALUES: dict[str, Callable[[torch.Size], Any]] = {
+    "a number": lambda shape: 3.0,
+    "plain": torch.randn,
+    "masked": lambda shape: md.masked_tensor(torch.randn(shape), torch.rand(shape) < 0.5),
+    "one dimension more": lambda shape: torch.randn(1, *shape),
+}
+
+
 @pytest.mark.parametrize(
-    ("index", "message"),
-    [((0, 0, 0), "too many indices"), (3, "out of bounds"), ((slice(None), torch.tensor([4]), None), "out of bounds")],
+    "index, storage, value",
+    [(*case, value) for case, value in zip(in_turns(OF_THREE, storages_but("dense", "permuted")), cycle(VALUES))],
+)
+def test_values_written_to_three_dimensions(index: Any, storage: str, value: str) -> None:
+    """Of which torch makes a write through a view, where there are none."""
+    expected = md.masked_tensor(torch.randn(SHAPE), torch.rand(SHAPE) < 0.5)
+    found = STORAGES[storage](expected.clone())
+    layout, values = found.storage_layout, VALUES[value](expected[index].shape)
+    expected[index] = values
+    found[index] = values
+    assert found.storage_layout is layout
+    assert torch.equal(found.to_dense().get_mask(), expected.get_mask())
+    assert torch.equal(found.to_tensor(0), expected.to_tensor(0))
+
+
+@pytest.mark.parametrize("place", [None, (None, 1), (1, None), (slice(0, 2), None)])
+def test_assigned_values_broadcast_to_new_dimensions(place: Any) -> None:
+    expected, x = matrix(), matrix().to_sparse_csr()
+    values = torch.arange(100.0, 100 + expected[place].numel()).reshape(expected[place].shape)
+    x[place] = values
+    expected[place] = values
+    assert torch.equal(x.get_mask(), expected.get_mask())
+    assert torch.equal(x.to_tensor(0), expected.to_tensor(0))
+
+
+NUMBERS: dict[str, Any] = {
+    "NumPy's": np.int64(1),
+    "NumPy's, and a number": (np.int64(1), 2),
+    "None and a number": (None, 1),
+    "... and None": (..., None),
+}
+
+
+@pytest.mark.parametrize("index, storage", in_turns(NUMBERS))
+def test_numbers_and_scalars_are_written(index: str, storage: str) -> None:
+    x, expected = STORAGES[storage](matrix()), matrix()
+    for value in (5.0, torch.tensor(6.0), md.masked_tensor(7.0), md.masked_tensor(8.0, False)):
+        x[NUMBERS[index]] = value
+        expected[NUMBERS[index]] = value
+        assert torch.equal(x.get_mask(), expected.get_mask())
+        assert torch.equal(x.to_tensor(0), expected.to_tensor(0))
+
+
+@pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_sparse_csr(), lambda x: x.to_packed()])
+def test_a_number_of_another_kind_is_not_assigned(stored: Callable[[Any], md.MaskedTensor]) -> None:
+    x = stored(matrix())
+    before = x.to_tensor(0)
+    with pytest.raises(RuntimeError, match="value cannot be converted to type float without overflow"):
+        x[1] = 1j  # type: ignore[call-overload]
+    assert torch.equal(x.to_tensor(0), before)
+
+
+@pytest.mark.parametrize(
+    "index, message, storage",
+    [
+        ((0, 0, 0), "too many indices", "hybrid"),
+        (3, "out of bounds", "csr"),
+        ((slice(None), torch.tensor([4]), None), "out of bounds", "packed"),
+    ],
     ids=["too many", "beyond", "beyond, by a tensor"],
 )
 def test_an_index_that_does_not_fit_raises_torchs_error(index: Any, message: str, storage: str) -> None:
-    x = STORAGES[storage](md.masked_tensor(torch.arange(12.0).reshape(3, 4), MASK))
+    x = STORAGES[storage](matrix())
     with pytest.raises(IndexError, match=message):
         x[index] = 5.0
     assert torch.equal(x.get_mask(), MASK)

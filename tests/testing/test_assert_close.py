@@ -1,0 +1,57 @@
+"""assert_close, torch's and this library's, compares masks and what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+
+import pytest
+import torch
+
+import masked_dispatch as md
+from sixteen_elements import F, T, sample
+from storages import STORAGES
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "layout, assert_close",
+    zip(STORAGES, cycle([torch.testing.assert_close, md.testing.assert_close]), strict=False),
+)
+def test_assert_close_compares_masks(assert_close: Callable[..., None], layout: str) -> None:
+    x = sample(layout)
+    assert_close(x, sample(layout))
+    assert_close(x, sample())
+    assert_close([x, {"a": x}], [sample(), {"a": sample()}])
+    fewer = x.mask_with(torch.tensor([T, F, T, T]))
+    with pytest.raises(
+        AssertionError, match=r"Masks are not equal!\n\nMismatched elements: 2 / 16 \(12.5%\)\n"
+    ) as error:
+        assert_close(x, fewer)
+    assert "First at index (0, 1): valid in actual, invalid in expected" in str(error.value)
+    assert "Valid elements: 10 in actual, 8 in expected" in str(error.value)
+    with pytest.raises(AssertionError, match="Masks are not equal"):
+        assert_close(x, x.to_tensor(0))
+    with pytest.raises(AssertionError, match="Masks are not equal"):
+        assert_close(x.to_tensor(0), x)
+    with pytest.raises(AssertionError, match="Tensor-likes are not close!"):
+        assert_close(x, x + 1)
+    assert_close(x, x + 1, atol=1, rtol=0)
+    with pytest.raises(AssertionError, match="The values for attribute 'shape' do not match"):
+        assert_close(x, x[:2])
+    with pytest.raises(AssertionError, match="The values for attribute 'dtype' do not match"):
+        assert_close(x, x.double())
+
+
+def test_assert_close_sees_nothing_under_a_mask() -> None:
+    a = md.masked_tensor([1.0, NAN], [T, F])
+    b = md.masked_tensor([1.0, INF], [T, F])
+    md.testing.assert_close(a, b)
+    md.testing.assert_close(md.masked_tensor([NAN, 1.0], [T, F]), md.masked_tensor([NAN, 2.0], [T, F]), equal_nan=True)
+    with pytest.raises(AssertionError, match="Masks are not equal"):
+        md.testing.assert_close(md.masked_tensor([1.0, 2.0], [T, F]), md.masked_tensor([5.0, 6.0], [F, T]))
+    md.testing.assert_close(md.masked_tensor(torch.zeros(2)), torch.zeros(2))
+    torch.testing.assert_close(torch.ones(2), torch.ones(2))
+    with pytest.raises(AssertionError, match="Tensor-likes are not equal"):
+        torch.testing.assert_close(torch.ones(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
