@@ -163,7 +163,9 @@ def test_only_the_first_of_several_is_stored_otherwise() -> None:
 def test_storage_may_hold_explicit_invalid_elements() -> None:
     subject = find_subject(EAGER)
     x = subject.wrap(torch.ones(4, 6), torch.arange(24).reshape(4, 6) < 1)
-    for storage in STORAGES[:-1]:
+    for storage in STORAGES:
+        if storage.endswith("_first"):  # one operand alone is stored so
+            continue
         tight, padded = (subject.stored(x, storage, False, explicit_invalid=e) for e in (False, True))
         assert padded.nnz > tight.nnz, storage
         assert torch.equal(padded.get_mask(), x.get_mask())
