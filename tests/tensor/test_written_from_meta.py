@@ -25,7 +25,7 @@ META: dict[str, Callable[[Tensor, Tensor], object]] = {
 }
 
 
-# Each write and each storage once; the storage is one in which nothing but this check refuses the write, if there is any.
+# Each write and each storage once; in a storage in which nothing but this check refuses the write, if there is one.
 @pytest.mark.parametrize(
     "write, layout",
     zip(
