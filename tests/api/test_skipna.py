@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -28,7 +29,6 @@ MASK = torch.tensor(
         [False, False, False, False],
     ]
 )
-MIN_COUNTS = (0, 1, 2, 4)
 
 # Reductions that give numbers, with what they give for nothing (None: no such value), and arguments besides dim.
 VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -53,6 +53,20 @@ SEVERAL: dict[str, dict[str, Any]] = {name: {} for name in (*VALUES_AND_INDICES,
 SEVERAL |= {"var_mean": {"correction": 0}, "std_mean": {"correction": 0}}
 POSITIONS = ("argmax", "argmin")
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+
+
+def with_options(names: Sequence[str]) -> list[tuple[str, bool, int]]:
+    """Each function with `skipna` and without, `min_count` by turns; with 0 too if it has a value for nothing."""
+    kinds = [(name, name in TRUTHS or VALUES.get(name, (None,))[0] is not None) for name in names]
+    skipping, strict = cycle([1, 2, 4]), cycle([2, 4, 1])
+    cases = [(name, True, 0 if has_value else next(skipping)) for name, has_value in kinds]
+    return cases + [(name, False, next(strict)) for name, _ in kinds]
+
+
+def by_turns(names: Sequence[str]) -> list[tuple[str, bool, int]]:
+    """Every other function with `skipna`, the others without."""
+    cases = with_options(names)
+    return cases[: len(names) : 2] + cases[len(names) + 1 :: 2]
 
 
 def data(garbage: float = NAN) -> Tensor:
@@ -86,24 +100,24 @@ def check_rows(
                 assert_close(result.get_data()[i], value.to(result.dtype), msg=lambda m, i=i: f"row {i}: {m}")
 
 
-@pytest.mark.parametrize("min_count", MIN_COUNTS)
-@pytest.mark.parametrize("skipna", [True, False])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", [name for name, (identity, _) in VALUES.items() if identity is None])
+def test_what_has_no_value_for_nothing_takes_no_min_count_of_0(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}\(\) of no elements has no value, so min_count=0"):
+        getattr(md, name)(masked(), dim=1, min_count=0, **VALUES[name][1])
+
+
+@pytest.mark.parametrize(
+    "name, skipna, min_count", [*with_options([*VALUES]), ("sum", True, 1), ("sum", True, 2), ("sum", False, 0)]
+)
 def test_reductions_of_numbers(name: str, skipna: bool, min_count: int) -> None:
     identity, options = VALUES[name]
     mine = getattr(md, name)
-    if min_count == 0 and identity is None:
-        with pytest.raises(ValueError, match=rf"{name}\(\) of no elements has no value, so min_count=0"):
-            mine(masked(), dim=1, skipna=skipna, min_count=0, **options)
-        return
     for garbage in (NAN, math.inf, -1e300):
         got = mine(masked(garbage), dim=1, skipna=skipna, min_count=min_count, **options)
         check_rows(name, got, lambda row: torchs(name)(row, dim=0, **options), identity, skipna, min_count)
 
 
-@pytest.mark.parametrize("min_count", MIN_COUNTS)
-@pytest.mark.parametrize("skipna", [True, False])
-@pytest.mark.parametrize("name", TRUTHS)
+@pytest.mark.parametrize("name, skipna, min_count", [*with_options([*TRUTHS]), ("any", True, 2), ("all", False, 0)])
 def test_any_and_all(name: str, skipna: bool, min_count: int) -> None:
     threshold = data().nanmedian()
     x = md.masked_tensor(data() > threshold, MASK)
@@ -111,9 +125,7 @@ def test_any_and_all(name: str, skipna: bool, min_count: int) -> None:
     check_rows(name, got, lambda row: torchs(name)(row > threshold), TRUTHS[name], skipna, min_count)
 
 
-@pytest.mark.parametrize("min_count", MIN_COUNTS[1:])
-@pytest.mark.parametrize("skipna", [True, False])
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name, skipna, min_count", by_turns([*SEVERAL]))
 def test_reductions_with_several_results(name: str, skipna: bool, min_count: int) -> None:
     options = SEVERAL[name]
     got = getattr(md, name)(masked(), dim=1, skipna=skipna, min_count=min_count, **options)
@@ -251,13 +263,12 @@ def test_infinity_and_nan_are_values() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("min_count", MIN_COUNTS)
-@pytest.mark.parametrize("skipna", [True, False])
-@pytest.mark.parametrize("name", ["sum", "prod", "logsumexp", "vector_norm", "mean", "var", "amax", "quantile"])
+@pytest.mark.parametrize(
+    "name, skipna, min_count",
+    by_turns(["sum", "prod", "logsumexp", "vector_norm", "mean", "var", "amax", "quantile"]),
+)
 def test_gradients(name: str, skipna: bool, min_count: int) -> None:
-    identity, options = VALUES[name]
-    if min_count == 0 and identity is None:
-        return
+    _, options = VALUES[name]
     x = masked(requires_grad=True)
     weights = torch.arange(1.0, 6.0, dtype=torch.float64)
     with torch.autograd.detect_anomaly(check_nan=True):

@@ -1,8 +1,8 @@
 """Saved masked tensors with one byte changed: each is refused, or is a tensor that can be worked with.
 
-``python tests/helpers/corrupted_files.py SEED COUNT KIND...``, in a process of its own (test_saved.py), because what is
-to be found out is whether the process survives. Each change is printed before it is tried, and after the last one of a
-kind what came of all.
+``python tests/helpers/corrupted_files.py SEED COUNT KIND...``, in a process of its own (changed_bytes.py), because what
+is to be found out is whether the process survives. Each change is printed before it is tried, and after the last one of
+a kind what came of all.
 """
 
 from __future__ import annotations
