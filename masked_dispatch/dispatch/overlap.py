@@ -6,6 +6,7 @@ right, but a program that works on masked tensors alone would be a trap (P1: the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -60,11 +61,28 @@ class OverlapCheck:
         """Whether two tensors of one storage overlap as torch finds it (ATen/MemoryOverlap.cpp); unsure means no."""
         if same or not (a.numel() and b.numel() and is_packed(a) and is_packed(b)):
             return same
-        first, second = a.data_ptr(), b.data_ptr()
-        first_end, second_end = (start + t.numel() * t.element_size() for start, t in ((first, a), (second, b)))
-        if (first, first_end) == (second, second_end):
+        if _addresses(a) == _addresses(b):
             return not (self.whole and a.stride() == b.stride())
-        return first < second_end and second < first_end
+        return _overlap(a, b)
+
+
+def refuse_overlapping_outputs(op: OpOverload, outputs: Iterable[object]) -> None:
+    """Raise, as torch does since 2.15 for aminmax, where one out= tensor would be written over another."""
+    in_memory = [_in_memory(output) for output in outputs if isinstance(output, Tensor)]
+    for a, b in itertools.combinations([t for t in in_memory if t is not None and t.numel()], 2):
+        if share_memory(a, b) and is_packed(a) and is_packed(b) and _overlap(a, b):
+            raise ValueError(f"{schema_of(op).name.partition('::')[2]}(): out= tensors must not overlap.")
+
+
+def _addresses(tensor: Tensor) -> tuple[int, int]:
+    """Where a packed tensor begins and ends."""
+    start = tensor.data_ptr()
+    return start, start + tensor.numel() * tensor.element_size()
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    (first, first_end), (second, second_end) = _addresses(a), _addresses(b)
+    return first < second_end and second < first_end
 
 
 def _in_memory(tensor: Tensor) -> Tensor | None:

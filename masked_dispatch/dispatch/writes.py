@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
-from masked_dispatch.dispatch.overlap import OverlapCheck
+from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import store, update_elements
@@ -231,6 +231,8 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         targets = [kwargs.pop(name) for name in names]
+        if len(targets) > 1:
+            refuse_overlapping_outputs(op, targets)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*targets, *args) if isinstance(t, Tensor)):
             raise RuntimeError(
                 f"{schema.name.removeprefix('aten::')}(): functions with out=... arguments don't support automatic "
@@ -245,8 +247,7 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
             # In a graph memory has no address; what torch would refuse here it refuses in eager alone.
             in_memory = not being_traced(data_of(target))
-            others = [*args, *(other for other in outputs.values() if other is not target)]
-            if in_memory and (target.dtype is not result.dtype or shares_memory(target, others)):
+            if in_memory and (target.dtype is not result.dtype or shares_memory(target, args)):
                 check_outputs_on_meta(op, args, kwargs, outputs)
             check_fits(op, target, result)
             target.copy_(result)

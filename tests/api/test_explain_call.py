@@ -14,9 +14,6 @@ import torch.nn.functional as F
 import masked_dispatch as md
 from explained_operands import stored, x
 from masked_dispatch.densification import Densification, collecting, on_densify
-from op_registry.conformance.masks import masking
-from op_registry.conformance.sample import Sample
-from op_registry.conformance.samples import chosen, database
 
 aten = torch.ops.aten
 STORED = ["dense", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"]
@@ -164,51 +161,6 @@ def test_operators_of_this_library_are_named_as_such(layout: str) -> None:
 def test_sizes_are_those_of_the_elements_whatever_memory_they_share() -> None:
     (step,) = md.explain(lambda t: t[0], x()).steps
     assert step.result == "masked float32 of shape (4,) (20 bytes)"
-
-
-@pytest.mark.filterwarnings("ignore")  # samples of deprecated and experimental operators say so
-@pytest.mark.parametrize("sparsely", [False, True], ids=["dense", "csr"])
-def test_every_call_of_the_database_comes_out_as_without_explaining(sparsely: bool) -> None:
-    """Two samples of each entry: the same error or none, and densified where the call itself is."""
-    compared = densified = 0
-    for entry, operator in database().items():
-        if not operator.dtypes:
-            continue
-        samples = [s for s in operator.samples(operator.preferred_dtype) if s.tensors]
-        for sample in chosen(samples, 2):
-            args, kwargs = masked_arguments(sample, sparsely)
-            alone, heard = called(sample.fn, *masked_arguments(sample, sparsely))
-            said = md.explain(sample.fn, *args, **kwargs)
-            assert said.error.partition(":")[0] == alone, (entry, str(said))
-            if not said.error:
-                assert {f.op for f in said.densified} == {f.op for f in heard}, (entry, str(said))
-            compared += 1
-            densified += bool(said.densified)
-            assert str(said)
-    assert compared > 1000
-    assert bool(densified) == sparsely
-
-
-def masked_arguments(sample: Sample, sparsely: bool) -> tuple[Any, Any]:
-    half = masking("half", sample.tensors)
-    assert half is not None
-    masks = dict(zip(map(id, sample.tensors), half.full(sample.tensors), strict=True))
-
-    def masked(tensor: torch.Tensor) -> Any:
-        made = md.masked_tensor(tensor, masks[id(tensor)])
-        return made.to_sparse_csr() if sparsely and tensor.ndim >= 2 else made
-
-    return sample.with_tensors(masked)
-
-
-def called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[str, list[Densification]]:
-    """The name of the error that a call raises, and what it stores densely."""
-    with torch.no_grad(), collecting() as heard:
-        try:
-            function(*given, **named)
-        except Exception as raised:
-            return type(raised).__name__, heard
-    return "", heard
 
 
 # ------------------------------------------------------------------------------------------------------------ logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
 from itertools import cycle
 
@@ -36,11 +34,3 @@ def test_other_names_are_python_s_own_error() -> None:
     with pytest.raises(AttributeError, match=r"^'MaskedTensor' object has no attribute 'nix'$"):
         X.nix  # noqa: B018
     assert getattr(X, "nix", None) is None
-
-
-def test_copies_and_graphs_are_not_disturbed() -> None:
-    for again in (copy.deepcopy(X), copy.copy(X), pickle.loads(pickle.dumps(X))):
-        assert torch.equal(again.get_mask(), X.get_mask())
-    y = torch.compile(lambda x: x * 2 if not hasattr(x, "nix") else x, backend="aot_eager", fullgraph=True)(X)
-    torch.compiler.reset()
-    assert y.get_mask().tolist() == [True, False]

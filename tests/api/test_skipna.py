@@ -18,17 +18,7 @@ from torch.testing import assert_close
 import masked_dispatch as md
 from compressed_slices import results
 from masked_dispatch.api import reductions
-
-NAN = math.nan
-MASK = torch.tensor(
-    [
-        [True, True, True, True],
-        [True, False, True, True],
-        [False, False, True, True],
-        [False, False, False, True],
-        [False, False, False, False],
-    ]
-)
+from skipped_rows import MASK, NAN, data, masked, same
 
 # Reductions that give numbers, with what they give for nothing (None: no such value), and arguments besides dim.
 VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -67,15 +57,6 @@ def by_turns(names: Sequence[str]) -> list[tuple[str, bool, int]]:
     """Every other function with `skipna`, the others without."""
     cases = with_options(names)
     return cases[: len(names) : 2] + cases[len(names) + 1 :: 2]
-
-
-def data(garbage: float = NAN) -> Tensor:
-    values = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
-    return torch.where(MASK, values, garbage)
-
-
-def masked(garbage: float = NAN, requires_grad: bool = False) -> md.MaskedTensor:
-    return md.masked_tensor(data(garbage), MASK, requires_grad=requires_grad)
 
 
 def torchs(name: str) -> Callable[..., Any]:
@@ -203,14 +184,14 @@ def test_any_dims(drawn: Any, name: str, skipna: bool, min_count: int) -> None:
     size = math.prod(values.shape[d] for d in dims)
     count = math.prod(values.shape[d] for d in rest)
     rows, valid = (t.permute([*rest, *dims]).reshape(count, size) for t in (values, mask))
-    for row, present, data, is_valid in zip(
+    for row, present, value, is_valid in zip(
         rows, valid, got.get_data().reshape(-1), got.get_mask().reshape(-1), strict=True
     ):
         n = int(present.sum())
         enough = n >= min_count or (min_count == 1 and size == 0)  # with nothing there to begin with: torch's own value
         assert bool(is_valid) == (enough and (skipna or n == size))
         if is_valid:
-            assert_close(data, torchs(name)(row[present]), equal_nan=True)
+            assert_close(value, torchs(name)(row[present]), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", sorted({*VALUES, *TRUTHS, *SEVERAL, *POSITIONS}))
@@ -297,39 +278,6 @@ def test_gradients_of_scans(name: str) -> None:
             expected[i, : len(kept)] = gradient
     assert torch.equal(x.grad.get_mask(), MASK)
     assert_close(x.grad.to_tensor(0.0), expected)
-
-
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "sum, min_count=0": lambda x: md.sum(x, 1, min_count=0),
-    "logsumexp, min_count=0": lambda x: md.logsumexp(x, 1, min_count=0),
-    "mean, min_count=3": lambda x: md.mean(x, 1, keepdim=True, min_count=3),
-    "std, all of it": lambda x: md.std(x, skipna=False),
-    "amax, strict": lambda x: md.amax(x, 1, skipna=False, min_count=2),
-    "max, strict": lambda x: md.max(x, 1, skipna=False),
-    "quantile": lambda x: md.quantile(x, 0.4, 1, min_count=2),
-    "vector_norm": lambda x: md.vector_norm(x, 1, 1, min_count=0),
-    "cumsum, strict": lambda x: md.cumsum(x, 1, skipna=False),
-    "cummax, strict": lambda x: md.cummax(x, 1, skipna=False),
-}
-
-
-def same(got: Any, want: Any) -> None:
-    for a, b in zip(results(got), results(want), strict=True):
-        assert torch.equal(a.get_mask(), b.get_mask())
-        assert_close(a.to_tensor(0), b.to_tensor(0), equal_nan=True)  # a variance of one element
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_compiled(name: str) -> None:
-    torch.compiler.reset()
-    call = CALLS[name]
-    compiled = torch.compile(lambda x: call(x), backend="aot_eager", fullgraph=True)
-    x, y = masked(requires_grad=True), masked(requires_grad=True)
-    mine, theirs = results(compiled(x)), results(call(y))
-    same([r.detach() for r in mine], [r.detach() for r in theirs])
-    for result in (mine[0], theirs[0]):
-        result.to_tensor(0.0).nan_to_num(neginf=0.0).sum().backward()
-    same(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "logsumexp", "any", "amin"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,22 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import masked_dispatch as md
-
-NAN, INF = math.nan, math.inf
-T, F = True, False
-FIRST = torch.tensor([T, T, F, F])
-SECOND = torch.tensor([T, F, T, F])
-EITHER = FIRST | SECOND
-
-
-def masked(values: Any, mask: Tensor, garbage: float = NAN, **options: Any) -> md.MaskedTensor:
-    data = torch.tensor(values, dtype=torch.float64)
-    return md.masked_tensor(torch.where(mask, data, garbage), mask, **options)
-
-
-def shown(x: Any) -> list[Any]:
-    """The elements, None where invalid."""
-    return [value if valid else None for value, valid in zip(x.get_data().tolist(), x.get_mask().tolist(), strict=True)]
+from masked_vectors import EITHER, FIRST, INF, NAN, SECOND, F, T, masked, shown
 
 
 def test_what_one_lacks_the_other_has() -> None:
@@ -175,17 +159,6 @@ def test_gradients_are_masked_like_what_was_accumulated() -> None:
     assert w.grad.tolist() == [2, 0, 3, 0]
 
 
-def test_compiled_and_transformed() -> None:
-    a, b = masked([1.0, 2, 3, 4], FIRST), masked([10.0, 20, 30, 40], SECOND)
-    torch.compiler.reset()
-    compiled = torch.compile(lambda *t: md.accumulate(*t), backend="aot_eager", fullgraph=True)
-    assert shown(compiled(a, b)) == [11, 2, 30, None]
-    rows = md.masked_tensor(torch.stack([a.get_data(), b.get_data()]), torch.stack([FIRST, SECOND]))
-    assert shown(md.functional.vmap(md.accumulate)(rows, rows.flip(0))[0]) == [11, 2, 30, None]
-    gradient = md.functional.grad(lambda x, y: md.accumulate(x * x, y).sum())(a, b)
-    assert shown(gradient) == [2, 4, None, None]
-
-
 def test_errors() -> None:
     with pytest.raises(TypeError, match="at least one tensor"):
         md.accumulate()
@@ -231,17 +204,6 @@ def test_gradients_that_meet_are_accumulated(flow: Callable[..., Tensor], create
     assert shown(flow(x, a, b, create_graph)) == [22, 4, 60, 0]
     partial = masked([1.0, 1, 1, 1], torch.tensor([F, T, T, F]), requires_grad=True)
     assert shown(flow(partial, a, b, create_graph)) == [None, 4, 60, None]
-
-
-@pytest.mark.xfail(strict=True, reason="compiled autograd writes the engine's sums down as torch.add, like anyone's")
-@pytest.mark.filterwarnings("ignore")
-def test_gradients_that_meet_in_compiled_autograd() -> None:
-    a, b = masked([1.0, 2, 3, 4], FIRST), masked([10.0, 20, 30, 40], SECOND)
-    x = masked([1.0, 1, 1, 1], torch.tensor([T, T, T, T]), requires_grad=True)
-    y = x * 2
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
-        torch.autograd.backward([y, y], [a, b])
-    assert shown(x.grad) == [22, 4, 60, 0]
 
 
 def test_a_plain_gradient_that_meets_a_masked_one_stays_plain() -> None:

@@ -147,6 +147,15 @@ def test_a_copy_of_an_expanded_tensor_to_itself_changes_nothing() -> None:
         rows.copy_(rows.clone())
 
 
+def test_two_outputs_in_one_memory_are_refused() -> None:
+    memory = torch.zeros(6)
+    x = masked(torch.ones(3, 4))
+    with pytest.raises(ValueError, match=r"aminmax\(\): out= tensors must not overlap"):
+        torch.aminmax(x, dim=0, out=(memory[:4], memory[2:]))
+    both = torch.zeros(8)
+    torch.aminmax(x, dim=0, out=(both[:4], both[4:]))
+
+
 # ------------------------------------------------------------------------------------------- what torch does not record
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import re
+import shlex
 from pathlib import Path
 
 import op_registry
+from op_registry.__main__ import main
 from repository import ROOT
 
 README = ROOT / "README.md"
@@ -50,3 +52,34 @@ def run_examples(page: Path) -> None:
     with op_registry.registry.overlay():
         runner.run(example, out=report.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of blocks without a language, without their comments."""
+    blocks = [text for language, text in FENCED.findall(text_of(page)) if language == ""]
+    lines = [line.partition("#")[0].strip() for text in blocks for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+# Those of the third-party page need that package: `make third-party` installs it.
+COMMANDS_OF_OP_REGISTRY = [
+    command
+    for page in PAGES
+    if page.parent.name != "third_party" and page != ON_XLA
+    for command in commands_of(page)
+    if command.startswith("python -m op_registry ")
+]
+
+
+# They take seconds.
+LONG_COMMANDS = [command for command in COMMANDS_OF_OP_REGISTRY if command.split()[3] in ("mutants", "fuzz")]
+
+
+def run_command(command: str) -> int:
+    """What a command of op_registry ends with; those that take minutes do a part of their work."""
+    arguments = shlex.split(command)[3:]
+    if arguments[0] == "check":
+        arguments += ["--law", "P2", "--sample", "1", "--subject", "masked_dispatch.conformance_subject:eager"]
+    if arguments[0] == "mutants":  # all of them take minutes
+        arguments += ["--only", "strangers", "--way", "mask lost", "--workers", "0"]
+    return main(arguments)

@@ -17,13 +17,16 @@ from benchmarks.__main__ import NAMES as BENCHMARKS
 from op_registry.__main__ import main
 from op_registry.report import coverage
 from pages import (
+    COMMANDS_OF_OP_REGISTRY,
     FENCED,
-    ON_XLA,
+    LONG_COMMANDS,
     PAGES,
     PAGES_THAT_COMPILE,
     PAGES_WITH_EXAMPLES,
     README,
+    commands_of,
     name_of,
+    run_command,
     run_examples,
     text_of,
 )
@@ -52,22 +55,7 @@ def prose_of(page: Path) -> str:
     return FENCED.sub("", text_of(page))
 
 
-def commands_of(page: Path) -> list[str]:
-    """The lines of blocks without a language, without their comments."""
-    blocks = [text for language, text in FENCED.findall(text_of(page)) if language == ""]
-    lines = [line.partition("#")[0].strip() for text in blocks for line in text.splitlines()]
-    return [line for line in lines if line]
-
-
 COMMANDS = commands_of(README)
-# Those of the third-party page need that package: `make third-party` installs it.
-CLI_COMMANDS = [
-    command
-    for page in PAGES
-    if page.parent.name != "third_party" and page != ON_XLA
-    for command in commands_of(page)
-    if command.startswith("python -m op_registry ")
-]
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
@@ -163,14 +151,10 @@ def test_the_diagram_has_every_room(package: ModuleType) -> None:
 # ------------------------------------------------------------------------------------------- commands, what is needed
 
 
-@pytest.mark.parametrize("command", CLI_COMMANDS)
+@pytest.mark.parametrize("command", [c for c in COMMANDS_OF_OP_REGISTRY if c not in LONG_COMMANDS])
 def test_the_commands_of_op_registry_work(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = shlex.split(command)[3:]
-    if arguments[0] == "check":
-        arguments += ["--law", "P2", "--sample", "1", "--subject", "masked_dispatch.conformance_subject:eager"]
-    if arguments[0] == "mutants":  # all of them take minutes
-        arguments += ["--only", "strangers", "--way", "mask lost", "--workers", "0"]
-    assert main(arguments) == 0
+    """The long ones: test_long_commands.py."""
+    assert run_command(command) == 0
     assert len(capsys.readouterr().out.splitlines()) >= 2
 
 

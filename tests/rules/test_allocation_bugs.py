@@ -11,19 +11,13 @@ from torch import Tensor, distributions, nn
 from torch.nn.utils import prune
 
 import masked_dispatch as md
-
-NAN = float("nan")
-KNOWN = torch.tensor([True, False, True])
-
-
-def some(*values: float, requires_grad: bool = False) -> md.MaskedTensor:
-    """Three numbers, of which the second is invalid, with NaN in its place."""
-    return md.masked_tensor(torch.where(KNOWN, torch.tensor(values), NAN), KNOWN, requires_grad=requires_grad)
+from adaptive_softmax import rows_and_classes, without_second_row
+from three_numbers import KNOWN, NAN, shown, some
 
 
-def shown(t: Tensor) -> list[Any]:
-    assert md.is_masked_tensor(t)
-    return [v if m else "--" for v, m in zip(t.get_data().flatten().tolist(), t.get_mask().flatten(), strict=True)]
+@pytest.fixture
+def adaptive() -> tuple[nn.Module, Tensor, Tensor]:
+    return rows_and_classes()
 
 
 def test_vander_was_plain_with_uninitialised_memory() -> None:
@@ -35,19 +29,6 @@ def test_vander_was_plain_with_uninitialised_memory() -> None:
     assert shown(x.grad) == [5, "--", 7]
     with pytest.raises(RuntimeError, match="non-negative"):
         torch.vander(x, -1)
-
-
-@pytest.fixture
-def adaptive() -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(0)
-    layer = nn.AdaptiveLogSoftmaxWithLoss(16, 20, [5, 10])
-    return layer, torch.randn(4, 16), torch.tensor([1, 6, 12, 3])
-
-
-def without_second_row(x: Tensor) -> md.MaskedTensor:
-    mask = torch.ones(x.shape, dtype=torch.bool)
-    mask[1] = False
-    return md.masked_tensor(torch.where(mask, x, NAN), mask)
 
 
 def test_adaptive_softmax_divided_by_rows_that_are_not_there(adaptive: tuple[nn.Module, Tensor, Tensor]) -> None:
@@ -134,22 +115,6 @@ def test_predictions_of_adaptive_softmax(adaptive: tuple[nn.Module, Tensor, Tens
     got = layer.predict(without_second_row(x))
     assert got.get_mask().tolist() == [True, False, True, True]
     assert got.to_tensor(-1)[[0, 2, 3]].tolist() == layer.predict(x[[0, 2, 3]]).tolist()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_log_prob_of_adaptive_softmax_was_plain(adaptive: tuple[nn.Module, Tensor, Tensor], backend: str) -> None:
-    layer, x, _ = adaptive
-    run = torch.compile(layer.log_prob, backend=backend, fullgraph=True)
-    got = run(without_second_row(x))
-    assert got.get_mask().sum(1).tolist() == [20, 0, 20, 20]
-    kept = torch.tensor([0, 2, 3])
-    torch.testing.assert_close(got.to_tensor(0)[kept], layer.log_prob(x)[kept])
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_vector_as_triangular_matrix_was_plain(backend: str) -> None:
-    run = torch.compile(distributions.utils.vec_to_tril_matrix, backend=backend, fullgraph=True)
-    assert shown(run(some(1, 0, 3))) == [1, 0, "--", 3]
 
 
 def test_correlations_are_a_matrix_or_nothing() -> None:
@@ -291,12 +256,6 @@ def test_an_expanded_tensor_in_a_graph_is_filled_in_its_base() -> None:
 def test_copy_takes_a_number(store: Callable[[md.MaskedTensor], md.MaskedTensor]) -> None:
     x = store(some(1, 2, 3))
     assert shown(x.copy_(2.0).to_dense()) == [2, 2, 2]
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_copy_takes_a_number_in_a_graph(backend: str) -> None:
-    run = torch.compile(lambda x: x.clone().copy_(2.0), backend=backend, fullgraph=True)
-    assert shown(run(some(1, 2, 3))) == [2, 2, 2]
 
 
 def test_data_of_one_shape_is_exchanged() -> None:

@@ -11,6 +11,7 @@ from aten import aten_overloads
 from gradient_formulas import hidden, saved
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, masked_tensor
 from op_registry.report.coverage import state_of
+from pooled_gradients import pooled_backward, small
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0
@@ -63,19 +64,6 @@ def test_half_precision_comes_back_as_half_precision():
 # -------------------------------------------------------------------------------- derivatives of them, and other modes
 
 
-def pooled_backward(grad, x):
-    return aten.avg_pool2d_backward(grad, x.square(), [2, 2], [2, 2], [0, 0], False, True, None)
-
-
-def small(requires_grad=False):
-    torch.manual_seed(0)
-    x = masked_tensor(torch.randn(1, 1, 4, 4), torch.rand(1, 1, 4, 4) < 0.6, requires_grad=requires_grad)
-    grad = masked_tensor(
-        torch.randn(1, 1, 2, 2), torch.tensor([[[[1, 1], [0, 1]]]]).bool(), requires_grad=requires_grad
-    )
-    return grad, x
-
-
 @pytest.mark.parametrize(
     ("formula", "operator"),
     [
@@ -124,20 +112,6 @@ def test_the_derivative_of_a_formula_is_the_second_derivative(formula, operator)
     ):
         zero = torch.zeros(())
         torch.testing.assert_close(*(zero.expand(data.shape) if t is None else t.to_tensor(0).float() for t in (a, b)))
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_compiled(backend, requires_grad):
-    eager, compiled = (small(requires_grad) for _ in range(2))
-    a, b = pooled_backward(*eager), torch.compile(pooled_backward, backend=backend)(*compiled)
-    assert a.get_mask().equal(b.get_mask())
-    torch.testing.assert_close(a.to_tensor(0), b.to_tensor(0))
-    if requires_grad:
-        for result in (a, b):
-            result.to_tensor(0).square().sum().backward()
-        for x, y in zip(eager, compiled, strict=True):
-            torch.testing.assert_close(x.grad.to_tensor(0), y.grad.to_tensor(0))
 
 
 def test_under_vmap_and_in_inference_mode():

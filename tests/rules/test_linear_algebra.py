@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from functions_of_one_matrix import OF_ONE_MATRIX
 from op_registry import MaskedSemanticsError
 from padded_slices import GARBAGE, matrices, same, wrapped
 
@@ -22,26 +23,6 @@ aten = torch.ops.aten
 
 
 WHOLE = [0, 2]
-# Results that are functions of the matrix: without the freedom of sign that eigenvectors have.
-OF_ONE_MATRIX: dict[str, Callable[[Tensor], Tensor]] = {
-    "inv": torch.linalg.inv,
-    "logdet": torch.logdet,
-    "cholesky": torch.linalg.cholesky,
-    "cholesky_inverse": torch.cholesky_inverse,
-    "qr": lambda a: torch.linalg.qr(a).R,
-    "svdvals": torch.linalg.svdvals,
-    "singular vectors": lambda a: torch.linalg.svd(a).U.abs(),
-    "eig": lambda a: torch.linalg.eig(a).eigenvectors.abs(),
-    "eigenvectors": lambda a: torch.linalg.eigh(a).eigenvectors.abs(),
-    "lu": lambda a: torch.linalg.lu(a).U,
-    "lu_unpack": lambda a: torch.lu_unpack(*torch.linalg.lu_factor(a)).L,
-    "pinv of a tolerance": lambda a: torch.linalg.pinv(a, rtol=1e-3),
-    "matrix_exp": torch.linalg.matrix_exp,
-    "inverse power": lambda a: torch.linalg.matrix_power(a, -2),
-    "cond": torch.linalg.cond,
-    "nuclear norm": lambda a: torch.linalg.matrix_norm(a, "nuc"),
-    "spectral norm": lambda a: torch.linalg.matrix_norm(a, 2),
-}
 
 
 @pytest.mark.parametrize(("name", "hidden"), zip(OF_ONE_MATRIX, itertools.cycle(GARBAGE), strict=False))
@@ -142,18 +123,6 @@ def test_forward_mode_passes_no_replacement() -> None:
     _, wanted = torch.func.jvp(torch.linalg.inv, (data,), (torch.ones_like(data),))
     same(slope, wanted, mask.flatten(1).all(1)[:, None, None])
     assert torch.equal(value.get_mask(), slope.get_mask())
-
-
-@pytest.mark.parametrize("name", ["inv", "svdvals", "cholesky", "lu"])
-def test_compiled(name: str) -> None:
-    function = OF_ONE_MATRIX[name]
-    data, mask = matrices()
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    x, y = wrapped(data, mask, math.nan), wrapped(data, mask, math.nan)
-    result, wanted = compiled(x), function(y)
-    same(result, wanted.get_data(), wanted.get_mask())
-    (slope,), (expected,) = (torch.autograd.grad(r.sum(), t) for r, t in ((result, x), (wanted, y)))
-    same(slope, expected.get_data(), mask)
 
 
 # --------------------------------------------------------------------------------------------------- what stays refused

@@ -15,53 +15,16 @@ from torch.nn.utils.rnn import (
     unpack_sequence,
 )
 
-from masked_dispatch import MaskedTensor, as_masked_tensor, is_masked_tensor, masked_tensor
+from masked_dispatch import as_masked_tensor, is_masked_tensor, masked_tensor
 from op_registry import MaskedSemanticsError
+from recurrent_networks import BATCH, FEATURES, HIDDEN, NETWORKS, TIME, hidden, network, shown, states, steps
 
-TIME, BATCH, FEATURES, HIDDEN = 6, 4, 3, 4
-
-NETWORKS = {
-    "lstm": (nn.LSTM, {}),
-    "projected lstm": (nn.LSTM, {"proj_size": 2}),
-    "gru": (nn.GRU, {}),
-    "rnn_tanh": (nn.RNN, {}),
-    "rnn_relu": (nn.RNN, {"nonlinearity": "relu"}),
-}
 CELLS = {
     "lstm": (nn.LSTMCell, {}),
     "gru": (nn.GRUCell, {}),
     "rnn_tanh": (nn.RNNCell, {}),
     "rnn_relu": (nn.RNNCell, {"nonlinearity": "relu"}),
 }
-
-
-def network(name: str, layers: int = 1, **options) -> nn.RNNBase:
-    kind, own = NETWORKS[name]
-    return kind(FEATURES, HIDDEN, layers, dtype=torch.float64, **own, **options)
-
-
-def steps() -> tuple[torch.Tensor, torch.Tensor]:
-    """Data (T, B, features), and which steps (T, B) there are: all of a row, none, and some with gaps."""
-    generator = torch.Generator().manual_seed(0)
-    data = torch.randn(TIME, BATCH, FEATURES, generator=generator, dtype=torch.float64)
-    mask = torch.rand(TIME, BATCH, generator=generator) < 0.5
-    mask[:, 0], mask[:, 1] = True, False
-    mask[:, 2] = torch.tensor([False, True, True, False, True, False])
-    return data, mask
-
-
-def hidden(data: torch.Tensor, mask: torch.Tensor, garbage: float = math.nan) -> MaskedTensor:
-    """A masked tensor with garbage where it is invalid, and one validity for a step."""
-    where = mask[..., None] if mask.ndim < data.ndim else mask
-    return masked_tensor(torch.where(where, data, garbage), where, requires_grad=True)
-
-
-def states(state: object) -> tuple:
-    return state if isinstance(state, tuple) else (state,)
-
-
-def shown(x):
-    return x.to_tensor(0) if is_masked_tensor(x) else x
 
 
 # Each network, and an LSTM of every form.
@@ -401,42 +364,3 @@ def test_derivatives_of_every_order(name):
     inputs = (torch.randn(3, 2, FEATURES, dtype=torch.float64, requires_grad=True), *model.parameters())
     assert torch.autograd.gradcheck(f, inputs, check_forward_ad=True, fast_mode=True)
     assert torch.autograd.gradgradcheck(f, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_relu"])
-def test_compiled_where_torch_compiles_recurrent_networks(name):
-    """It refuses the modules, whatever they are given, until it is told to allow them."""
-    torch.manual_seed(0)
-    model = network(name, bidirectional=True)
-    data, mask = steps()
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for x in (data, hidden(data, mask)):
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="Dynamo does not support RNN, GRU, or LSTM"):
-            compiled(x)
-    with torch._dynamo.config.patch(allow_rnn=True):
-        x, y = hidden(data, mask), hidden(data, mask)
-        made, state = compiled(x)
-        wanted, last = model(y)
-        for mine, theirs in zip((made, *states(state)), (wanted, *states(last)), strict=True):
-            assert mine.get_mask().equal(theirs.get_mask())
-            torch.testing.assert_close(shown(mine), shown(theirs))
-        shown(made).square().sum().backward()
-        shown(wanted).square().sum().backward()
-        torch.testing.assert_close(shown(x.grad), shown(y.grad))
-
-
-def test_a_loop_over_a_cell_is_compiled():
-    torch.manual_seed(0)
-    cell = nn.LSTMCell(FEATURES, HIDDEN)
-    data, mask = steps()
-
-    def run(x):
-        state = None
-        for t in range(TIME):
-            state = cell(x[t], state)
-        return state[0]
-
-    x = hidden(data.float(), mask)
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(x)
-    torch.testing.assert_close(shown(compiled), shown(run(x)))

@@ -19,23 +19,7 @@ from op_registry.ops.windows import crops as geometry
 from op_registry.ops.windows import padding as rules
 from op_registry.records.dense import Dense
 from op_registry.windows import overlay_for_padding
-
-CHANNELS = 4
-
-
-def ragged(sizes, starts, shape, seed=0, holes=0.0):
-    """Samples of (CHANNELS, *size) with their masks, and the batch of `shape` in which each begins at its start."""
-    generator = torch.Generator().manual_seed(seed)
-    samples, data = [], torch.full((len(sizes), CHANNELS, *shape), torch.nan, dtype=torch.float64)
-    mask = torch.zeros(data.shape, dtype=torch.bool)
-    for number, (size, start) in enumerate(zip(sizes, starts, strict=True)):
-        sample = torch.randn(CHANNELS, *size, generator=generator, dtype=torch.float64)
-        valid = torch.rand(sample.shape, generator=generator) >= holes
-        valid[(0, *[0] * len(size))] = valid[(0, *[-1] * len(size))] = True  # so that the box is the sample
-        box = (number, slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
-        data[box], mask[box] = torch.where(valid, sample, torch.nan), valid
-        samples.append(md.masked_tensor(torch.where(valid, sample, torch.nan), valid))
-    return samples, md.masked_tensor(data, mask)
+from ragged_samples import CHANNELS, ragged, stack
 
 
 def assert_equals_loop(fn: Callable[[Tensor], Tensor], samples, batch, offset=lambda start: start, starts=None):
@@ -263,11 +247,6 @@ def test_what_reads_beyond_the_box_is_refused(fn):
 # ------------------------------------------------------------------------------------------------------------ the scope
 
 
-def stack():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv1d(CHANNELS, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 3, padding=1)).double()
-
-
 def test_scopes_nest_and_end():
     _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
     net = stack()
@@ -311,22 +290,6 @@ def test_a_checkpointed_module_with_its_own_meaning():
         call(batch).square().sum().backward()
         gradients.append([p.grad for p in net.parameters()])
     torch.testing.assert_close(*gradients)
-
-
-def test_compiled():
-    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
-    net = stack()
-    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-    missing = compiled(batch)
-    assert torch.equal(missing, net(batch))
-    with md.windows("padding"):
-        x = batch.detach().requires_grad_()
-        y, expected = compiled(x), net(batch)
-        assert torch.equal(y.detach(), expected.detach())
-        y.to_tensor(0).sum().backward()
-    assert torch.equal(compiled(batch), missing)
-    outer = torch.compile(md.windows("padding", stack()), backend="aot_eager")
-    assert torch.equal(outer(batch).detach(), expected.detach())
 
 
 def test_sparse_storage_has_the_same_meaning():

@@ -15,14 +15,10 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch.densify_policy import Policy, current
+from stored_rows import some
 
-MASK = torch.tensor([[True, True, False], [True, False, False]])
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-
-
-def some(layout: torch.layout = torch.sparse_csr) -> Any:
-    return md.masked_tensor(torch.arange(1.0, 7.0).reshape(2, 3), MASK).to_layout(layout)
 
 
 @pytest.fixture
@@ -89,20 +85,6 @@ def test_the_limit_holds(warned: Any) -> None:
     with md.densify("warn", limit=10), pytest.raises(md.MaskedSemanticsError, match=r"densify\('warn', limit=10\)"):
         stored_densely(some())
     assert warned == []
-
-
-def test_compiled_code_warns_when_it_is_traced(warned: Any) -> None:
-    def cumulative(x: Tensor) -> Tensor:
-        return x.cumsum(1) + 1
-
-    compiled = torch.compile(cumulative, backend="aot_eager", fullgraph=True)
-    with md.densify("warn"):
-        for _ in range(2):
-            compiled(some())
-    found = [w for w in warned if w.category is md.DensificationWarning]
-    assert {w.filename for w in found} == {__file__}
-    assert len(found) == 1
-    assert "aten.cumsum.default stores" in str(found[0].message)
 
 
 class DenselyInBackward(torch.autograd.Function):

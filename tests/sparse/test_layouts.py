@@ -5,49 +5,18 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
 import masked_dispatch as md
-from op_registry.authoring import Coordinates, Layout, ravel, register_layout, unravel
+from numbered_layout import NUMBERED, same, some
+from op_registry.authoring import Layout, register_layout
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.sparse.compressed import BSC, BSR, CSC, CSR, PACKED, Compressed
 from op_registry.sparse.layout import COO, Coo
-from op_registry.sparse.layout_registry import BUILT_IN, layout_named, layout_of, version_of
-
-
-@dataclass(frozen=True)
-class Numbered(Layout):
-    """One piece: the positions of the stored elements in the flattened tensor, ascending."""
-
-    name = "numbered"
-
-    def coordinates(self, pieces: tuple[Tensor, ...], sizes: Sequence[int]) -> Coordinates:
-        return unravel(pieces[0], sizes)
-
-    def pieces_of(
-        self, coordinates: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64
-    ) -> tuple[Tensor, ...]:
-        return (ravel(coordinates, sizes).to(dtype),)
-
-
-NUMBERED = register_layout(Numbered())
-
-
-def some(shape: tuple[int, ...], valid: float = 0.4) -> md.MaskedTensor:
-    generator = torch.Generator().manual_seed(3)
-    data = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return md.masked_tensor(data, torch.rand(shape, generator=generator) < valid)
-
-
-def same(x: md.MaskedTensor, y: md.MaskedTensor) -> None:
-    assert torch.equal(x.get_mask(), y.get_mask())
-    torch.testing.assert_close(x.to_tensor(0), y.to_tensor(0))
-
+from op_registry.sparse.layout_registry import BUILT_IN, layout_named, layout_of
 
 # ---------------------------------------------------------------------------------------------------- the built-in ones
 
@@ -111,17 +80,6 @@ def test_a_file_names_it() -> None:
     loaded = torch.load(file, weights_only=True)
     assert loaded.storage_layout is NUMBERED
     same(loaded, some((4, 6)))
-
-
-def test_a_graph_knows_it_by_name_and_sources() -> None:
-    compiled = torch.compile(lambda t: t.exp() + 1, fullgraph=True, backend="aot_eager")
-    result = compiled(some((4, 6)).to_layout(NUMBERED))
-    assert result.storage_layout == NUMBERED
-    same(result, some((4, 6)).exp() + 1)
-    made = torch.compile(lambda t: t.to_layout(NUMBERED), fullgraph=True, backend="aot_eager")(some((4, 6)))
-    same(made, some((4, 6)))
-    assert version_of(NUMBERED)
-    assert version_of(CSR) == ""  # the registry's own version names its sources
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-
-NAN = float("nan")
-
-
-def permuted() -> md.MaskedTensor:
-    """(4, 3): the transpose of rows, one of which is absent and one partly valid."""
-    mask = torch.tensor([[True, False, True, True], [False] * 4, [True, True, False, True]])
-    data = torch.where(mask, torch.arange(1.0, 13.0).reshape(3, 4), NAN)
-    return md.masked_tensor(data, mask).to_sparse(1).t()
+from permuted_rows import permuted
 
 
 def heads() -> md.MaskedTensor:
@@ -81,17 +73,3 @@ def test_of_a_shape_that_no_machine_stores() -> None:
     with md.densify("never"):
         assert x.to_torch_sparse().indices().tolist() == [[0, 0, 1, 1, 2, 2], [5, 2**50 - 1] * 3]
         assert x.to_sparse_csr().nnz == 6
-
-
-def test_in_a_graph_it_is_stored_densely_if_the_policy_allows() -> None:
-    """How many elements there are is not known while a graph is traced."""
-    x = permuted()
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def run(x: Tensor) -> Tensor:
-        return x.to_sparse_csr().sum(0)
-
-    assert torch.equal(run(x).to_tensor(0), x.to_dense().sum(0).to_tensor(0))
-    torch.compiler.reset()
-    with md.densify("never"), pytest.raises(RuntimeError, match="to_layout has no sparse form"):
-        run(x)

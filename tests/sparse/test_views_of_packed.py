@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
+from merged_views import BH, MERGED
 from packed_batches import CLASSES, KINDS, B, D, H, T, alike, batch, heads, plain, same
 from random_views import check_random_views
-
-BH = B * H
 
 # Views of (B, T, D) that torch.nn and models of transformers make; each stays packed.
 VIEWS: dict[str, Callable[[Tensor], Any]] = {
@@ -106,15 +105,6 @@ def test_a_sequence_of_views(seed: int, sizes: tuple[int, int]) -> None:
     check_random_views(seed, sizes)
 
 
-MERGED: dict[str, Callable[[Tensor], Tensor]] = {
-    "rows": lambda x: x.view(-1, D),
-    "time first": lambda x: x.transpose(0, 1),
-    "rows, time first": lambda x: x.transpose(0, 1).reshape(-1, D),
-    "batch times heads": lambda x: heads(x).reshape(BH, T, 2),
-    "time, then batch times heads": lambda x: x.transpose(0, 1).reshape(T, BH, 2),
-}
-
-
 @pytest.mark.parametrize("name", MERGED)
 def test_copies_and_files_of_views(name: str) -> None:
     x = MERGED[name](batch("holes", D).to_packed()).clone()
@@ -144,22 +134,6 @@ def test_questions_to_views(name: str) -> None:
         one, two = packed.clone(), padded.clone()
         same(one.mul_(2).add_(other), two.mul_(2).add_(padded))
     same(torch.zeros(packed.shape).double().add_(packed), torch.zeros(packed.shape).double().add_(padded))
-
-
-@pytest.mark.parametrize("name", MERGED)
-def test_views_in_compiled_graphs(name: str) -> None:
-    x = batch("padding", D).to_packed()
-
-    def inside(t: Tensor) -> Tensor:
-        return MERGED[name](t).exp() * 2
-
-    def outside(t: Tensor) -> Tensor:
-        return t.exp() * 2
-
-    compiled = torch.compile(inside, backend="aot_eager", fullgraph=True)
-    same(compiled(x), inside(x))
-    compiled = torch.compile(outside, backend="aot_eager", fullgraph=True)
-    same(compiled(MERGED[name](x)), inside(x))
 
 
 @pytest.mark.parametrize("name", MERGED)

@@ -32,9 +32,3 @@ def test_compressed_is_a_copy(mask: Tensor | None) -> None:
     found.fill_(-1.0)
     assert data.min() >= 0
     assert md.masked_tensor(5.0).compressed().tolist() == [5.0]
-
-
-def test_compressed_in_a_compiled_region() -> None:
-    run = torch.compile(lambda x: x.compressed() * 2, backend="aot_eager")
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert run(sample()).tolist() == (torch.arange(16.0).reshape(4, 4)[MASK] * 2).tolist()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sixteen_elements import MASK, sample
+from sixteen_elements import sample
 
 NAN, INF = float("nan"), float("inf")
 
@@ -81,13 +81,3 @@ def test_other_fills_are_refused_with_what_to_do() -> None:
         sample(dtype=torch.int64).to_tensor(torch.ones(4))
     with pytest.raises(ValueError, match="is no integer"):
         sample("bsr", torch.int64).to_torch_sparse(NAN)
-
-
-def test_a_tensor_that_broadcasts_fills_in_a_compiled_region_too() -> None:
-    x, row = sample(), torch.arange(4.0)
-    expected = torch.where(MASK, torch.arange(16.0).reshape(4, 4), row)
-    assert torch.equal(x.to_tensor(row), expected)
-    filled = torch.compile(lambda x, row: (x.to_tensor(row), x.to_tensor(-1)), backend="aot_eager", fullgraph=True)
-    assert torch.equal(filled(x, row)[0], expected)
-    with pytest.raises(Exception, match="is no integer"):
-        torch.compile(lambda x: x.to_tensor(1.5), backend="aot_eager", fullgraph=True)(sample(dtype=torch.int64))

@@ -1,0 +1,136 @@
+"""Rules in compiled code: windows, gradient formulas, recurrent networks, matrices, what torch allocates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, distributions, nn
+
+import masked_dispatch as md
+from adaptive_softmax import rows_and_classes, without_second_row
+from functions_of_one_matrix import OF_ONE_MATRIX
+from functions_of_torch_sparse import SAME, example
+from padded_slices import matrices, same, wrapped
+from pooled_gradients import pooled_backward, small
+from ragged_samples import ragged, stack
+from recurrent_networks import FEATURES, HIDDEN, TIME, hidden, network, states, steps
+from recurrent_networks import shown as filled
+from three_numbers import shown, some
+
+
+@pytest.fixture
+def adaptive() -> tuple[nn.Module, Tensor, Tensor]:
+    return rows_and_classes()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_gradient_formula_called_by_hand(backend, requires_grad):
+    eager, compiled = (small(requires_grad) for _ in range(2))
+    a, b = pooled_backward(*eager), torch.compile(pooled_backward, backend=backend)(*compiled)
+    assert a.get_mask().equal(b.get_mask())
+    torch.testing.assert_close(a.to_tensor(0), b.to_tensor(0))
+    if requires_grad:
+        for result in (a, b):
+            result.to_tensor(0).square().sum().backward()
+        for x, y in zip(eager, compiled, strict=True):
+            torch.testing.assert_close(x.grad.to_tensor(0), y.grad.to_tensor(0))
+
+
+def test_windows_of_padding():
+    _, batch = ragged([(9,), (5,)], [(0,), (0,)], (12,))
+    net = stack()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    missing = compiled(batch)
+    assert torch.equal(missing, net(batch))
+    with md.windows("padding"):
+        x = batch.detach().requires_grad_()
+        y, expected = compiled(x), net(batch)
+        assert torch.equal(y.detach(), expected.detach())
+        y.to_tensor(0).sum().backward()
+    assert torch.equal(compiled(batch), missing)
+    outer = torch.compile(md.windows("padding", stack()), backend="aot_eager")
+    assert torch.equal(outer(batch).detach(), expected.detach())
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm", "sum along 0", "softmax", "hspmm"])
+def test_a_function_of_torch_sparse_is_the_same_in_a_graph(name: str) -> None:
+    function, same = SAME[name]
+    x = example("dense").detach()
+    run = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(x).to_tensor(0), same(x).to_tensor(0))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_relu"])
+def test_compiled_where_torch_compiles_recurrent_networks(name):
+    """It refuses the modules, whatever they are given, until it is told to allow them."""
+    torch.manual_seed(0)
+    model = network(name, bidirectional=True)
+    data, mask = steps()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for x in (data, hidden(data, mask)):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="Dynamo does not support RNN, GRU, or LSTM"):
+            compiled(x)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        x, y = hidden(data, mask), hidden(data, mask)
+        made, state = compiled(x)
+        wanted, last = model(y)
+        for mine, theirs in zip((made, *states(state)), (wanted, *states(last)), strict=True):
+            assert mine.get_mask().equal(theirs.get_mask())
+            torch.testing.assert_close(filled(mine), filled(theirs))
+        filled(made).square().sum().backward()
+        filled(wanted).square().sum().backward()
+        torch.testing.assert_close(filled(x.grad), filled(y.grad))
+
+
+def test_a_loop_over_a_cell_is_compiled():
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(FEATURES, HIDDEN)
+    data, mask = steps()
+
+    def run(x):
+        state = None
+        for t in range(TIME):
+            state = cell(x[t], state)
+        return state[0]
+
+    x = hidden(data.float(), mask)
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(filled(compiled), filled(run(x)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_log_prob_of_adaptive_softmax_was_plain(adaptive: tuple[nn.Module, Tensor, Tensor], backend: str) -> None:
+    layer, x, _ = adaptive
+    run = torch.compile(layer.log_prob, backend=backend, fullgraph=True)
+    got = run(without_second_row(x))
+    assert got.get_mask().sum(1).tolist() == [20, 0, 20, 20]
+    kept = torch.tensor([0, 2, 3])
+    torch.testing.assert_close(got.to_tensor(0)[kept], layer.log_prob(x)[kept])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_vector_as_triangular_matrix_was_plain(backend: str) -> None:
+    run = torch.compile(distributions.utils.vec_to_tril_matrix, backend=backend, fullgraph=True)
+    assert shown(run(some(1, 0, 3))) == [1, 0, "--", 3]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_copy_takes_a_number_in_a_graph(backend: str) -> None:
+    run = torch.compile(lambda x: x.clone().copy_(2.0), backend=backend, fullgraph=True)
+    assert shown(run(some(1, 2, 3))) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["inv", "svdvals", "cholesky", "lu"])
+def test_a_function_of_one_matrix(name: str) -> None:
+    function = OF_ONE_MATRIX[name]
+    data, mask = matrices()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    x, y = wrapped(data, mask, math.nan), wrapped(data, mask, math.nan)
+    result, wanted = compiled(x), function(y)
+    same(result, wanted.get_data(), wanted.get_mask())
+    (slope,), (expected,) = (torch.autograd.grad(r.sum(), t) for r, t in ((result, x), (wanted, y)))
+    same(slope, expected.get_data(), mask)
