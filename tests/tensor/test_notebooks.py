@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import matplotlib.image
@@ -120,25 +121,44 @@ def test_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
         assert "<img" not in page
 
 
+def of_lengths() -> md.MaskedTensor:
+    return md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5]))
+
+
+SHOWN: dict[str, Callable[[], md.MaskedTensor]] = {
+    "lengths": of_lengths,
+    "packed": lambda: of_lengths().to_packed(),
+    "packed, time first": lambda: of_lengths().to_packed().transpose(0, 1),
+    "hybrid": lambda: of_lengths().to_sparse(sparse_dim=2),
+    "rows": lambda: md.masked_tensor(torch.rand(9, 11), torch.rand(9, 1) > 0.5),
+    "blocks": lambda: md.masked_tensor(torch.rand(9, 11), torch.rand(9, 11) > 0.5).to_sparse_bsr((3, 11)),
+    "all valid": lambda: md.masked_tensor(torch.rand(9, 11)).T,
+}
+
+
+# Each tensor by blocks and element by element or as a whole; "all": every dimension runs down.
 @pytest.mark.parametrize(
-    "x",
+    "name, row_dims, most_rows, most_columns",
     [
-        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])),
-        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])).to_packed(),
-        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])).to_packed().transpose(0, 1),
-        md.from_lengths(torch.rand(5, 7, 4), torch.tensor([7, 1, 0, 3, 5])).to_sparse(sparse_dim=2),
-        md.masked_tensor(torch.rand(9, 11), torch.rand(9, 1) > 0.5),
-        md.masked_tensor(torch.rand(9, 11), torch.rand(9, 11) > 0.5).to_sparse_bsr((3, 11)),
-        md.masked_tensor(torch.rand(9, 11)).T,
+        ("lengths", None, 4, 3),
+        ("lengths", "all", 100, 100),
+        ("packed", 1, 4, 3),
+        ("packed", None, 100, 100),
+        ("packed, time first", 1, 4, 3),
+        ("packed, time first", "all", 1, 1),
+        ("hybrid", 0, 4, 3),
+        ("hybrid", 1, 100, 100),
+        ("rows", None, 4, 3),
+        ("rows", 0, 1, 1),
+        ("blocks", "all", 4, 3),
+        ("blocks", 1, 1, 1),
+        ("all valid", None, 4, 3),
+        ("all valid", 0, 100, 100),
     ],
-    ids=["lengths", "packed", "packed, time first", "hybrid", "rows", "blocks", "all valid"],
 )
-@pytest.mark.parametrize(("most_rows", "most_columns"), [(100, 100), (4, 3), (1, 1)])
-@pytest.mark.parametrize("row_dims", [None, 0, 1, -1], ids=str)
-def test_blocks_count_what_is_valid(
-    x: md.MaskedTensor, row_dims: int | None, most_rows: int, most_columns: int
-) -> None:
-    row_dims = x.ndim if row_dims == -1 else row_dims
+def test_blocks_count_what_is_valid(name: str, row_dims: int | str | None, most_rows: int, most_columns: int) -> None:
+    x = SHOWN[name]()
+    row_dims = x.ndim if row_dims == "all" else row_dims
     blocks = validity_blocks(x._printed_record, most_rows, most_columns, row_dims)
     mask = x.get_mask().reshape(blocks.shape)
     for down in range(blocks.valid.shape[0]):

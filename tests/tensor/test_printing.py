@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -59,9 +60,18 @@ def body_of(printed: str) -> str:
     return printed[INDENT : printed.rindex("]") + 1] if "[" in printed else printed[INDENT:].partition(",")[0]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("numbers", NUMBERS)
-def test_all_valid_tensors_print_as_in_torch(numbers: str, options: dict[str, Any]) -> None:
+def test_all_valid_tensors_print_as_in_torch(numbers: str) -> None:
+    data = NUMBERS[numbers]
+    assert body_of(repr(md.as_masked_tensor(data))) == torch._tensor_str._tensor_str(data, INDENT)
+
+
+@pytest.mark.parametrize(
+    "options, numbers",
+    zip(OPTIONS, cycle(["floats", "complex", "of many sizes", "integers", "half"]), strict=False),
+    ids=str,
+)
+def test_all_valid_tensors_print_as_in_torch_under_its_options(numbers: str, options: dict[str, Any]) -> None:
     data = NUMBERS[numbers]
     with torch._tensor_str.printoptions(**options):
         assert body_of(repr(md.as_masked_tensor(data))) == torch._tensor_str._tensor_str(data, INDENT)
@@ -77,8 +87,7 @@ def holey(hidden: float, rows: int = 4, columns: int = 6) -> md.MaskedTensor:
     return md.masked_tensor(torch.where(mask, data, hidden), mask)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("layout", STORAGES, ids=str)
+@pytest.mark.parametrize("options, layout", zip(OPTIONS, cycle(STORAGES), strict=False), ids=str)
 def test_every_storage_prints_the_same_and_nothing_under_the_mask(
     layout: torch.layout, options: dict[str, Any]
 ) -> None:
@@ -97,22 +106,33 @@ def of_rows(layout: torch.layout, whole: bool) -> md.MaskedTensor:
     return x.to_packed() if layout is torch.jagged else x.to_layout(layout, sparse_dim=2)
 
 
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as stored": lambda x: x,
+    "heads first": lambda x: x.unflatten(2, (2, 2)).transpose(1, 2),
+    "time first": lambda x: x.transpose(0, 1),
+    "merged": lambda x: x.unflatten(2, (2, 2)).transpose(0, 1).flatten(1, 2),
+}
+SHORT = {"threshold": 4, "edgeitems": 1}
+
+
 @pytest.mark.parametrize(
-    "view",
+    "name, layout, options, whole",
     [
-        lambda x: x,
-        lambda x: x.unflatten(2, (2, 2)).transpose(1, 2),
-        lambda x: x.transpose(0, 1),
-        lambda x: x.unflatten(2, (2, 2)).transpose(0, 1).flatten(1, 2),
+        ("as stored", torch.sparse_coo, {}, True),
+        ("as stored", torch.jagged, SHORT, False),
+        ("heads first", torch.sparse_coo, SHORT, False),
+        ("heads first", torch.jagged, {}, True),
+        ("time first", torch.sparse_coo, SHORT, True),
+        ("time first", torch.jagged, {}, False),
+        ("merged", torch.sparse_coo, {}, False),
+        ("merged", torch.jagged, SHORT, True),
     ],
-    ids=["as stored", "heads first", "time first", "merged"],
+    ids=str,
 )
-@pytest.mark.parametrize("options", [{}, {"threshold": 4, "edgeitems": 1}], ids=str)
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.jagged], ids=str)
-@pytest.mark.parametrize("whole", [True, False], ids=["whole rows", "an invalid element in a row"])
 def test_stored_rows_and_permuted_views_print_as_dense_ones(
-    whole: bool, layout: torch.layout, options: dict[str, Any], view: Callable[[Tensor], Tensor]
+    name: str, layout: torch.layout, options: dict[str, Any], whole: bool
 ) -> None:
+    view = VIEWS[name]
     with torch._tensor_str.printoptions(**options):
         assert body_of(repr(view(of_rows(layout, whole)))) == body_of(repr(view(of_rows(torch.strided, whole))))
 

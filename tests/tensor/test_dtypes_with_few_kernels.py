@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 
 import masked_dispatch as md
-from tests.helpers.sparse_layouts import LAYOUTS
+from sparse_layouts import LAYOUTS
 
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 NARROW = [
@@ -25,15 +27,18 @@ def body_of(printed: str) -> str:
     return "".join(inside[: inside.rindex("]") + 1].split())
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize(
-    "numbers",
-    [[1 - 2j, 3 - 0.5j], [1 - 2j, 3 + 0.5j], [complex(1, -0.0), complex(-1, 0)], [complex(1, float("-inf")), 1j]],
+    "numbers, dtype, layout",
+    [
+        ([1 - 2j, 3 - 0.5j], torch.complex64, None),
+        ([1 - 2j, 3 + 0.5j], torch.complex128, torch.sparse_coo),
+        ([complex(1, -0.0), complex(-1, 0)], torch.complex64, torch.sparse_coo),
+        ([complex(1, float("-inf")), 1j], torch.complex128, None),
+    ],
     ids=["negative", "of both signs", "negative zero", "infinite"],
 )
-@pytest.mark.parametrize("layout", [None, torch.sparse_coo], ids=str)
 def test_complex_numbers_print_as_in_torch(
-    dtype: torch.dtype, numbers: list[complex], layout: torch.layout | None
+    numbers: list[complex], dtype: torch.dtype, layout: torch.layout | None
 ) -> None:
     data = torch.tensor(numbers, dtype=dtype)
     x = md.masked_tensor(data)
@@ -50,8 +55,9 @@ def test_a_conjugate_prints_its_own_sign() -> None:
     assert body_of(repr(x.conj())) == "[1.-2.j,--]"
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("layout", [torch.strided, *LAYOUTS, torch.jagged], ids=str)
+@pytest.mark.parametrize(
+    "dtype, layout", zip(cycle(NARROW), [torch.strided, *LAYOUTS, torch.jagged], strict=False), ids=str
+)
 def test_narrow_floats_print(dtype: torch.dtype, layout: torch.layout) -> None:
     data = torch.tensor([[1.0, 2.5], [4.0, 0.0]]).to(dtype)
     block = (1, 1) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
