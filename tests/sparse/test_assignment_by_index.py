@@ -92,7 +92,9 @@ def test_an_index_with_masked_tensors_means_what_it_means_in_dense_storage(index
     check(WITH_TENSORS[index](md.masked_tensor), storage)
 
 
-@pytest.mark.parametrize("index, storage", [*in_turns(WITHOUT), ("None in between", "permuted"), ("None", "permuted")])
+@pytest.mark.parametrize(
+    "index, storage", [*in_turns(WITHOUT), ("None in between", "permuted"), ("None, a slice and a number", "permuted")]
+)
 def test_an_index_without_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
     check(WITHOUT[index], storage)
 
