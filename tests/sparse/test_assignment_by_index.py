@@ -79,12 +79,22 @@ def test_an_index_with_plain_tensors_means_what_it_means_in_dense_storage(index:
     check(WITH_TENSORS[index](lambda t, _: t), storage)
 
 
-@pytest.mark.parametrize("index, storage", in_turns(WITH_TENSORS, reversed(STORAGES)))
+@pytest.mark.parametrize(
+    "index, storage",
+    [
+        *in_turns(WITH_TENSORS, reversed(STORAGES)),
+        ("a slice and numbers", "hybrid"),
+        ("... and numbers", "hybrid"),
+        ("None and numbers", "permuted"),
+    ],
+)
 def test_an_index_with_masked_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
     check(WITH_TENSORS[index](md.masked_tensor), storage)
 
 
-@pytest.mark.parametrize("index, storage", in_turns(WITHOUT))
+@pytest.mark.parametrize(
+    "index, storage", [*in_turns(WITHOUT), ("None in between", "permuted"), ("None, a slice and a number", "permuted")]
+)
 def test_an_index_without_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
     check(WITHOUT[index], storage)
 

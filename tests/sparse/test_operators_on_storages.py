@@ -139,7 +139,14 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name, storage", zip(PAIRS, cycle(["coo", "hybrid", "csr", "bsc", "packed"]), strict=False))
+@pytest.mark.parametrize(
+    "name, storage",
+    [
+        *zip(PAIRS, cycle(["coo", "hybrid", "csr", "bsc", "packed"]), strict=False),
+        ("where", "coo"),
+        ("where", "hybrid"),
+    ],
+)
 def test_a_tensor_meets_itself_with_a_dimension_more(name, storage):
     """It has the pattern of what it meets, and yet other dimensions meet."""
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
