@@ -38,9 +38,11 @@ def examples_of(page: Path) -> str:
 
 
 PAGES_WITH_EXAMPLES = [page for page in PAGES if examples_of(page) and page != ON_XLA]
-# Their examples compile, or export.
+# Their examples compile, export, or ask the laws in a storage of their own.
 PAGES_THAT_COMPILE = [
-    page for page in PAGES_WITH_EXAMPLES if re.search(r"torch\.compile|\bexport\(", examples_of(page))
+    page
+    for page in PAGES_WITH_EXAMPLES
+    if re.search(r"torch\.compile|\bexport\(", examples_of(page)) or page.name == "add-a-storage.md"
 ]
 
 
