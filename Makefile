@@ -30,8 +30,8 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.demo
 
-## make test        the fast tests: 2.5 minutes. TIER=thorough: those that compile much, start processes or try a law many
-##                  times, 10 minutes; TIER=slow: more than an hour. PART=K/N: every N-th of them
+## make test        the fast tests: 3 minutes on two cores. TIER=thorough: those that compile, start processes or try a law
+##                  many times, 20 minutes; TIER=slow: hours. PART=K/N: every N-th of them
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(TIER),tests/$(TIER)) $(if $(PART),--part $(PART))
 
