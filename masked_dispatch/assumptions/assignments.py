@@ -103,7 +103,7 @@ END_GRAPHS = ("tensor without dimensions", "boolean of columns", "boolean and in
 class Tried:
     """What came of every value and index, for one target in one mode: how many calls, and a line for each exception.
 
-    refused  an error that names the operator; never where plain torch runs the call on a strided target
+    refused  a MaskedSemanticsError
     wrong    another value or mask than expected, or any other error
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -111,21 +110,14 @@ def _compared(device: torch.device) -> tuple[int, list[str]]:
     return len(OPERATORS), [f"{f.entry}, {f.what}: {f.reason}" for f in found if f.status == "different"]
 
 
-def about() -> dict[str, Any]:
-    """What a report has to name."""
-    return {
-        "masked_dispatch": installation.version_of(installation.DISTRIBUTION) or "not installed",
-        "torch": torch.__version__,
-        "tested": list(TESTED),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "devices": installation.devices(),
-    }
-
-
 def as_document(done: list[Part]) -> dict[str, Any]:
     """The whole examination as values."""
-    return {**about(), "holds": not any(part.broken for part in done), "parts": [asdict(part) for part in done]}
+    return {
+        **installation.machine(),
+        "tested": list(TESTED),
+        "holds": not any(part.broken for part in done),
+        "parts": [asdict(part) for part in done],
+    }
 
 
 def as_line(part: Part) -> str:
@@ -137,7 +129,7 @@ def as_line(part: Part) -> str:
 
 def verdict(done: list[Part]) -> str:
     """What to make of it: that it works, or the lines to report."""
-    facts = about()
+    facts = installation.machine()
     if not any(part.broken for part in done):
         return f"verdict: masked_dispatch {facts['masked_dispatch']} works with torch {facts['torch']}"
     report = [

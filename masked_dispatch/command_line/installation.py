@@ -17,14 +17,17 @@ OF_EXTRA = re.compile(r"^([\w.-]+).*;.*\bextra\s*==\s*['\"]([\w-]+)['\"]")
 
 def info() -> dict[str, Any]:
     """Everything, as values."""
+    return {**machine(), "rules": len(registry), "extras": extras()}
+
+
+def machine() -> dict[str, Any]:
+    """The versions of this library, torch and Python, the system, and its devices."""
     return {
         "masked_dispatch": version_of(DISTRIBUTION) or "not installed (imported from its sources)",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "devices": devices(),
-        "rules": len(registry),
-        "extras": extras(),
     }
 
 

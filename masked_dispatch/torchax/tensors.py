@@ -106,6 +106,9 @@ class OnJax(MaskedTensor):
     def __setitem__(self, index: Any, value: Any) -> None:  # type: ignore[override]
         positions = torch.arange(self.numel(), device=self.device).reshape(self.shape)[index]
         value = as_source(value, self)
+        if not isinstance(value, Tensor):
+            super().__setitem__(index, value)  # raises torch's error
+            return
         while value.ndim > positions.ndim and value.shape[0] == 1:
             value = value[0]
         written = torch.index_put(self.reshape(-1), (positions,), value.to(self.dtype))
