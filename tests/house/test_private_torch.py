@@ -8,6 +8,7 @@ import``, ``"torch._dynamo"`` as text), and private attributes of tensors, opera
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,7 @@ def is_private_module(value: object) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"torch(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*", value))
 
 
+@functools.cache
 def uses() -> set[tuple[str, str]]:
     """(private name, file) for every use."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files()}
