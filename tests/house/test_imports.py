@@ -32,6 +32,7 @@ FLOORS = {
         ("__main__",),
     ),
     "masked_dispatch": (
+        ("replacements",),
         ("compiler_internals", "densification", "distributed_internals", "versions"),
         ("engine_internals", "torch_internals"),
         ("scopes",),
