@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, save_validity, unwrap
+from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, keep_validity, unwrap
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -43,9 +43,8 @@ class SparseWrap(torch.autograd.Function):
     def forward(
         ctx: SparseContext, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
     ) -> SparseMaskedTensor:
-        save_validity(ctx, validity)
+        keep_validity(ctx, validity)
         ctx.pattern, ctx.order = pattern, order
-        ctx.set_materialize_grads(False)
         ctx.shape = values.shape
         return wrap_sparse(_in_order(Sparse(Dense(values.detach(), validity), pattern), order))
 
@@ -54,7 +53,7 @@ class SparseWrap(torch.autograd.Function):
     def backward(ctx: SparseContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        return _values_of(grad, ctx, ctx.saved_tensors[0]), None, None, None
+        return _values_of(grad, ctx, ctx.validity), None, None, None
 
     @staticmethod
     @never_compiled
@@ -70,9 +69,8 @@ class SparseUnwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def forward(ctx: SparseContext, tensor: SparseMaskedTensor) -> Tensor:
-        save_validity(ctx, tensor._kept_validity)
+        keep_validity(ctx, tensor._kept_validity)
         ctx.pattern, ctx.order = tensor._pattern, tensor._order
-        ctx.set_materialize_grads(False)
         ctx.shape = tensor._kept_values.shape
         return tensor._kept_values.detach()
 
@@ -81,7 +79,7 @@ class SparseUnwrap(torch.autograd.Function):
     def backward(ctx: SparseContext, grad: Tensor | None) -> Tensor | None:
         if grad is None:
             return None
-        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern), ctx.order))
+        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.validity), ctx.pattern), ctx.order))
 
     @staticmethod
     @never_compiled
