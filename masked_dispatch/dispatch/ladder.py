@@ -203,7 +203,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
-        if "rows" in rule.traits:
+        if rule.traits.rows is not None:
             return rows_kernel(op, rule)
         if is_like_factory(op):
             return unrecorded(rule_kernel(op, rule))
@@ -211,7 +211,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
     if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
         if not is_inplace(op):
-            exact = rule is not None and bool(rule.traits.get("exact_out"))
+            exact = rule is not None and rule.traits.exact_out
             return out_kernel(op, compute, written_arguments(op), exact)
         elementwise = rule is not None and rule.category is ELEMENTWISE
         kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, elementwise)

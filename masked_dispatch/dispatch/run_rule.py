@@ -114,7 +114,7 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A kernel that runs the rule, unwrapping and wrapping differentiably."""
-    run, steps = rule.bind(op), bool(rule.traits.get("data_sizes"))
+    run, steps = rule.bind(op), rule.traits.data_sizes
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         storage = storage_among(args)

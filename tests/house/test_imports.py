@@ -16,9 +16,9 @@ from repository import ROOT
 # Rooms from the ground up: a module imports from its own room and from those before it.
 FLOORS = {
     "op_registry": (
-        ("errors", "digests", "progress", "schema"),
+        ("errors", "digests", "progress", "schema", "traits"),
         ("rule",),
-        ("records", "registry"),
+        ("records", "registration", "registry"),
         ("autocast", "resolve"),
         ("sparse",),
         ("categories",),
