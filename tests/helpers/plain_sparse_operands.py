@@ -23,10 +23,10 @@ Function = Callable[..., Any]
 
 
 def uncoalesced(dense: Tensor) -> Tensor:
-    """COO that lists each element twice, a quarter and three quarters of it; exact, and whole for integers."""
+    """COO that lists each element twice, by halves, whose sum is exact; of integers once as 0."""
     coo = dense.to_sparse()
     values = coo.values()
-    parts = (values * 0.25, values * 0.75) if values.is_floating_point() else (values, values * 0)
+    parts = (values * 0.5, values * 0.5) if values.is_floating_point() else (values, values * 0)
     return torch.sparse_coo_tensor(coo.indices().repeat(1, 2), torch.cat(parts), dense.shape, check_invariants=False)
 
 
