@@ -500,9 +500,10 @@ def masked_rule(
     treats each row of its first argument by itself, a function that is called with the call's arguments and says how
     many last dimensions a row has (None: not in this call); ``identity=…``, of a reduction that without derivatives is
     torch's own on elements filled with it, and ``divided=True``, that this is the sum divided by their number;
-    ``plain=(1,)``, the indices of results that are plain tensors; ``data_sizes=True``, that it computes tensors in
-    between whose sizes depend on data. `register` takes the rule; an overlay's ``add``, for example. Raises TypeError
-    where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule.
+    ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of a product that torch also
+    has for plain torch.sparse tensors, which other rules get stored densely; ``data_sizes=True``, that it computes
+    tensors in between whose sizes depend on data. `register` takes the rule; an overlay's ``add``, for example. Raises
+    TypeError where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule.
     """
 
     registration = Registration.of_caller("masked_rule")

@@ -51,6 +51,8 @@ class Traits:
     identity    of a reduction or a scan: what takes the place of invalid elements; a function of the dtype, or a number
     divided     whether a reduction is the sum of elements filled with its identity, divided by their number
     plain       the indices of results that are plain tensors
+    sparse_factors  whether it is a product that torch also has for plain torch.sparse tensors, which other rules get
+                stored densely
     data_sizes  whether it computes tensors in between whose sizes depend on data
     exact_out   whether its out= form takes an `out` of the result's shape only
     """
@@ -70,6 +72,7 @@ class Traits:
     slices: Slices | None = None
     rows: Callable[..., int | None] | None = None
     plain: tuple[int, ...] = ()
+    sparse_factors: bool = False
     data_sizes: bool = False
     exact_out: bool = False
 
@@ -121,10 +124,11 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, tuple) and all(type(n) is int for n in value),
         "a tuple of indices of results",
     ),
+    "sparse_factors": _FLAG,
     "data_sizes": _FLAG,
     "exact_out": _FLAG,
 }
 # What every rule may state, whatever its category.
-OF_ANY_RULE = ("plain", "data_sizes", "exact_out")
+OF_ANY_RULE = ("plain", "sparse_factors", "data_sizes", "exact_out")
 # What a rule that is a function may state: most of it is read by fast paths.
 OF_A_FUNCTION = ("slices", "rows", "identity", "divided", "reason", *OF_ANY_RULE)

@@ -147,13 +147,15 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
     """How many of the last dimensions of `data` make up a row; 0 if there are none, if a derivative is asked for, or if
-    an operand is neither torch's own tensor nor a number.
+    an operand is neither torch's own strided tensor nor a number.
     """
     derived = _grad_enabled()
     if type(data) is not Tensor or (derived and x.requires_grad):
         return 0
     for operand in rest:
-        if isinstance(operand, Tensor) and (type(operand) not in _PLAIN or (derived and operand.requires_grad)):
+        if isinstance(operand, Tensor) and (
+            type(operand) not in _PLAIN or operand.layout is not torch.strided or (derived and operand.requires_grad)
+        ):
             return 0
     return (dims_of_row(data, *rest) or 0) if data.numel() else 0
 
@@ -234,7 +236,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return general(keyset, x, y)
                 validity = intersect(validity, other)
             y = y._data
-        elif isinstance(y, MaskedTensor):
+        elif isinstance(y, Tensor) and (isinstance(y, MaskedTensor) or y.layout is not torch.strided):
             return general(keyset, x, y)
         data = call(x._data, y)
         if both_zero and validity is not None:

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
+from broadcasting_operators import faults
 from storages import storages_but
 
 
@@ -329,3 +330,9 @@ def test_a_write_to_dense_dimensions_takes_memory_for_its_rows_alone(write):
     expected = WRITES[write](dense.clone())
     assert torch.equal(stored.get_mask(), expected.get_mask())
     assert torch.equal(stored.to_tensor(0), expected.to_tensor(0))
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.where.self, torch.ops.aten.mul.Tensor], ids=str)
+def test_a_hybrid_operand_broadcasts_as_any_other(op):
+    """All broadcasting operators: tests/thorough/sparse/test_broadcast_hybrid_operands.py."""
+    assert not [fault for fault in faults(op, [(4,), (2, 1, 4), (1, 2, 1, 2, 1)]) if fault]
