@@ -22,6 +22,8 @@ from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
+from masked_dispatch.update_policy import Mode
+from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, savable
@@ -32,8 +34,8 @@ from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, grou
 from op_registry.sparse.record import Sparse
 
 # What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
-# dimensions, the version of the rules (and of a third-party layout), and the densify policy.
-Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy]
+# dimensions, the version of the rules (and of a third-party layout), the densify policy and that of updates.
+Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy, Mode]
 
 
 def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
@@ -255,7 +257,15 @@ class SparseMaskedTensor(MaskedTensor):
             self._mark_nnz_dynamic()
         keep_functions_whole(registry.version)
         version = registry.version + version_of(pattern.layout)
-        return names, (pattern.layout.name, pattern.ndim, pattern.block, self._order, version, current())
+        return names, (
+            pattern.layout.name,
+            pattern.ndim,
+            pattern.block,
+            self._order,
+            version,
+            current(),
+            current_updates(),
+        )
 
     def _mark_nnz_dynamic(self) -> None:
         """Mark nnz as dynamic: Dynamo flattens the tensor before it reads sizes, so the mark takes effect."""
