@@ -60,8 +60,8 @@ def calling_frame(depth: int) -> FrameType | None:
 
 
 def frames_to_caller() -> list[tuple[str, FrameType | None]]:
-    """The frames of this library's and torch's code, innermost first, and then the one of the caller's own code that
-    called them, each with the name of its module; ``("", None)`` at the end in a thread of the autograd engine.
+    """The frames of this library's and of torch's code, innermost first, each with the name of its module; and then
+    the frame of the caller's own code that called them, ``("", None)`` in a thread of the autograd engine.
     """
     found: list[tuple[str, FrameType | None]] = []
     frame: FrameType | None = sys._getframe(1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from masked_dispatch import scopes
-from masked_dispatch.compiler_internals import under_compile
+from masked_dispatch.compiler_internals import arithmetic_written_as_a_copy, under_compile
 from masked_dispatch.engine_internals import AOT_AUTOGRAD, NO_CALLER, frames_to_caller
 from op_registry.errors import MaskedSemanticsError
 
@@ -77,6 +77,8 @@ def dropped(call: str, skipped: str) -> None:
         return
     if any(name.startswith(AOT_AUTOGRAD) for name, _ in between) and under_compile():
         return  # Dynamo, which traced it before, was told
+    if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
+        return
     if current() == "refuse":
         raise MaskedSemanticsError(f"{call}: {skipped}. {_INSTEAD} This was refused by {_MODES}('refuse').")
     name, frame = caller

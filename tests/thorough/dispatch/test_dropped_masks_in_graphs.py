@@ -85,3 +85,20 @@ def test_backward_of_a_graph_may_run_outside_of_its_block(mode: Any) -> None:
     y.sum().backward()
     assert type(x.grad) is md.MaskedTensor
     assert not x.grad.get_mask()[0, 1]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda o, g: o.add_(g, alpha=2.0),
+        lambda o, g: o.add_(g, alpha=torch.tensor(2.0)),
+        lambda o, g: o.addcmul_(g, g, value=0.5),
+        lambda o, g: o.addcdiv_(g, g, value=0.5),
+        lambda o, g: o.lerp_(g, 0.5),
+    ],
+)
+def test_arithmetic_in_place_is_no_assignment_though_dynamo_writes_it_as_one(update: Any) -> None:
+    run, _ = compiled(lambda o, g: update(o, g) * 2)
+    with md.updates("refuse"):
+        found = run(torch.ones(2, 2), holes(requires_grad=False))
+        assert torch.equal(found, update(torch.ones(2, 2), holes(requires_grad=False)) * 2)
