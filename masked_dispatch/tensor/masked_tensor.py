@@ -15,7 +15,7 @@ from masked_dispatch.compiler_internals import never_compiled, prepare_for_traci
 from masked_dispatch.tensor.all_valid import ReadWhereAllValid
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.conversions import converted
-from masked_dispatch.tensor.file_format import builder, saved_as
+from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
@@ -469,7 +469,7 @@ def rebuild(
     Raises ValueError if these do not form a masked tensor.
     """
     check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
-    tensor = wrap_leaf(data, validity, requires_grad, is_parameter)
+    tensor = wrap_leaf(data, own(validity), requires_grad, is_parameter)
     if family is not None:
         check_saved(problem_of_member(data, family))
         if family.has_memory_of(data):
@@ -481,6 +481,13 @@ def rebuild(
 @never_compiled
 def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
     """Builds what a tensor and its views share. Raises ValueError as `rebuild` does."""
+    family = family_around(data, validity, memory)
+    family.validity, family.memory = own(validity), own(memory)
+    return family
+
+
+def family_around(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
+    """The same, in the memory that these lie in."""
     check_saved(problem_of_family(data, validity, memory, MaskedTensor))
     family = ViewFamily(data, validity)
     family.memory = memory

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import Policy, current
-from masked_dispatch.tensor.file_format import builder, saved_as
+from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
@@ -410,8 +410,8 @@ def rebuild_sparse(
     """
     saved = (values, validity, layout, sizes, pieces, block, requires_grad, is_parameter, order)
     check_saved(problem_of_sparse(*saved, MaskedTensor))
-    pattern = Pattern(layout_named(layout), sizes, pieces, block)
-    stored = Sparse(Dense(values, validity), pattern)
+    pattern = Pattern(layout_named(layout), sizes, tuple(map(own, pieces)), block)
+    stored = Sparse(Dense(values, own(validity)), pattern)
     return rebuilt_sparse(stored if order is None else Permuted(stored, order), requires_grad, is_parameter)
 
 
@@ -426,6 +426,20 @@ def rebuild_stored(
     block: tuple[int, int] | None,
 ) -> StoredPieces:
     """Builds what is stored, which a file has once for all tensors that share it."""
+    stored = stored_around(values, validity, layout, sizes, pieces, block)
+    stored.validity, stored.pattern = own(validity), stored.pattern.with_pieces(tuple(map(own, pieces)))
+    return stored
+
+
+def stored_around(
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+) -> StoredPieces:
+    """The same, in the memory that these lie in."""
     check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 
