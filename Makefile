@@ -10,6 +10,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PINNED := $(shell grep '^torch==' constraints.txt)
 TORCH ?= $(or $(shell cat $(VENV)/chosen-torch 2>/dev/null),$(PINNED))
+# Processes of a test run load the same modules, with their assertions rewritten: bytecode is kept even where that is off.
+export PYTHONDONTWRITEBYTECODE :=
 QUIET := $(if $(CI),--quiet --progress-bar off)
 
 BIN := $(VENV)/bin

@@ -101,6 +101,7 @@ from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import protocols as _protocols
 from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.interop import torch_script as _torch_script
+from masked_dispatch.replacements.replacing import patches
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
@@ -179,6 +180,7 @@ __all__ = [
     "optim",
     "pad_sequence",
     "pad_stack",
+    "patches",
     "plot",
     "prod",
     "quantile",

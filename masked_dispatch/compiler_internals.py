@@ -19,6 +19,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from masked_dispatch.replacements.replacing import is_replaced, replace
+
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext
     from torch._inductor.ir import TensorBox
@@ -137,21 +139,6 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
-def _in_place_of(owner: Any, name: str) -> Callable[[_Function], _Function]:
-    """Decorator: a function of torch's own, which gets the one that it replaces in front of the arguments."""
-    original = getattr(owner, name)
-
-    def replace(function: Any) -> Any:
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
-
-        setattr(owner, name, called)
-        return called
-
-    return replace
-
-
 @functools.cache
 def break_graphs_at(kind: type[RuntimeError]) -> None:
     """Let exceptions of `kind` that an operator raises while Dynamo, which is loaded, runs it on fake tensors break the
@@ -170,7 +157,6 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
     Refused.__name__ = Refused.__qualname__ = kind.__name__
     Refused.__module__ = kind.__module__
 
-    @_in_place_of(utils, "run_node")
     def run_node(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
@@ -180,18 +166,19 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
                 raise Refused(str(cause)) from cause
             raise
 
+    replace(utils, "run_node", run_node, None)
+
 
 @functools.cache
 def know_storages_of(kind: type) -> None:
     """Let Dynamo, which is loaded, look for aliases among operands of `kind` in the tensors inside, in while_loop."""
     from torch._dynamo.variables import higher_order_ops
 
-    @_in_place_of(higher_order_ops, "get_tensor_storages")
     def get_tensor_storages(original: Callable[[Any], set[Any]], tensor: Any) -> set[Any]:
-        if not isinstance(tensor, kind):
-            return set(original(tensor))
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, _ = tensor.__tensor_flatten__()
         return set().union(*(original(getattr(tensor, name)) for name in names))
+
+    replace(higher_order_ops, "get_tensor_storages", get_tensor_storages, lambda tensor: isinstance(tensor, kind))
 
 
 @functools.cache
@@ -199,11 +186,10 @@ def record_new_tensor_of(kind: type) -> None:
     """Let Dynamo, which is loaded, record x.new_tensor(data) of tensors of `kind` as a call of their own method."""
     from torch._dynamo.variables.tensor import TensorVariable
 
-    @_in_place_of(TensorVariable, "method_new_tensor")
-    def method_new_tensor(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = isinstance(self.proxy.node.meta.get("example_value"), kind)
-        return None if own else original(self, *args, **kwargs)
+    def own(variable: Any, *args: Any, **kwargs: Any) -> bool:
+        return isinstance(variable.proxy.node.meta.get("example_value"), kind)
 
+    method_new_tensor = replace(TensorVariable, "method_new_tensor", lambda *args, **kwargs: None, own)
     by_name: Any = getattr(TensorVariable, "tp_methods", None)
     if by_name is not None:  # torch 2.14: calls go by this table
         by_name["new_tensor"] = type(by_name["new_tensor"])(method_new_tensor)
@@ -224,14 +210,16 @@ def record_writes_of(kind: type, method: str) -> None:
     # The second from torch 2.14 on.
     name = next(n for n in ("method___setitem__", "mp_ass_subscript_impl") if hasattr(TensorVariable, n))
 
-    @_in_place_of(TensorVariable, name)
+    def own(variable: Any, *args: Any) -> bool:
+        return isinstance(variable.proxy.node.meta.get("example_value"), kind)
+
     def set_item(original: Callable[..., Any], self: Any, tx: Any, key: Any, value: Any) -> Any:
-        if not isinstance(self.proxy.node.meta.get("example_value"), kind):
-            return original(self, tx, key, value)
         arguments = proxy_args_kwargs([self, key, value], {})
         wrap_fx_proxy(tx, tx.output.create_proxy("call_method", method, *arguments))
         self.synchronize_attributes(tx)
         return ConstantVariable.create(None)
+
+    replace(TensorVariable, name, set_item, own)
 
 
 def fused_multiply_add() -> OpOverload:
@@ -296,20 +284,19 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
 
     owner: Any = runtime_wrappers.AOTDispatchAutograd
     original = getattr(owner, "process_runtime_tangent", None)
-    if original is None or getattr(original, "_accepts_unused_masked_outputs", False):
+    if original is None or is_replaced(owner, "process_runtime_tangent"):
         return
     if list(inspect.signature(original).parameters)[:2] != ["x", "meta"]:
         return
 
-    @functools.wraps(original)
-    def process_runtime_tangent(x: object, meta: object, *rest: Any, **kwargs: Any) -> Any:
-        convert = tangent_from_plain.get(getattr(meta, "original_subclass_type", None))  # type: ignore[arg-type]
-        if convert is not None and isinstance(x, torch.Tensor) and not _is_wrapper_subclass(x):
-            x = convert(x)
-        return original(x, meta, *rest, **kwargs)
+    def is_plain_for_masked(x: object, meta: object, *rest: Any, **kwargs: Any) -> bool:
+        wanted: Any = getattr(meta, "original_subclass_type", None)
+        return wanted in tangent_from_plain and isinstance(x, torch.Tensor) and not _is_wrapper_subclass(x)
 
-    process_runtime_tangent._accepts_unused_masked_outputs = True  # type: ignore[attr-defined]
-    owner.process_runtime_tangent = staticmethod(process_runtime_tangent)
+    def process_runtime_tangent(original: Callable[..., Any], x: Any, meta: Any, *rest: Any, **kwargs: Any) -> Any:
+        return original(tangent_from_plain[meta.original_subclass_type](x), meta, *rest, **kwargs)
+
+    replace(owner, "process_runtime_tangent", process_runtime_tangent, is_plain_for_masked)
 
 
 @functools.cache
@@ -321,17 +308,18 @@ def place_views_of(kind: type) -> None:
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    @_in_place_of(runtime_wrappers, "gen_alias_from_base")
+    def is_own_view(base: Any, target: Any, *rest: Any, **kwargs: Any) -> bool:
+        return issubclass(type(base), kind) and target._base is None and target.dtype is base.dtype
+
     def gen_alias_from_base(
         original: Callable[..., Any], base: Any, target: Any, requires_grad: bool, *rest: Any, **kwargs: Any
     ) -> Any:
-        other_dtype = target.dtype is not base.dtype
-        if not issubclass(type(base), kind) or target._base is not None or other_dtype:
-            return original(base, target, requires_grad, *rest, **kwargs)
         view = base.as_strided(target.size(), target.stride(), target.storage_offset())
         if base.requires_grad and not requires_grad:
             return view.detach()
         return view.requires_grad_() if requires_grad and not view.requires_grad else view
+
+    replace(runtime_wrappers, "gen_alias_from_base", gen_alias_from_base, is_own_view)
 
 
 def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
@@ -403,12 +391,13 @@ def before_export_unwraps(split: Callable[[torch.nn.Module], object]) -> None:
     """
     from torch._functorch._aot_autograd import subclass_parametrization
 
-    @_in_place_of(subclass_parametrization, "unwrap_tensor_subclass_parameters")
-    def unwrap_tensor_subclass_parameters(
+    def unwrap_parameters(
         original: Callable[[torch.nn.Module], torch.nn.Module], module: torch.nn.Module
     ) -> torch.nn.Module:
         split(module)
         return original(module)
+
+    replace(subclass_parametrization, "unwrap_tensor_subclass_parameters", unwrap_parameters, None)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

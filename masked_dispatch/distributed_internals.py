@@ -86,18 +86,13 @@ def waited_for(tensor: Tensor) -> Tensor:
     return waited
 
 
-def replace_placing_of_parameters(function: Callable[..., Tensor]) -> None:
-    """Let `distribute_module` call this for parameters and buffers that its `partition_fn` leaves as they are."""
-    module: Any = importlib.import_module("torch.distributed.tensor._api")
-    module.distribute_tensor = function
+def placing_module() -> Any:
+    """The module whose `distribute_tensor` places parameters and buffers that a module's `partition_fn` leaves."""
+    return importlib.import_module("torch.distributed.tensor._api")
 
 
-def replace_preparations(decorator: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Decorate the methods of PrepareModuleInput and PrepareModuleOutput that place one input, and all outputs."""
-    style: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
-    inputs, outputs = style.PrepareModuleInput, style.PrepareModuleOutput
-    inputs._prepare_input_arg = decorator(inputs._prepare_input_arg)
-    outputs._prepare_out_fn = decorator(outputs._prepare_out_fn)
+# The methods of styles that place one input, and all outputs.
+PREPARING = (("PrepareModuleInput", "_prepare_input_arg"), ("PrepareModuleOutput", "_prepare_out_fn"))
 
 
 def is_mixed_with_distributed(error: RuntimeError) -> bool:

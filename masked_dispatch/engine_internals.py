@@ -17,6 +17,7 @@ from torch import _vmap_internals
 from torch.utils import checkpoint
 
 from masked_dispatch.compiler_internals import not_compiled
+from masked_dispatch.replacements.replacing import put, replace
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -143,19 +144,20 @@ _RECORDED_WITHIN = "_masked_dispatch_recorded_within"
 
 def _remember_in_functions(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
     node: Any = torch.autograd.function.BackwardCFunction
-    node.__init__ = remember
 
-    def as_recorded(apply: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(apply)
-        @not_compiled
-        def applied(node: Any, *grads: Any) -> Any:
-            return run_as_recorded(node, apply, node, *grads)
+    @not_compiled
+    def init(original: Callable[..., None], recorded: Any, *args: Any) -> None:
+        original(recorded, *args)
+        remember(recorded)
 
-        return applied
+    @not_compiled
+    def apply(original: Callable[..., Any], recorded: Any, *grads: Any) -> Any:
+        return run_as_recorded(recorded, original, recorded, *grads)
 
+    replace(node, "__init__", init, None)
     for name in ("apply", "apply_boxed"):
         if hasattr(node, name):
-            setattr(node, name, as_recorded(getattr(node, name)))
+            not_compiled(replace(node, name, apply, None))
 
 
 def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
@@ -167,7 +169,7 @@ def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: C
         remember(frame)
 
     # A property, so that checkpoints from before, which have it in the same place, are served too.
-    checkpoint._CheckpointFrame.recompute_fn = property(get, keep)  # type: ignore[attr-defined]
+    put(checkpoint._CheckpointFrame, "recompute_fn", property(get, keep))
 
 
 # Whether a tensor carries torch's older vmap, which `is_grads_batched` and `jacobian(vectorize=True)` use.
@@ -182,11 +184,11 @@ def let_older_vmap_return(
     parts  the tensor inside, which carries the batch dimension, and what is the same for all of the batch
     whole  the opposite, of the tensor with its batch dimension in front
     """
-    owner: Any = _vmap_internals
-    original = owner._unwrap_batched
 
-    @functools.wraps(original)
-    def unwrap_batched(outputs: Any, out_dims: Any, *rest: Any, **options: Any) -> Any:
+    def has_such(outputs: Any, *args: Any, **options: Any) -> bool:
+        return any(isinstance(output, kind) for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    def unwrap_batched(original: Callable[..., Any], outputs: Any, out_dims: Any, *rest: Any, **options: Any) -> Any:
         listed = list(outputs) if isinstance(outputs, tuple) else [outputs]
         taken = [parts(output) if isinstance(output, kind) else (output, None) for output in listed]
         inner = tuple(tensor for tensor, _ in taken) if isinstance(outputs, tuple) else taken[0][0]
@@ -198,4 +200,4 @@ def let_older_vmap_return(
         )
         return results if isinstance(outputs, tuple) else results[0]
 
-    owner._unwrap_batched = unwrap_batched
+    replace(_vmap_internals, "_unwrap_batched", unwrap_batched, has_such)

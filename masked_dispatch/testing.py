@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.torch_internals import replace_pair_of_tensors
+from masked_dispatch.torch_internals import PairOfTensors
 
 __all__ = ["assert_close"]
 
@@ -54,26 +55,22 @@ def _word(is_valid: bool) -> str:
     return "valid" if is_valid else "invalid"
 
 
-def _comparing_masks_first(pair: Any) -> Any:
-    class MaskedPair(pair):  # type: ignore[misc]
-        """torch's pair of tensors to be compared, of which one may be masked."""
+def are_masked(pair: Any) -> bool:
+    """Whether one of the two tensors that torch is about to compare is masked."""
+    return isinstance(pair.actual, MaskedTensor) or isinstance(pair.expected, MaskedTensor)
 
-        actual: Tensor
-        expected: Tensor
 
-        def compare(self) -> None:
-            given = self.actual, self.expected
-            if any(isinstance(t, MaskedTensor) for t in given):
-                if given[0].shape == given[1].shape and not any(t.device.type == "meta" for t in given):
-                    problem = difference_of_masks(*given)
-                    if problem:
-                        self._fail(AssertionError, problem)
-                self.actual, self.expected = (t.to_tensor(0) if isinstance(t, MaskedTensor) else t for t in given)
-            super().compare()
-
-    return MaskedPair
+def compare_masks_first(compare: Any, pair: Any) -> None:
+    """Compare masks, then valid values."""
+    given = pair.actual, pair.expected
+    if given[0].shape == given[1].shape and not any(t.device.type == "meta" for t in given):
+        problem = difference_of_masks(*given)
+        if problem:
+            pair._fail(AssertionError, problem)
+    pair.actual, pair.expected = (t.to_tensor(0) if isinstance(t, MaskedTensor) else t for t in given)
+    compare(pair)
 
 
 def install() -> None:
     """Teach torch.testing.assert_close to compare masks: called once, when the package is imported."""
-    replace_pair_of_tensors(_comparing_masks_first)
+    replace(PairOfTensors, "compare", compare_masks_first, are_masked)

@@ -40,7 +40,7 @@ What they assume of the releases in versions.py, each with a check of the same n
     ``copy_``, in methods of its variable for tensors that have these names (`arithmetic_written_as_a_copy`)
 24. Dynamo can be told that a dimension of a tensor is dynamic
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
-26. ``torch.testing.assert_close`` compares two tensors with the class ``TensorLikePair`` of its module
+26. ``torch.testing.assert_close`` compares two tensors with `compare` of the class ``TensorLikePair`` of its module
 27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call";
     since 2.14 it is called by the table ``tp_methods``; its method for x[i] = value is ``method___setitem__``, since
     2.14 ``mp_ass_subscript_impl``, and records nothing that has sizes
@@ -445,9 +445,8 @@ def name_of_node(tensor: torch.Tensor) -> str | None:
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 
 
-def replace_pair_of_tensors(derive: Callable[[Any], Any]) -> None:
-    """Let torch.testing.assert_close compare two tensors with a class derived from its own."""
-    _comparison.TensorLikePair = derive(_comparison.TensorLikePair)  # type: ignore[misc]
+# torch.testing.assert_close compares two tensors, `actual` and `expected`, by its method `compare`.
+PairOfTensors: Any = _comparison.TensorLikePair
 
 
 def aten_names() -> list[str]:

@@ -12,7 +12,6 @@ This module is loaded with torch.distributed.checkpoint (`later_import.py`), or 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +39,7 @@ from torch.distributed.tensor import DTensor
 
 from masked_dispatch.distributed.agreement import described, named
 from masked_dispatch.distributed.staging import install as install_stagers
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.file_format import VERSION
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -258,50 +258,53 @@ class MaskedLoadPlan(LoadPlan):
     """A plan to read masked tensors."""
 
 
-def load_planning(method: Callable[[DefaultLoadPlanner], LoadPlan]) -> Callable[[DefaultLoadPlanner], LoadPlan]:
-    """`create_local_plan` of a planner, after a check of the entries."""
-
-    @functools.wraps(method)
-    def create_local_plan(self: DefaultLoadPlanner) -> LoadPlan:
-        if self.metadata is not None:
-            check_entries(self.state_dict, self.metadata)
-        plan = method(self)
-        masked = any(isinstance(tensor, MaskedTensor) for tensor in self.state_dict.values())
-        return MaskedLoadPlan(plan.items, plan.storage_data, plan.planner_data) if masked else plan
-
-    return create_local_plan
+def loads_masked(planner: DefaultLoadPlanner) -> bool:
+    """Whether tensors are masked that are loaded, or entries that they are loaded from."""
+    entries = () if planner.metadata is None else planner.metadata.state_dict_metadata.values()
+    return any(isinstance(tensor, MaskedTensor) for tensor in planner.state_dict.values()) or any(
+        isinstance(getattr(entry, "properties", None), MaskedProperties) for entry in entries
+    )
 
 
-def save_planning(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`create_global_plan` of a planner, after a check of the plans."""
-
-    @functools.wraps(method)
-    def create_global_plan(self: DefaultSavePlanner, all_plans: list[SavePlan]) -> Any:
-        check_ranks(all_plans)
-        return method(self, all_plans)
-
-    return create_global_plan
+def plan_load(create_local_plan: Callable[..., LoadPlan], planner: DefaultLoadPlanner) -> LoadPlan:
+    """The plan of one rank, after a check of the entries."""
+    if planner.metadata is not None:
+        check_entries(planner.state_dict, planner.metadata)
+    plan = create_local_plan(planner)
+    masked = any(isinstance(tensor, MaskedTensor) for tensor in planner.state_dict.values())
+    return MaskedLoadPlan(plan.items, plan.storage_data, plan.planner_data) if masked else plan
 
 
-def read_planning(method: Callable[..., LoadPlan]) -> Callable[..., LoadPlan]:
-    """`prepare_local_plan` of a reader, after a check of the files if masked tensors are read."""
+def saves_masked(planner: DefaultSavePlanner, plans: list[SavePlan]) -> bool:
+    """Whether a rank saves a masked tensor."""
+    written = (item.tensor_data for plan in plans for item in plan.items)
+    return any(isinstance(data.properties, MaskedProperties) for data in written if data is not None)
 
-    @functools.wraps(method)
-    def prepare_local_plan(self: FileSystemReader, plan: LoadPlan) -> LoadPlan:
-        if isinstance(plan, MaskedLoadPlan):
-            check_files(self, plan)
-        return method(self, plan)
 
-    return prepare_local_plan
+def plan_save(create_global_plan: Callable[..., Any], planner: DefaultSavePlanner, plans: list[SavePlan]) -> Any:
+    """The plan of all ranks, after a check of theirs."""
+    check_ranks(plans)
+    return create_global_plan(planner, plans)
+
+
+def reads_masked(reader: FileSystemReader, plan: LoadPlan) -> bool:
+    """Whether masked tensors are read."""
+    return isinstance(plan, MaskedLoadPlan)
+
+
+def plan_reading(prepare: Callable[..., LoadPlan], reader: FileSystemReader, plan: LoadPlan) -> LoadPlan:
+    """The plan of a reader, after a check of the files."""
+    check_files(reader, plan)
+    return prepare(reader, plan)
 
 
 def install() -> None:
     """Called once, when torch.distributed.checkpoint has been imported."""
-    masked, load, save, reader = MaskedTensor, DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader
+    masked: Any = MaskedTensor
     setattr(masked, "__create_write_items__", write_items)  # noqa: B010
     setattr(masked, "__create_chunk_list__", chunks_to_read)  # noqa: B010
     setattr(masked, "__get_tensor_shard__", part_on_this_rank)  # noqa: B010
-    load.create_local_plan = load_planning(load.create_local_plan)  # type: ignore[method-assign, assignment]
-    save.create_global_plan = save_planning(save.create_global_plan)  # type: ignore[method-assign, assignment]
-    reader.prepare_local_plan = read_planning(reader.prepare_local_plan)  # type: ignore[method-assign, assignment]
+    replace(DefaultLoadPlanner, "create_local_plan", plan_load, loads_masked)
+    replace(DefaultSavePlanner, "create_global_plan", plan_save, saves_masked)
+    replace(FileSystemReader, "prepare_local_plan", plan_reading, reads_masked)
     install_stagers()

@@ -8,7 +8,6 @@ reduce_scatter and scatter: where only those are masked, the method of the group
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from masked_dispatch.distributed import point_to_point
 from masked_dispatch.distributed import sparse_collectives as sparse
 from masked_dispatch.distributed.works import work_for
 from masked_dispatch.distributed_internals import boxed_work, collective_named, process_group_of
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
@@ -126,22 +126,29 @@ _LISTS_OF_LISTS: dict[str, tuple[ByStorage, Callable[[Any], tuple[object, ...]]]
 }
 
 
-def seeing_lists(
-    method: Callable[..., Any], collective: ByStorage, chosen: Callable[[Any], tuple[object, ...]]
-) -> Callable[..., Any]:
-    """A method of a process group, which serves lists of lists of masked tensors beside plain tensors."""
+def is_unseen(
+    group: distributed.ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], *options: Any, **named: Any
+) -> bool:
+    """Whether masked tensors are in lists of lists alone."""
+    seen = any(isinstance(tensor, MaskedTensor) for tensor in (*outputs, *inputs))
+    return not seen and has_masked((outputs, inputs))
 
-    @functools.wraps(method)
-    def called(
-        self: distributed.ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], *options: Any, **named: Any
-    ) -> Any:
-        seen = any(isinstance(tensor, MaskedTensor) for tensor in (*outputs, *inputs))
-        if seen or not has_masked((outputs, inputs)):
-            return method(self, outputs, inputs, *options, **named)
+
+def of_lists(collective: ByStorage, chosen: Callable[[Any], tuple[object, ...]]) -> Callable[..., distributed.Work]:
+    """What to call for a method of a process group, with lists of lists of masked tensors beside plain tensors."""
+
+    def start(
+        method: Callable[..., Any],
+        group: distributed.ProcessGroup,
+        outputs: Sequence[Any],
+        inputs: Sequence[Any],
+        *options: Any,
+        **named: Any,
+    ) -> distributed.Work:
         (given,) = (*options, *named.values())
-        return started(collective, outputs, inputs, self, *chosen(given))
+        return started(collective, outputs, inputs, group, *chosen(given))
 
-    return called
+    return start
 
 
 def install() -> None:
@@ -150,6 +157,5 @@ def install() -> None:
         op = collective_named(name)
         if op is not None:
             kernel_table.put(op, collective_kernel(op, collective, returned))
-    methods: Any = distributed.ProcessGroup
     for name, (collective, chosen) in _LISTS_OF_LISTS.items():
-        setattr(methods, name, seeing_lists(getattr(methods, name), collective, chosen))
+        replace(distributed.ProcessGroup, name, of_lists(collective, chosen), is_unseen)

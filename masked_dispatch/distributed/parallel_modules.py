@@ -11,14 +11,15 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.distributed.distributed_tensors import alike, data_of, is_distributed, mask_of, together
-from masked_dispatch.distributed_internals import replace_placing_of_parameters, replace_preparations
+from masked_dispatch.distributed_internals import PREPARING, placing_module
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 
@@ -27,43 +28,49 @@ Values: TypeAlias = Any
 Hook = Callable[..., Values]
 
 
-def refusing(function: Callable[..., Any], name: str, instead: str) -> Callable[..., Any]:
-    """A function that makes a DTensor of a tensor, which refuses masked ones."""
-
-    @functools.wraps(function)
-    def called(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, MaskedTensor):
-            raise MaskedSemanticsError(
-                f"{name} of a masked tensor of shape {tuple(tensor.shape)}: a masked tensor is the outermost type, and "
-                "inside of a DTensor its mask would be unknown to what combines the ranks' parts. Its data and mask "
-                f"may be DTensors: masked_dispatch.distributed.{instead}(x, device_mesh, placements)."
-            )
-        return function(tensor, *args, **kwargs)
-
-    return called
+def is_of_masked(tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Whether the tensor to be placed is masked."""
+    return isinstance(tensor, MaskedTensor)
 
 
-def placing(function: Callable[..., Any]) -> Callable[..., Any]:
+def refusing(name: str, instead: str) -> Callable[..., NoReturn]:
+    """What to call for a function that makes a DTensor of a tensor: it refuses masked ones."""
+
+    def refuse(original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+        raise MaskedSemanticsError(
+            f"{name} of a masked tensor of shape {tuple(tensor.shape)}: a masked tensor is the outermost type, and "
+            "inside of a DTensor its mask would be unknown to what combines the ranks' parts. Its data and mask "
+            f"may be DTensors: masked_dispatch.distributed.{instead}(x, device_mesh, placements)."
+        )
+
+    return refuse
+
+
+def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`distribute_tensor` as modules call it for their parameters and buffers."""
+    if is_distributed(tensor):  # by the style, before its module's other parameters
+        return tensor
+    detached: Any = tensor.detach()
+    torchs_own = inspect.unwrap(distribute_tensor)  # which another module has under its own name, refusing
+    return alike(lambda part: torchs_own(part, *args, **kwargs), detached)
 
-    @functools.wraps(function)
-    def called(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(tensor, MaskedTensor):
-            return function(tensor, *args, **kwargs)
-        if is_distributed(tensor):  # by the style, before its module's other parameters
-            return tensor
-        detached: Any = tensor.detach()
-        return alike(lambda part: function(part, *args, **kwargs), detached)
 
-    return called
+def has_masked_values(owner: Any, values: Values, *rest: Any) -> bool:
+    """Whether a hook or a method of a style, which places its second argument, is to place masked tensors."""
+    return has_masked(values if isinstance(values, (list, tuple)) else [values])
+
+
+def place_values(function: Hook, owner: Any, values: Values, *rest: Any) -> Values:
+    """What such a function gives for masked values."""
+    return placed(lambda chosen: function(owner, chosen, *rest), values)
 
 
 def placing_values(function: Hook) -> Hook:
-    """A function that places its second argument: a hook of a module, or the method of a style; the rest is its own."""
+    """Such a hook of a module, for masked values too."""
 
     @functools.wraps(function)
     def called(owner: Any, values: Values, *rest: Any) -> Values:
-        return placed(lambda chosen: function(owner, chosen, *rest), values)
+        return place_values(function, owner, values, *rest)
 
     return called
 
@@ -84,29 +91,30 @@ def _each(chosen: Callable[[Tensor], Tensor], values: Values) -> Values:
     return type(values)(map(chosen, values)) if isinstance(values, (list, tuple)) else chosen(values)
 
 
-def distributing(distribute_module: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """`distribute_module` as styles call it: with hooks that place masked inputs and outputs too."""
-
-    @functools.wraps(distribute_module)
-    def called(
-        module: nn.Module, device_mesh: DeviceMesh, partition_fn: Any, input_fn: Hook, output_fn: Hook
-    ) -> nn.Module:
-        return distribute_module(module, device_mesh, partition_fn, placing_values(input_fn), placing_values(output_fn))
-
-    return called
+def distribute_module(
+    original: Callable[..., nn.Module],
+    module: nn.Module,
+    device_mesh: DeviceMesh,
+    partition_fn: Any,
+    input_fn: Hook,
+    output_fn: Hook,
+) -> nn.Module:
+    """As styles call torch's function of this name: with hooks that place masked inputs and outputs too."""
+    return original(module, device_mesh, partition_fn, placing_values(input_fn), placing_values(output_fn))
 
 
 def install_refusals() -> None:
     """Called once, when torch.distributed.tensor has been imported."""
     tensors: Any = importlib.import_module("torch.distributed.tensor")
-    tensors.DTensor.from_local = staticmethod(refusing(tensors.DTensor.from_local, "DTensor.from_local", "from_local"))
-    replace_placing_of_parameters(placing(tensors.distribute_tensor))
-    tensors.distribute_tensor = refusing(tensors.distribute_tensor, "distribute_tensor", "distribute")
+    replace(tensors.DTensor, "from_local", refusing("DTensor.from_local", "from_local"), is_of_masked)
+    replace(tensors, "distribute_tensor", refusing("distribute_tensor", "distribute"), is_of_masked)
+    replace(placing_module(), "distribute_tensor", place_parameter, is_of_masked)
 
 
 def install_styles() -> None:
     """Called once, when the styles of torch.distributed.tensor.parallel have been imported."""
     styles: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
-    styles.distribute_tensor = placing(inspect.unwrap(styles.distribute_tensor))
-    styles.distribute_module = distributing(styles.distribute_module)
-    replace_preparations(placing_values)
+    replace(styles, "distribute_tensor", place_parameter, is_of_masked)
+    replace(styles, "distribute_module", distribute_module, None)
+    for owner, name in PREPARING:
+        replace(getattr(styles, owner), name, place_values, has_masked_values)

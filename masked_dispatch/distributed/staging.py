@@ -6,13 +6,13 @@ which they copy as they copy any tensor, pinned or reused as they are told, and 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager
 
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts
 
@@ -52,17 +52,15 @@ def has_masked(value: Any) -> bool:
     return any(map(has_masked, value)) if isinstance(value, (list, tuple)) else isinstance(value, MaskedTensor)
 
 
-def in_pieces_too(stage: Stage) -> Stage:
-    """A stager's method `stage`, which copies masked tensors too."""
+def stages_masked(stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether there are masked tensors in the state."""
+    return has_masked(state_dict)
 
-    @functools.wraps(stage)
-    def staged(self: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if not has_masked(state_dict):
-            return stage(self, state_dict, *args, **kwargs)
-        copies = stage(self, in_pieces(state_dict), *args, **kwargs)
-        return later(state_dict, copies) if isinstance(copies, Future) else together(state_dict, copies)
 
-    return staged
+def stage_pieces(stage: Stage, stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Copy a state, the pieces of masked tensors too."""
+    copies = stage(stager, in_pieces(state_dict), *args, **kwargs)
+    return later(state_dict, copies) if isinstance(copies, Future) else together(state_dict, copies)
 
 
 def later(state_dict: dict[str, Any], copies: Future[Any]) -> Future[Any]:
@@ -82,4 +80,4 @@ def later(state_dict: dict[str, Any], copies: Future[Any]) -> Future[Any]:
 def install() -> None:
     """Called once, when torch.distributed.checkpoint has been imported."""
     for stager in (DefaultStager, BlockingAsyncStager):
-        stager.stage = in_pieces_too(stager.stage)  # type: ignore[method-assign]
+        replace(stager, "stage", stage_pieces, stages_masked)

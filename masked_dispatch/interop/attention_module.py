@@ -1,39 +1,43 @@
 """F.multi_head_attention_forward, by which nn.MultiheadAttention attends, of masked tensors: one operator.
 
-torch's function is Python, of which dispatch sees each line alone. So this library puts one of its own around it. That
-calls the operator of op_registry/ops/attention/modules.py where it computes the same, which is for masked tensors in
-eager mode, and torch's function everywhere else.
+torch's function is Python, of which dispatch sees each line alone. The operator of op_registry/ops/attention/modules.py
+is called in its place where it computes the same, which is for masked tensors in eager mode.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import plain_eager
 from op_registry.ops.attention.modules import OPERATOR
 
-lines_of_torch = torch.nn.functional.multi_head_attention_forward
+lines_of_torch = F.multi_head_attention_forward
 _signature = inspect.signature(lines_of_torch)
 
 
-@functools.wraps(lines_of_torch)
-def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+def has_masked_operand(*args: Any, **kwargs: Any) -> bool:
+    """Whether a call in eager mode has a masked query, key or value."""
+    return not torch.compiler.is_compiling() and any(isinstance(a, MaskedTensor) for a in args[:3]) and plain_eager()
+
+
+def multi_head_attention_forward(lines_of_torch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """As torch's function of this name."""
-    if not torch.compiler.is_compiling() and any(isinstance(a, MaskedTensor) for a in args[:3]) and plain_eager():
-        bound = _signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        if is_one_operator(given):
-            dropout_p = given["dropout_p"] if given["training"] else 0.0
-            query, key, value, *others = (given[name] for name in _OPERANDS)
-            keys, values = None if key is query else key, None if value is key else value
-            return OPERATOR(query, keys, values, *others, dropout_p, given["is_causal"]), None
-    return lines_of_torch(*args, **kwargs)
+    bound = _signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    if not is_one_operator(given):
+        return lines_of_torch(*args, **kwargs)
+    dropout_p = given["dropout_p"] if given["training"] else 0.0
+    query, key, value, *others = (given[name] for name in _OPERANDS)
+    keys, values = None if key is query else key, None if value is key else value
+    return OPERATOR(query, keys, values, *others, dropout_p, given["is_causal"]), None
 
 
 _PROJECTIONS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias")
@@ -64,6 +68,5 @@ def is_one_operator(given: dict[str, Any]) -> bool:
 
 def install() -> None:
     """Called once, when the package is imported."""
-    # TorchScript compiles torch's function.
-    multi_head_attention_forward.__prepare_scriptable__ = lambda: lines_of_torch  # type: ignore[attr-defined]
-    torch.nn.functional.multi_head_attention_forward = multi_head_attention_forward
+    called = replace(F, lines_of_torch.__name__, multi_head_attention_forward, has_masked_operand)
+    called.__prepare_scriptable__ = lambda: lines_of_torch  # TorchScript compiles torch's function

@@ -7,28 +7,28 @@ batch with a masked tensor is stacked without preallocation; it moves to shared 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from masked_dispatch.replacements.replacing import replace_entry
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import default_collate_fn_map
 
-# From the type of an example to the function that collates examples of it.
-CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
+
+def has_masked_example(batch: Sequence[Tensor], **options: Any) -> bool:
+    """Whether an example of a batch is masked."""
+    return any(isinstance(example, MaskedTensor) for example in batch)
+
+
+def stacked(original: Callable[..., Any], batch: Sequence[Tensor], **options: Any) -> Tensor:
+    """The batch, in memory of its own."""
+    return torch.stack(list(batch), 0)
 
 
 def install() -> None:
-    """Register the collate function: called once, when the package is imported."""
-    torch_collate = default_collate_fn_map[torch.Tensor]
-
-    @functools.wraps(torch_collate)
-    def collate_tensors(batch: Sequence[Tensor], *, collate_fn_map: CollateMap | None = None) -> Any:
-        if any(isinstance(example, MaskedTensor) for example in batch):
-            return torch.stack(list(batch), 0)
-        return torch_collate(batch, collate_fn_map=collate_fn_map)
-
-    default_collate_fn_map[torch.Tensor] = collate_tensors
+    """Called once, when the package is imported."""
+    what = "torch.utils.data._utils.collate.default_collate_fn_map[torch.Tensor]"
+    replace_entry(default_collate_fn_map, Tensor, what, stacked, has_masked_example)

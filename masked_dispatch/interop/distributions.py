@@ -10,7 +10,6 @@ like any Python. Plain arguments are passed on as they are.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 import torch.distributions as D
 from torch import Tensor
 
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.tracing import may_be_read
@@ -74,55 +74,46 @@ def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
     return masked
 
 
+def is_given_masked(*args: Any, **kwargs: Any) -> bool:
+    """Whether an argument is masked."""
+    return any(isinstance(argument, MaskedTensor) for argument in (*args, *kwargs.values()))
+
+
 def taking_whole(function: Callable[..., Any], slices: Mapping[str, Dims]) -> Callable[..., Any]:
-    """The method, with masked arguments made whole; `slices` names them, with the dimensions of a slice."""
+    """What to call for the method, with masked arguments made whole; `slices` names them, with their slices' dims."""
     places = tuple(slices.get(name) for name in inspect.signature(function).parameters)
 
-    @functools.wraps(function)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(a, MaskedTensor) for a in (*args, *kwargs.values())):
-            return function(*args, **kwargs)
+    def method(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = [a if dims is None else whole(a, dims) for a, dims in zip(args, places, strict=False)]
         named = {name: whole(a, slices[name]) if name in slices else a for name, a in kwargs.items()}
-        return function(*given, *args[len(places) :], **named)
+        return original(*given, *args[len(places) :], **named)
 
     return method
 
 
-def taking_degrees(function: Callable[..., None]) -> Callable[..., None]:
+def with_degrees(
+    init: Callable[..., None],
+    self: D.Wishart,
+    df: Tensor | float,
+    covariance_matrix: Tensor | None = None,
+    precision_matrix: Tensor | None = None,
+    scale_tril: Tensor | None = None,
+    validate_args: bool | None = None,
+) -> None:
     """Wishart's `__init__`, with the matrices invalid where the degrees of freedom are."""
-
-    @functools.wraps(function)
-    def init(
-        self: D.Wishart,
-        df: Tensor | float,
-        covariance_matrix: Tensor | None = None,
-        precision_matrix: Tensor | None = None,
-        scale_tril: Tensor | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        matrices = [valid_with(m, df) for m in (covariance_matrix, precision_matrix, scale_tril)]
-        function(self, df, *matrices, validate_args)
-
-    return init
+    matrices = [valid_with(m, df) for m in (covariance_matrix, precision_matrix, scale_tril)]
+    init(self, df, *matrices, validate_args)
 
 
-def of_whole_matrices(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def of_whole_matrices(call: Callable[..., Tensor], self: D.PositiveDefiniteTransform, x: MaskedTensor) -> Tensor:
     """PositiveDefiniteTransform's `_call`, which writes zeros into a triangle: its products are not all of holes."""
-
-    @functools.wraps(function)
-    def call(self: D.PositiveDefiniteTransform, x: Tensor) -> Tensor:
-        result = function(self, x)
-        if isinstance(x, MaskedTensor) and isinstance(result, MaskedTensor):
-            return result.mask_with(x.get_mask().all(MATRIX, keepdim=True))
-        return result
-
-    return call
+    result: Any = call(self, x)
+    return result.mask_with(x.get_mask().all(MATRIX, keepdim=True))
 
 
-# Methods with a wrapper of their own.
-WRAPPED: tuple[tuple[type, str, Callable[..., Any]], ...] = (
-    (D.Wishart, "__init__", taking_degrees),
+# Methods with something of their own to call.
+OTHERS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (D.Wishart, "__init__", with_degrees),
     (D.PositiveDefiniteTransform, "_call", of_whole_matrices),
 )
 
@@ -131,6 +122,6 @@ def install() -> None:
     """Replace the methods: called once, when the package is imported."""
     for owner, methods in METHODS.items():
         for name, slices in methods.items():
-            setattr(owner, name, taking_whole(getattr(owner, name), slices))
-    for owner, name, wrapped in WRAPPED:
-        setattr(owner, name, wrapped(getattr(owner, name)))
+            replace(owner, name, taking_whole(getattr(owner, name), slices), is_given_masked)
+    for owner, name, serving in OTHERS:
+        replace(owner, name, serving, is_given_masked)

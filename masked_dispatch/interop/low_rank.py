@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch import _lobpcg as lobpcg_module
 from torch import _lowrank as low_rank_module
-from torch.overrides import handle_torch_function, has_torch_function
 
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
@@ -25,18 +25,26 @@ from op_registry.categories import known_all_valid
 from op_registry.records.dense import Dense, map_tensors
 
 
-def is_overridden(arguments: Iterable[object]) -> bool:
+def is_of_masked(arguments: Iterable[object]) -> bool:
+    """Whether one of the arguments of which torch's has_torch_function is asked is masked."""
+    return any(isinstance(argument, MaskedTensor) for argument in tuple(arguments))
+
+
+def is_overridden(original: Callable[..., bool], arguments: Iterable[object]) -> bool:
     """In place of torch's has_torch_function, which does not count masked tensors."""
-    arguments = tuple(arguments)
-    return any(isinstance(a, MaskedTensor) for a in arguments) or has_torch_function(arguments)
+    return True
 
 
-def run_overridden(function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any) -> Any:
+def runs_masked(function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any) -> bool:
+    """Whether torch's handle_torch_function is to run a function of masked tensors."""
+    return is_of_masked((*args, *kwargs.values()))
+
+
+def run_overridden(
+    original: Callable[..., Any], function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any
+) -> Any:
     """In place of torch's handle_torch_function: refused where something is invalid, else torch's on the data."""
-    given = (*args, *kwargs.values())
-    if not any(isinstance(a, MaskedTensor) for a in given):
-        return handle_torch_function(function, relevant, *args, **kwargs)
-    for argument in given:
+    for argument in (*args, *kwargs.values()):
         if isinstance(argument, MaskedTensor) and not is_all_valid(argument):
             raise MaskedSemanticsError(
                 f"torch.{function.__name__} has no meaning on a partly valid matrix (shape {tuple(argument.shape)}): "
@@ -70,4 +78,5 @@ def install() -> None:
     """Called once, when the package is imported."""
     modules: tuple[Any, ...] = (lobpcg_module, low_rank_module)
     for module in modules:
-        module.has_torch_function, module.handle_torch_function = is_overridden, run_overridden
+        replace(module, "has_torch_function", is_overridden, is_of_masked)
+        replace(module, "handle_torch_function", run_overridden, runs_masked)

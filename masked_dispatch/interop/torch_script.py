@@ -3,15 +3,15 @@
 TorchScript interprets a graph: no Python function calls its operators, so that rules inside a function would not hold,
 and after some calls it differentiates by formulas of plain tensors, which divide by sizes. So with a masked tensor the
 Python function that was compiled is run in its place. Where there is none, a module or a loaded file, the call is
-refused. Calls with plain tensors are passed on.
+refused.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import run_by_torchscript
 from masked_dispatch.torch_internals import TORCHSCRIPT_CALLABLES, python_function_of
@@ -25,22 +25,15 @@ def contains_masked(value: object) -> bool:
     return isinstance(value, MaskedTensor) or (isinstance(value, (list, tuple)) and any(map(contains_masked, value)))
 
 
-def serving_masked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """What TorchScript's functions and methods do when called, for masked tensors too."""
-
-    @functools.wraps(call)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not contains_masked(args) and not contains_masked(kwargs):
-            return call(self, *args, **kwargs)
-        function = python_function_of(self)
-        if function is None:
-            raise MaskedSemanticsError(run_by_torchscript(self.name))
-        return function(*args, **kwargs)
-
-    return called
+def call_python(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the Python function that TorchScript has compiled."""
+    function = python_function_of(self)
+    if function is None:
+        raise MaskedSemanticsError(run_by_torchscript(self.name))
+    return function(*args, **kwargs)
 
 
 def install() -> None:
     """Called once, when the package is imported."""
     for kind in TORCHSCRIPT_CALLABLES:
-        kind.__call__ = serving_masked(kind.__call__)
+        replace(kind, "__call__", call_python, lambda self, *args, **kwargs: contains_masked((args, kwargs)))

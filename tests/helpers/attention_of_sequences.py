@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
+from masked_dispatch.interop import attention_module
 from masked_dispatch.interop.attention_module import lines_of_torch
+from masked_dispatch.replacements.replacing import serving_instead
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 5, 7, 8, 2
 
@@ -40,8 +43,13 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    module = "masked_dispatch.interop.attention_module"
     operator = torch.ops.torch_nn_functional.multi_head_attention.default
-    monkeypatch.setattr(f"{module}.OPERATOR", noting("operator", operator))
-    monkeypatch.setattr(f"{module}.lines_of_torch", noting("lines", lines_of_torch))
+    monkeypatch.setattr(attention_module, "OPERATOR", noting("operator", operator))
+    served = serving_instead(
+        "torch.nn.functional.multi_head_attention_forward",
+        noting("lines", lines_of_torch),
+        attention_module.multi_head_attention_forward,
+        attention_module.has_masked_operand,
+    )
+    monkeypatch.setattr(F, "multi_head_attention_forward", served)
     return seen

@@ -38,11 +38,12 @@ def examples_of(page: Path) -> str:
 
 
 PAGES_WITH_EXAMPLES = [page for page in PAGES if examples_of(page) and page != ON_XLA]
-# Their examples compile, export, or ask the laws in a storage of their own.
-PAGES_THAT_COMPILE = [
+# Pages whose examples compile, export, or ask the laws.
+PAGES_THAT_TAKE_LONG = [
     page
     for page in PAGES_WITH_EXAMPLES
-    if re.search(r"torch\.compile|\bexport\(", examples_of(page)) or page.name == "add-a-storage.md"
+    if re.search(r"torch\.compile|\bexport\(", examples_of(page))
+    or page.name in ("add-a-storage.md", "write-a-rule.md")
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ FLOORS = {
         ("__main__",),
     ),
     "masked_dispatch": (
+        ("replacements",),
         ("compiler_internals", "densification", "distributed_internals", "versions"),
         ("engine_internals", "torch_internals"),
         ("scopes",),
@@ -105,9 +107,10 @@ def imports_of(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.Import
         yield from imports_of(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
-def imports() -> Iterator[tuple[str, str, bool]]:
+@functools.cache
+def imports() -> frozenset[tuple[str, str, bool]]:
     """(importer, imported module, whether inside of a function) for every import in the packages."""
-    known = modules()
+    known, found = modules(), set()
     for name, path in known.items():
         for statement, inside in imports_of(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(statement, ast.Import):
@@ -117,7 +120,8 @@ def imports() -> Iterator[tuple[str, str, bool]]:
                 targets = [f"{source}.{a.name}" if f"{source}.{a.name}" in known else source for a in statement.names]
             for target in targets:
                 if target != name:
-                    yield name, target, inside
+                    found.add((name, target, inside))
+    return frozenset(found)
 
 
 def edges() -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from attention_of_sequences import BATCH, HEADS, KEYS, QUERIES, WIDTH, X, noted, padding, tokens
-from masked_dispatch.interop.attention_module import lines_of_torch, multi_head_attention_forward
+from masked_dispatch.interop.attention_module import lines_of_torch
 
 CAUSAL = {"attn_mask": nn.Transformer.generate_square_subsequent_mask(QUERIES), "is_causal": True}
 Y = tokens(KEYS, padding(KEYS, 2, 7, 4), seed=1)
@@ -145,7 +145,7 @@ def test_one_sequence_without_a_batch_is_left_to_torch(ran: list[str]) -> None:
 def test_errors_are_torchs(width: int, heads: int) -> None:
     weights = [torch.randn(3 * WIDTH, WIDTH), None, None, None, False, 0.0, torch.randn(WIDTH, WIDTH), None]
     said = []
-    for function in (lines_of_torch, multi_head_attention_forward):
+    for function in (lines_of_torch, F.multi_head_attention_forward):
         with pytest.raises((AssertionError, RuntimeError)) as error:
             function(X, X, X, width, heads, *weights, need_weights=False)
         said.append(str(error.value))

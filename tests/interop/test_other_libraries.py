@@ -4,8 +4,8 @@ A column is a list of numbers, some missing. Every library gets it in its own fo
 missing: a masked array, a Series of nullable Float64, an arrow array with nulls. The list is in
 docs/other_libraries.md; where they differ, test_other_library_differences.py.
 
-Here each function is compared with one of them, by turns; tests/thorough/interop/test_every_other_library.py compares
-it with all.
+Here each function is compared with one of them, by turns, on a few columns; in
+tests/thorough/interop/test_every_other_library.py with all, on more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from agreeing_libraries import COLUMNS, LIBRARIES, OF_ONE, OF_TWO, PAIRS, Same, compared
 from other_libraries import Column
@@ -27,12 +27,14 @@ def by_turns(table: dict[str, Same]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name, library", by_turns(OF_ONE))
+@settings(max_examples=12)
 @given(column=COLUMNS)
 def test_of_one_column(name: str, library: str, column: Column) -> None:
     compared(name, OF_ONE[name], library, [column])
 
 
 @pytest.mark.parametrize("name, library", by_turns(OF_TWO))
+@settings(max_examples=12)
 @given(columns=PAIRS)
 def test_of_two_columns(name: str, library: str, columns: tuple[Column, Column]) -> None:
     compared(name, OF_TWO[name], library, list(columns))

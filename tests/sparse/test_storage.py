@@ -205,7 +205,7 @@ def test_storage_that_does_not_fit(arguments, message):
 
 # -------------------------------------------------------------------------------------------------------- conformance
 
-# Operators that have to stay sparse in every layout, on every sample.
+# Operators that have to stay sparse in every layout: one sample each, the others are the full tier's.
 SPARSE = [
     "exp", "cos", "neg", "sqrt", "nn_functional_relu", "nn_functional_gelu", "add", "mul",
     "div_no_rounding_mode", "sub", "pow", "clamp", "maximum", "eq", "isnan", "masked_fill", "sum", "mean",
@@ -217,7 +217,7 @@ SPARSE = [
 
 @pytest.mark.parametrize("entry", SPARSE)
 def test_semantics_do_not_depend_on_storage(entry):
-    settings = Settings(subject="masked_dispatch.conformance_subject:eager", laws=("P4",), most=3, storages=STORAGES)
+    settings = Settings(subject="masked_dispatch.conformance_subject:eager", laws=("P4",), most=1, storages=STORAGES)
     report = run_operator(entry, settings)
     assert not report.failures, "\n".join(f"{o.description}: {o.message}\n    {o.repro}" for o in report.failures[:4])
     assert report.count("pass"), "nothing was tried on sparse storage"

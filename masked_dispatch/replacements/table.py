@@ -1,0 +1,267 @@
+"""The table of what is replaced in torch: docs/replaced_in_torch.md shows it, and replacing.py takes no other names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+IMPORT = "with the library"
+GRAPH = "with the first masked tensor in a graph"
+SCOPE = "with the first scope"
+
+
+class Replacement(NamedTuple):
+    """One or several functions that are replaced for one reason.
+
+    owner    the module, class or table that they belong to
+    names    their names there
+    when     when they are replaced
+    without  what a masked call would come to without the replacement
+    since    the first tested torch that has them
+    checked  the test file of what the replacement does, or the number of the assumption about torch that it rests on
+    """
+
+    owner: str
+    names: tuple[str, ...]
+    when: str
+    without: str
+    since: str
+    checked: str | int
+
+    @property
+    def whole_names(self) -> list[str]:
+        """The names with their owner's."""
+        return [f"{self.owner}{name}" if name.startswith("[") else f"{self.owner}.{name}" for name in self.names]
+
+
+_DISTRIBUTIONS = "tests/interop/test_distributions.py"
+_LINE_BY_LINE = "torch's Python would compute with the valid part of a row or matrix that means something only whole"
+_CHECKPOINTS = "tests/distributed/test_checkpoints.py"
+_STYLES = "torch.distributed.tensor.parallel.style"
+
+TABLE = (
+    Replacement(
+        "torch.nn.functional",
+        ("multi_head_attention_forward",),
+        IMPORT,
+        "each of its lines is masked by itself: the same result, more slowly",
+        "2.13",
+        "tests/interop/test_attention_module.py",
+    ),
+    Replacement(
+        "torch.masked",
+        ("sum", "prod", "mean", "amax", "amin", "logsumexp", "argmax", "argmin", "var", "std", "median", "norm"),
+        IMPORT,
+        "torch's Python fills by `mask=` alone, and divides by sizes",
+        "2.13",
+        "tests/interop/test_torch_masked.py",
+    ),
+    *(
+        Replacement(f"torch.distributions.{owner}", names, IMPORT, _LINE_BY_LINE, "2.13", _DISTRIBUTIONS)
+        for owner, names in (
+            ("multivariate_normal.MultivariateNormal", ("__init__",)),
+            ("lowrank_multivariate_normal.LowRankMultivariateNormal", ("__init__", "log_prob")),
+            ("wishart.Wishart", ("__init__",)),
+            ("lkj_cholesky.LKJCholesky", ("log_prob",)),
+            ("transforms.CorrCholeskyTransform", ("_call", "_inverse", "log_abs_det_jacobian")),
+            ("transforms.StickBreakingTransform", ("_call", "_inverse", "log_abs_det_jacobian")),
+            ("transforms.PositiveDefiniteTransform", ("_call",)),
+        )
+    ),
+    *(
+        Replacement(
+            owner,
+            ("has_torch_function", "handle_torch_function"),
+            IMPORT,
+            "torch's Python would decompose a matrix with its invalid elements counted as zeros",
+            "2.13",
+            "tests/interop/test_low_rank.py",
+        )
+        for owner in ("torch._lobpcg", "torch._lowrank")
+    ),
+    *(
+        Replacement(
+            owner,
+            ("__call__",),
+            IMPORT,
+            "TorchScript differentiates by formulas that divide by sizes",
+            "2.13",
+            30,
+        )
+        for owner in ("torch.jit.ScriptFunction", "torch.ScriptMethod")
+    ),
+    Replacement(
+        "torch.utils.data._utils.collate.default_collate_fn_map",
+        ("[torch.Tensor]",),
+        IMPORT,
+        "a worker process would stack masked examples into plain memory",
+        "2.13",
+        18,
+    ),
+    Replacement(
+        "torch.testing._comparison.TensorLikePair",
+        ("compare",),
+        IMPORT,
+        "torch.testing.assert_close compares no masks, and skips what is invalid",
+        "2.13",
+        26,
+    ),
+    Replacement(
+        "torch._vmap_internals",
+        ("_unwrap_batched",),
+        IMPORT,
+        "jacobian(vectorize=True) and is_grads_batched=True cannot return masked gradients",
+        "2.13",
+        35,
+    ),
+    Replacement(
+        "torch.distributed.distributed_c10d.ProcessGroup",
+        ("allgather", "gather", "scatter", "reduce_scatter"),
+        IMPORT,
+        "no kernel sees masked tensors in lists of lists",
+        "2.13",
+        "tests/thorough/distributed/test_collectives.py",
+    ),
+    *(
+        Replacement(owner, (name,), "with torch.distributed.checkpoint", without, "2.13", _CHECKPOINTS)
+        for owner, name, without in (
+            ("default_planner.DefaultLoadPlanner", "create_local_plan", "entries of other kinds are loaded"),
+            ("default_planner.DefaultSavePlanner", "create_global_plan", "ranks that differ are saved"),
+            ("filesystem.FileSystemReader", "prepare_local_plan", "files that end early are read"),
+            ("staging.DefaultStager", "stage", "masks are not copied while training goes on"),
+            ("staging.BlockingAsyncStager", "stage", "masks are not copied while training goes on"),
+        )
+        for owner in (f"torch.distributed.checkpoint.{owner}",)
+    ),
+    *(
+        Replacement(owner, (name,), f"with {module}", without, "2.13", checked)
+        for module, owner, name, without, checked in (
+            (
+                "torch.distributed.tensor",
+                "torch.distributed.tensor.DTensor",
+                "from_local",
+                "a masked tensor would get into a DTensor, which loses its mask",
+                42,
+            ),
+            (
+                "torch.distributed.tensor",
+                "torch.distributed.tensor",
+                "distribute_tensor",
+                "a masked tensor would get into a DTensor, which loses its mask",
+                42,
+            ),
+            (
+                "torch.distributed.tensor",
+                "torch.distributed.tensor._api",
+                "distribute_tensor",
+                "distribute_module would place data without its mask",
+                41,
+            ),
+            (_STYLES, _STYLES, "distribute_tensor", "a style would place data without its mask", 41),
+            (_STYLES, _STYLES, "distribute_module", "a style's hooks would place data without its mask", 41),
+            (
+                _STYLES,
+                f"{_STYLES}.PrepareModuleInput",
+                "_prepare_input_arg",
+                "it would place data without its mask",
+                41,
+            ),
+            (
+                _STYLES,
+                f"{_STYLES}.PrepareModuleOutput",
+                "_prepare_out_fn",
+                "it would place data without its mask",
+                41,
+            ),
+        )
+    ),
+    *(
+        Replacement(owner, (name,), GRAPH, without, since, checked)
+        for owner, name, without, since, checked in (
+            ("torch._dynamo.utils", "run_node", "a refusal is reported as an internal error of Dynamo", "2.13", 38),
+            (
+                "torch._dynamo.variables.higher_order_ops",
+                "get_tensor_storages",
+                "while_loop looks for aliases in a wrapper, which has no storage",
+                "2.13",
+                12,
+            ),
+            (
+                "torch._dynamo.variables.tensor.TensorVariable",
+                "method_new_tensor",
+                "x.new_tensor(data) is recorded as a plain tensor",
+                "2.13",
+                27,
+            ),
+            (
+                "torch._dynamo.variables.tensor.TensorVariable",
+                "method___setitem__",
+                "a write to sparse storage is recorded without its new sizes",
+                "2.13",
+                27,
+            ),
+            (
+                "torch._dynamo.variables.tensor.TensorVariable",
+                "mp_ass_subscript_impl",
+                "the same",
+                "2.14",
+                27,
+            ),
+            (
+                "torch._functorch._aot_autograd.runtime_wrappers.AOTDispatchAutograd",
+                "process_runtime_tangent",
+                "backward raises for an output that the loss does not depend on",
+                "2.13",
+                11,
+            ),
+            (
+                "torch._functorch._aot_autograd.runtime_wrappers",
+                "gen_alias_from_base",
+                "a view that a graph returns starts at the wrong element",
+                "2.13",
+                40,
+            ),
+            (
+                "torch._functorch._aot_autograd.subclass_parametrization",
+                "unwrap_tensor_subclass_parameters",
+                "run_decompositions lets masks require grad",
+                "2.13",
+                36,
+            ),
+        )
+    ),
+    Replacement(
+        "torch.autograd.function.BackwardCFunction",
+        ("__init__", "apply", "apply_boxed"),
+        SCOPE,
+        "backward runs outside of the scopes in which it was recorded",
+        "2.13",
+        29,
+    ),
+    Replacement(
+        "torch.utils.checkpoint._CheckpointFrame",
+        ("recompute_fn",),
+        SCOPE,
+        "a checkpoint computes again outside of the scopes in which it was made",
+        "2.13",
+        29,
+    ),
+)
+
+_BY_NAME = {name: row for row in TABLE for name in row.whole_names}
+
+
+def listed(what: str) -> Replacement:
+    """The row of a full name; raises LookupError if there is none."""
+    if what not in _BY_NAME:
+        raise LookupError(f"{what} may not be replaced: {__name__} does not list it")
+    return _BY_NAME[what]
+
+
+def as_markdown() -> str:
+    """The table of docs/replaced_in_torch.md."""
+    lines = ["| in torch | replaced | without it | since | checked by |", "|---|---|---|---|---|"]
+    for row in TABLE:
+        names = ", ".join(f"`{name}`" for name in row.names)
+        checked = f"assumption {row.checked}" if isinstance(row.checked, int) else f"`{row.checked}`"
+        lines.append(f"| `{row.owner}`: {names} | {row.when} | {row.without} | {row.since} | {checked} |")
+    return "\n".join(lines) + "\n"

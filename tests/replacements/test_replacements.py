@@ -1,0 +1,310 @@
+"""What is replaced in torch: all of it is listed, plain calls are torch's own, and the switch switches."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributions as D
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+import masked_dispatch as md
+from masked_dispatch.replacements import replacing, table
+from masked_dispatch.replacements.replacing import patches, replace
+from replaced_in_torch import found
+from repository import ROOT
+
+# From masked or plain tensors to a call that goes through each of the functions that are replaced at import.
+Make = Callable[..., Any]
+EYE = torch.eye(3, dtype=torch.float64) * 2
+ROWS = torch.arange(12.0, dtype=torch.float64).view(4, 3) / 8
+
+
+def tensor(make: Make, data: Tensor) -> Any:
+    return make(data.clone())
+
+
+def attention(make: Make) -> Any:
+    torch.manual_seed(0)
+    x = tensor(make, ROWS[:, None].repeat(1, 2, 1))
+    return nn.MultiheadAttention(3, 1, dtype=torch.float64)(x, x, x, need_weights=False)[0]
+
+
+@torch.jit.script
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def scripted_method(make: Make) -> Any:
+    module = torch.jit.script(nn.Linear(3, 3, dtype=torch.float64))
+    with torch.no_grad():
+        module.weight.fill_(0.5), module.bias.fill_(0.25)
+    return module.forward(tensor(make, ROWS))
+
+
+def compared(make: Make) -> None:
+    torch.testing.assert_close(tensor(make, ROWS), tensor(make, ROWS))
+
+
+def lists_of_lists(name: str) -> Callable[[Make], Any]:
+    """A method of a process group, of which the arguments alone are looked at before there is a group."""
+
+    def call(make: Make) -> Any:
+        x = tensor(make, ROWS)
+        outputs, inputs = ([[x]], [x.clone()] if not md.is_masked_tensor(x) else [ROWS])
+        group: Any = None
+        return getattr(torch.distributed.ProcessGroup, name)(group, outputs, inputs, None)
+
+    return call
+
+
+GIVEN = {
+    "torch.nn.functional.multi_head_attention_forward": attention,
+    **{
+        f"torch.masked.{name}": lambda make, name=name, options=options: getattr(torch.masked, name)(
+            tensor(make, ROWS), *options
+        )
+        for name, options in {
+            **dict.fromkeys(("sum", "prod", "mean", "amax", "amin", "std", "var"), ()),
+            **dict.fromkeys(("logsumexp", "argmax", "argmin", "median"), (1,)),
+            "norm": (2.0,),
+        }.items()
+    },
+    "torch.distributions.multivariate_normal.MultivariateNormal.__init__": lambda make: (
+        D.MultivariateNormal(tensor(make, ROWS[0]), EYE).mean
+    ),
+    "torch.distributions.lowrank_multivariate_normal.LowRankMultivariateNormal.__init__": (
+        lambda make: D.LowRankMultivariateNormal(tensor(make, ROWS[0]), EYE, EYE[0] + 1).mean
+    ),
+    "torch.distributions.lowrank_multivariate_normal.LowRankMultivariateNormal.log_prob": (
+        lambda make: D.LowRankMultivariateNormal(ROWS[0], EYE, EYE[0] + 1).log_prob(tensor(make, ROWS))
+    ),
+    "torch.distributions.wishart.Wishart.__init__": lambda make: (
+        D.Wishart(torch.tensor(5.0, dtype=torch.float64), covariance_matrix=tensor(make, EYE)).mean
+    ),
+    "torch.distributions.lkj_cholesky.LKJCholesky.log_prob": lambda make: D.LKJCholesky(3).log_prob(
+        tensor(make, EYE / 2)
+    ),
+    **{
+        f"torch.distributions.transforms.{kind.__name__}.{method}": (
+            lambda make, kind=kind, method=method, given=given: getattr(kind(), method)(
+                *(tensor(make, data) for data in given)
+            )
+        )
+        for kind, method, given in (
+            (D.CorrCholeskyTransform, "_call", [ROWS[0]]),
+            (D.CorrCholeskyTransform, "_inverse", [EYE / 2]),
+            (D.CorrCholeskyTransform, "log_abs_det_jacobian", [ROWS[0], EYE / 2]),
+            (D.StickBreakingTransform, "_call", [ROWS[0]]),
+            (D.StickBreakingTransform, "_inverse", [ROWS[1] / 2]),
+            (D.StickBreakingTransform, "log_abs_det_jacobian", [ROWS[0], torch.full((4,), 0.25, dtype=torch.float64)]),
+            (D.PositiveDefiniteTransform, "_call", [EYE]),
+        )
+    },
+    "torch._lobpcg.has_torch_function": lambda make: torch.lobpcg(tensor(make, EYE), X=ROWS[:3, :1])[0],
+    "torch._lobpcg.handle_torch_function": lambda make: torch.lobpcg(tensor(make, EYE), X=ROWS[:3, :1])[0],
+    "torch._lowrank.has_torch_function": lambda make: torch.svd_lowrank(tensor(make, EYE), q=2)[1],
+    "torch._lowrank.handle_torch_function": lambda make: torch.svd_lowrank(tensor(make, EYE), q=2)[1],
+    "torch.jit.ScriptFunction.__call__": lambda make: doubled(tensor(make, ROWS)),
+    "torch.ScriptMethod.__call__": scripted_method,
+    "torch.utils.data._utils.collate.default_collate_fn_map[torch.Tensor]": lambda make: default_collate(
+        [tensor(make, ROWS)] * 2
+    ),
+    "torch.testing._comparison.TensorLikePair.compare": compared,
+    "torch._vmap_internals._unwrap_batched": lambda make: torch.autograd.functional.jacobian(
+        lambda x: x * 2, tensor(make, ROWS[0]), vectorize=True
+    ),
+    **{
+        f"torch.distributed.distributed_c10d.ProcessGroup.{name}": lists_of_lists(name)
+        for name in ("allgather", "gather", "scatter", "reduce_scatter")
+    },
+}
+AT_IMPORT = {name: row for row in table.TABLE if row.when == table.IMPORT for name in row.whole_names}
+# A hook that torch offers, beside the table (docs/replaced_in_torch.md).
+HOOK = "torch.optim.optimizer._global_optimizer_pre_hooks"
+
+
+def masked(data: Tensor) -> md.MaskedTensor:
+    mask = torch.ones(data.shape, dtype=torch.bool)
+    mask.view(-1)[-1] = False
+    return md.masked_tensor(data, mask)
+
+
+def outcome(call: Callable[[Make], Any], make: Make) -> Any:
+    """What a call gives, or what it raises, in words."""
+    torch.manual_seed(0)
+    try:
+        return call(make)
+    except (TypeError, RuntimeError, ValueError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# ----------------------------------------------------------------------------------------------------------- the table
+
+
+def test_the_page_has_the_table() -> None:
+    page = (ROOT / "docs/replaced_in_torch.md").read_text(encoding="utf-8")
+    assert table.as_markdown() in page, "write masked_dispatch.replacements.table.as_markdown() into it"
+
+
+def test_all_that_is_replaced_is_listed() -> None:
+    unlisted = {name for name in found() if not name.startswith(HOOK)} - set(table._BY_NAME)
+    assert unlisted == set(), "replace it by masked_dispatch.replacements.replacing, and list it in table.py"
+    assert set(AT_IMPORT) <= set(found())
+
+
+def test_what_checks_it_exists() -> None:
+    from masked_dispatch import assumptions
+
+    numbers = {int(n) for n in re.findall(r"^ ?(\d+)\. ", inspect.getsource(md.torch_internals), re.MULTILINE)}
+    for row in table.TABLE:
+        if isinstance(row.checked, int):
+            assert row.checked in numbers
+        else:
+            assert (ROOT / row.checked).exists(), row.checked
+    assert assumptions
+
+
+def assigned_in_torch(source: str) -> list[str]:
+    """The assignments to attributes of what is imported from torch, and of its classes, in a module's source."""
+    tree = ast.parse(source)
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and (getattr(node, "module", None) or node.names[0].name).partition(".")[0] == "torch"
+        for alias in node.names
+    }
+
+    def of_torch(node: ast.expr) -> bool:
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in imported
+
+    written = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        written += [t for t in targets if isinstance(t, (ast.Attribute, ast.Subscript)) and of_torch(t.value)]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and of_torch(node.args[0]):
+            written.append(node)
+    return [ast.unparse(node) for node in written]
+
+
+def test_assignments_are_recognised() -> None:
+    source = """
+import torch
+import torch.nn.functional as F
+from torch.distributed import ProcessGroup
+F.relu = relu
+torch.masked.sum, other = mine, 1
+torch.Tensor.name = 1
+ProcessGroup.gather = gather
+setattr(torch.optim.SGD, name, step)
+mine.relu = F.relu
+"""
+    assert assigned_in_torch(source) == [
+        "F.relu", "torch.Tensor.name", "ProcessGroup.gather", "setattr(torch.optim.SGD, name, step)"
+    ]  # fmt: skip
+
+
+def test_nothing_is_assigned_in_torch_elsewhere() -> None:
+    def module(path: Path) -> str:
+        return path.relative_to(ROOT).as_posix()
+
+    written = {
+        module(path): assigned_in_torch(path.read_text(encoding="utf-8"))
+        for package in ("masked_dispatch", "op_registry")
+        for path in (ROOT / package).rglob("*.py")
+        if not module(path).startswith(("masked_dispatch/replacements/", "op_registry/conformance/"))
+    }
+    assert {path: names for path, names in written.items() if names} == {}
+
+
+def test_a_name_that_is_not_listed_may_not_be_replaced() -> None:
+    with pytest.raises(LookupError, match=r"torch\.nn\.functional\.relu may not be replaced: .*table does not list it"):
+        replace(F, "relu", F.gelu, None)
+
+
+# --------------------------------------------------------------------------------------------------------- each of them
+
+
+def test_there_is_a_call_for_each() -> None:
+    assert GIVEN.keys() == AT_IMPORT.keys()
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_plain_call_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = outcome(GIVEN[name], lambda data: data)
+    with patches(False):
+        off = outcome(GIVEN[name], lambda data: data)
+    owner, _, attribute = name.rpartition(".")
+    if attribute.endswith("]"):
+        registered = torch.utils.data._utils.collate.default_collate_fn_map
+        monkeypatch.setitem(registered, Tensor, inspect.unwrap(registered[Tensor]))
+    else:
+        holder = eval(owner.replace("torch.ScriptMethod", "torch._C.ScriptMethod"), {"torch": torch})
+        monkeypatch.setattr(holder, attribute, inspect.unwrap(getattr(holder, attribute)))
+    theirs = outcome(GIVEN[name], lambda data: data)
+    for result in (mine, off):
+        assert type(result) is type(theirs)
+        assert torch.equal(result, theirs) if isinstance(theirs, Tensor) else result == theirs
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_masked_call_that_relies_on_one_raises_while_it_is_off(name: str) -> None:
+    with patches(False), pytest.raises(RuntimeError) as error:
+        GIVEN[name](masked)
+    raised = error.value.__cause__ or error.value  # assert_close shows where it happened
+    assert isinstance(raised, md.MaskedSemanticsError)
+    said = str(raised)
+    asked = name.replace("handle_torch_function", "has_torch_function")  # which torch calls first
+    assert said.startswith(f"{asked} of masked tensors needs what masked_dispatch puts in its place, which")
+    assert said.endswith(
+        "Switch it on, masked_dispatch.patches(True), or call it with plain tensors: x.to_tensor(value)."
+    )
+    assert not str(outcome(GIVEN[name], masked)).startswith(asked)
+
+
+# ---------------------------------------------------------------------------------------------------------- the switch
+
+
+def test_a_call_switches_and_a_block_switches_back() -> None:
+    with patches(False):
+        assert not replacing._on
+        with patches(True):
+            assert replacing._on
+        assert not replacing._on
+        patches(True)
+        assert replacing._on
+    assert replacing._on
+
+
+def test_the_switch_takes_a_bool() -> None:
+    with pytest.raises(TypeError, match=r"^patches takes True or False, not 'off' of type str$"):
+        patches("off")  # type: ignore[arg-type]
+
+
+def test_arguments_are_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def original(*args: Any, **kwargs: Any) -> str:
+        seen.append((args, kwargs))
+        return "torch's"
+
+    owner = types.ModuleType("torch.masked")
+    owner.sum = original  # type: ignore[attr-defined]
+    replace(owner, "sum", lambda theirs, *args, **kwargs: ("ours", theirs), lambda first, **kwargs: first == "masked")
+    one = object()
+    assert owner.sum(one, key=one) == "torch's"  # type: ignore[attr-defined]
+    assert seen == [((one,), {"key": one})]
+    assert owner.sum("masked") == ("ours", original)  # type: ignore[attr-defined]
+    assert replacing.is_replaced(owner, "sum")
