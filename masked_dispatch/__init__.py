@@ -10,6 +10,7 @@ torch_internals.py        all other private torch, likewise
 densification.py          reports of sparse operands stored densely
 scopes.py                 which scopes are in force, and in force again in backward
 densify_policy.py         when that is allowed
+update_policy.py          what an assignment that drops a mask says
 tensor/                   the tensor subclasses as values
 autograd/                 the differentiable boundary between tensors and records
 interop/                  doors to other libraries; parts of torch that dispatch does not reach
@@ -105,6 +106,7 @@ from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.update_policy import MaskDroppedWarning, updates
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 if _versions.is_untested(_torch.__version__):
@@ -133,6 +135,7 @@ testing.install()
 __all__ = [
     "DensificationWarning",
     "InvalidValueError",
+    "MaskDroppedWarning",
     "MaskedSemanticsError",
     "MaskedTensor",
     "Trace",
@@ -193,6 +196,7 @@ __all__ = [
     "testing",
     "torchax",
     "trace",
+    "updates",
     "var",
     "var_mean",
     "vector_norm",

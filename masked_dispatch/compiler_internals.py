@@ -11,6 +11,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -227,6 +228,17 @@ def fused_multiply_add() -> OpOverload:
 
     op: OpOverload = torch.ops.prims.fma.default
     return op
+
+
+WRITING_COPIES = ("method_add_", "method_addcdiv_", "method_addcmul_")
+
+
+def arithmetic_written_as_a_copy(frames: Iterable[FrameType]) -> bool:
+    """Whether a call of `copy_`, with these frames around it, is how Dynamo records arithmetic in place."""
+    return any(
+        f.f_code.co_name in WRITING_COPIES and f.f_globals["__name__"] == "torch._dynamo.variables.tensor"
+        for f in frames
+    )
 
 
 def register_bool_to_int8_lowering(op: OpOverload) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from masked_dispatch import scopes
 from masked_dispatch.densification import Densification, bytes_needed, report, storage_of
+from masked_dispatch.engine_internals import NO_CALLER, frames_to_caller
 from op_registry.errors import MaskedSemanticsError
 
 When = Literal["never", "warn", "auto", "always"]
@@ -109,7 +108,8 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str) -> None:
 
 def _warn_once(policy: Policy, densification: Densification) -> None:
     """Warn about a densification, unless the same operator has been warned about at this line in the block."""
-    site = _calling_site()
+    name, frame = frames_to_caller()[-1]
+    site = Site(NO_CALLER, 0, __name__) if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, name)
     if (site, densification.op) in policy.warned.seen:
         return
     policy.warned.seen.add((site, densification.op))
@@ -119,18 +119,3 @@ def _warn_once(policy: Policy, densification: Densification) -> None:
         "masked_dispatch.densify('auto')."
     )
     warnings.warn_explicit(message, DensificationWarning, site.file, site.line, site.module)
-
-
-def _calling_site() -> Site:
-    """The line of the caller's code that runs; a thread of the autograd engine has none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name and name.partition(".")[0] not in _NOT_THE_CALLER:
-            return Site(frame.f_code.co_filename, frame.f_lineno, name)
-        frame = frame.f_back
-    return Site("<backward in a thread of the autograd engine>", 0, __name__)
-
-
-# Whose frames are not the caller's: this library, torch, and what they call through.
-_NOT_THE_CALLER = {"masked_dispatch", "op_registry", "torch", *sys.stdlib_module_names} - {"__main__"}

@@ -24,14 +24,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # The current run of the autograd engine, -1 for none; and the code of the function that calls the engine.
 engine_run: Callable[[], int] = torch._C._current_graph_task_id
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
-_AOT = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
+AOT_AUTOGRAD = ("torch._functorch._aot_autograd", "torch._functorch.aot_autograd")
 
 
 def called_by_functorch(depth: int) -> bool:
     """Whether torch's implementation of its transforms called the kernel `depth` frames above this function."""
     frame = _caller(depth + 1)
     name = frame.f_globals.get("__name__", "") if frame is not None else ""
-    return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(_AOT)
+    return isinstance(name, str) and name.startswith("torch._functorch.") and not name.startswith(AOT_AUTOGRAD)
 
 
 def called_by_engine(depth: int) -> bool:
@@ -58,6 +58,27 @@ def calling_frame(depth: int) -> FrameType | None:
     while frame is not None and (frame.f_code.co_name == "__torch_function__" or frame.f_code in _delegating_code):
         frame = frame.f_back
     return frame
+
+
+def frames_to_caller() -> list[tuple[str, FrameType | None]]:
+    """The frames of this library's and of torch's code, innermost first, each with the name of its module; and then
+    the frame of the caller's own code that called them, ``("", None)`` in a thread of the autograd engine.
+    """
+    found: list[tuple[str, FrameType | None]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        found.append((name, frame))
+        if name and name.partition(".")[0] not in _NOT_THE_CALLER:
+            return found
+        frame = frame.f_back
+    return [*found, ("", None)]
+
+
+# Whose frames are not the caller's: this library, torch, and what they call through.
+_NOT_THE_CALLER = {"masked_dispatch", "op_registry", "torch", *sys.stdlib_module_names} - {"__main__"}
+# In place of the caller's file, where there is none.
+NO_CALLER = "<backward in a thread of the autograd engine>"
 
 
 def _caller(depth: int) -> FrameType | None:

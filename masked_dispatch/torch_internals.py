@@ -36,7 +36,8 @@ What they assume of the releases in versions.py, each with a check of the same n
     dispatch modes
 22. ``forward_ad._current_level`` is negative unless forward-mode AD is on
 23. inductor's lowerings are in a table by overload and tell a graph's inputs from computed values; importing its
-    primitives defines the fused multiply-add ``prims.fma``
+    primitives defines the fused multiply-add ``prims.fma``, with which Dynamo writes arithmetic in place as a
+    ``copy_``, in methods of its variable for tensors that have these names (`arithmetic_written_as_a_copy`)
 24. Dynamo can be told that a dimension of a tensor is dynamic
 25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with `compare` of the class ``TensorLikePair`` of its module

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from masked_dispatch.assumptions.checks import assumed, assumption, compiling, expect, expect_equal, replaced
 from masked_dispatch.compiler_internals import (
+    WRITING_COPIES,
     before_export_unwraps,
     constant_in_graphs,
     exported_arguments,
@@ -84,6 +85,7 @@ def a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
 
 @assumption(23)
 def inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
+    from torch._dynamo.variables import tensor
     from torch._inductor import ir, lowering
 
     with assumed("inductor's lowerings are in a table by overload, and are registered, or call the operator"):
@@ -97,6 +99,10 @@ def inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
     with assumed("prims.fma(a, b, c) is a · b + c"):
         a, b, c = torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([4.0])
         expect_equal(fused_multiply_add()(a, b, c).item(), 10.0)
+    with assumed("Dynamo records as a copy_ what these methods of TensorVariable are called for"):
+        methods = [(name, f) for name, f in vars(tensor.TensorVariable).items() if inspect.isfunction(f)]
+        copying = [name for name, f in methods if 'call_method(tx, "copy_"' in inspect.getsource(f)]
+        expect_equal(sorted(copying), sorted(WRITING_COPIES))
 
 
 @assumption(36)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
+from masked_dispatch.dispatch.writes import say_what_is_dropped
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
+from masked_dispatch.update_policy import said
 from op_registry.schema import single_form
 
 
@@ -18,6 +21,7 @@ def foreach_kernel(op: OpOverload) -> Kernel:
     assert single is not None
     schema = schema_of(op)
     name = schema.name.partition("::_foreach_")[2].removesuffix("_")
+    copies = schema.name == "aten::_foreach_copy_"
     names = [a.name for a in schema.arguments]
     lists = {a.name for a in schema.arguments if str(a.type).startswith("List[") or a.name == "scalars"}
     first_list = next(name for name in names if name in lists)
@@ -28,10 +32,13 @@ def foreach_kernel(op: OpOverload) -> Kernel:
         arguments = dict(zip(names, args, strict=False)) | kwargs
         if isinstance(arguments.get("scalars"), Tensor):
             arguments["scalars"] = arguments["scalars"].tolist()  # one number for each element, as in torch
-        results = []
-        for i in range(len(arguments[first_list])):
-            element = {k: v[i] if k in lists else v for k, v in arguments.items()}
-            results.append(_call_single(single, name, element))
+        elements = [
+            {k: v[i] if k in lists else v for k, v in arguments.items()} for i in range(len(arguments[first_list]))
+        ]
+        if copies:  # asked of all before the first is written
+            say_what_is_dropped(op, [(element["self"], element["src"]) for element in elements])
+        with said() if copies else contextlib.nullcontext():
+            results = [_call_single(single, name, element) for element in elements]
         return None if schema.is_mutable else results
 
     return kernel

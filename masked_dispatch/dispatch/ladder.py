@@ -219,8 +219,8 @@ def kernel_of(meaning: Meaning) -> Kernel:
         if not is_inplace(op):
             exact = rule is not None and rule.traits.exact_out
             return out_kernel(op, compute, written_arguments(op), exact)
-        elementwise = rule is not None and rule.category is ELEMENTWISE
-        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, elementwise)
+        category = None if rule is None else rule.category
+        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, category)
         return kernel if schema_of(op).returns else returning_nothing(kernel)
     if meaning.kind == "each of a list":
         return foreach_kernel(op)

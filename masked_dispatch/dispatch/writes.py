@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,21 +35,28 @@ from masked_dispatch.torch_internals import (
     without_pre_dispatch,
     without_torch_dispatch,
 )
+from masked_dispatch.update_policy import current, dropped, said
 from op_registry import MaskedSemanticsError
+from op_registry.categories import ASSIGNMENT, ELEMENTWISE, argument
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import can_cast
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
+from op_registry.rule import Category
 from op_registry.sparse.layout import OF_TORCH
 from op_registry.sparse.permuted import to_dense
 
 aten = torch.ops.aten
 
 
-def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: bool = False) -> Kernel:
-    """`compute` is the functional form; its result is assigned to a masked self, or updates a plain one."""
+def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Category | None = None) -> Kernel:
+    """`compute` is the functional form; its result is assigned to a masked self, or updates a plain one.
+
+    category  that of the functional form's rule
+    """
     adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
+    elementwise, drops = category is ELEMENTWISE, category is ASSIGNMENT
     write, overlap = write_function(op), OverlapCheck(op, elementwise)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -72,6 +79,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
                     aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, total)
                     return target
         elif assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
+            say_what_is_dropped(op, [(target, args[1])])
             return update(target, args[1])
         if overlap.active:
             overlap(target, args[1:])
@@ -80,6 +88,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], elementwise: boo
             result = target if copied else compute_inplace(compute, target, args, kwargs)
             check_fits(op, target, result)
             if not isinstance(target, MaskedTensor):
+                if drops and not argument(op, "accumulate", args, kwargs):
+                    say_what_is_dropped(op, [(target, result)])
                 return update(target, result)
             if under_transform():
                 assign_below(target, result)
@@ -183,12 +193,12 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
 
 def refuse_meta(op: OpOverload, target: MaskedTensor, args: Sequence[Any]) -> None:
     """Refuse operands without values: what is computed from them would overwrite the target with anything."""
-    for argument in args:
-        if isinstance(argument, (list, tuple)):
-            refuse_meta(op, target, argument)
-        elif isinstance(argument, Tensor) and argument.device.type == "meta":
+    for operand in args:
+        if isinstance(operand, (list, tuple)):
+            refuse_meta(op, target, operand)
+        elif isinstance(operand, Tensor) and operand.device.type == "meta":
             raise RuntimeError(
-                f"{op}: an operand of shape {tuple(argument.shape)} is on meta and has no values to write to a masked "
+                f"{op}: an operand of shape {tuple(operand.shape)} is on meta and has no values to write to a masked "
                 f"tensor of shape {tuple(target.shape)} on {target.device}. Move it there first: index.to(device)."
             )
 
@@ -246,9 +256,13 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
                 "differentiation, but one of the arguments requires grad."
             )
         outputs = dict(zip(names, targets, strict=True))
-        for target, result in _pairs(targets, compute(*args, **kwargs)):
+        pairs = _pairs(targets, compute(*args, **kwargs))
+        for target, result in pairs:
             if target.shape != result.shape and target.numel() == 0:
                 check_gets_values(op, target, result)
+        say_what_is_dropped(op, pairs)
+        for target, result in pairs:
+            if target.shape != result.shape and target.numel() == 0:
                 resize_empty(target, result.shape)
             if exact and target.dtype is not result.dtype:
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
@@ -257,7 +271,8 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
             if in_memory and (target.dtype is not result.dtype or shares_memory(target, args)):
                 check_outputs_on_meta(op, args, kwargs, outputs)
             check_fits(op, target, result)
-            target.copy_(result)
+            with said():
+                target.copy_(result)
         if not schema.returns:
             return None
         return targets[0] if len(names) == 1 else tuple(targets)
@@ -289,6 +304,32 @@ def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple
     return list(zip(flat_targets, flat_results, strict=True))
 
 
+def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Before an assignment of results to targets: warn, or raise, as `updates` says, of the first of them that is
+    partly invalid and whose target is plain.
+
+    Elements on the CPU are counted, others would have to be waited for.
+    """
+    if current() == "silent":
+        return
+    for target, result in pairs:
+        if not isinstance(result, MaskedTensor) or isinstance(target, MaskedTensor) or not stores_a_mask(result):
+            continue
+        shapes = f"a masked tensor of shape {tuple(result.shape)} to a plain tensor of shape {tuple(target.shape)}"
+        if result.device.type != "cpu" or being_traced(data_of(result)) or under_transform():
+            dropped(str(op), f"{shapes} would lose its mask")
+            return
+        invalid = result.numel() - int(result.count())
+        if invalid:
+            dropped(str(op), f"{shapes} would skip the invalid ones of its elements, {invalid} of {result.numel()}")
+            return
+
+
+def stores_a_mask(x: MaskedTensor) -> bool:
+    """Whether some of it may be invalid, by how it is stored."""
+    return isinstance(x, SparseMaskedTensor) or x._validity is not None
+
+
 def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
     """Refuse to resize a plain out= for a result that is partly invalid: new memory has no value to keep there."""
     if isinstance(target, MaskedTensor) or not isinstance(result, MaskedTensor) or is_wholly_valid(result):
@@ -303,7 +344,7 @@ def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
 
 def is_wholly_valid(x: MaskedTensor) -> bool:
     """Whether no element is invalid; in a graph, and on meta, whether no mask is stored."""
-    if not isinstance(x, SparseMaskedTensor) and x._validity is None:
+    if not stores_a_mask(x):
         return True
     return not x.is_meta and not being_traced(data_of(x)) and int(x.count()) == x.numel()
 

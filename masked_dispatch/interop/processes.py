@@ -13,9 +13,9 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild_family
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around
 from masked_dispatch.tensor.messages import sent_with_its_graph
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces, rebuild_stored, stored_parts
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces, stored_around, stored_parts
 
 
 def send(tensor: MaskedTensor) -> Any:
@@ -35,7 +35,7 @@ def send_family(family: ViewFamily) -> Any:
 @never_compiled
 def receive_family(data: Tensor, memory: Tensor) -> ViewFamily:
     """The validity as it lies in shared memory."""
-    family = rebuild_family(data, None, memory)
+    family = family_around(data, None, memory)
     family.in_place = True
     return family
 
@@ -48,7 +48,7 @@ def send_stored(stored: StoredPieces) -> Any:
 @never_compiled
 def receive_stored(*parts: Any) -> StoredPieces:
     """What is stored, as it lies in shared memory."""
-    stored = rebuild_stored(*parts)
+    stored = stored_around(*parts)
     stored.in_place = True
     return stored
 

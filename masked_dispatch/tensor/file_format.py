@@ -11,16 +11,22 @@ whatever it contains. Versions 1 and 2, which called the function of a kind dire
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.saved import check_saved
 from op_registry.records.kept import without_kept
 
 VERSION = 3
+
+_Piece = TypeVar("_Piece", Tensor, Tensor | None)
+
+# Copies of the masks and indices of files, as long as what they are copies of is there.
+_own: Any = WeakTensorKeyDictionary()
 
 # The functions that build what is written, by kind.
 _builders: dict[str, Callable[..., Any]] = {}
@@ -59,6 +65,20 @@ def load(version: int, kind: str, *parts: Any) -> Any:
     if kind not in _builders:
         check_saved(f"the kind of what was saved is {kind!r}, not one of {', '.join(sorted(_builders))}")
     return _builders[kind](*parts)
+
+
+def own(piece: _Piece) -> _Piece:
+    """A copy of a mask or an index tensor of a file: one for each that the file has, however many tensors have it.
+
+    A file may say that something else lies in the same memory, such as the result of ``x.crow_indices()``; a write to
+    that would make indices that are out of bounds, after they have been checked.
+    """
+    if piece is None:
+        return None
+    copied: Tensor | None = _own.get(piece)
+    if copied is None:
+        copied = _own[piece] = piece.clone()
+    return copied
 
 
 torch.serialization.add_safe_globals([load])

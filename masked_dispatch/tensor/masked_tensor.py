@@ -15,7 +15,7 @@ from masked_dispatch.compiler_internals import never_compiled, prepare_for_traci
 from masked_dispatch.tensor.all_valid import ReadWhereAllValid
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.conversions import converted
-from masked_dispatch.tensor.file_format import builder, saved_as
+from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.layout_checks import check_layout, check_torch_sparse, sparse_dims_beside
@@ -48,6 +48,7 @@ from masked_dispatch.torch_internals import (
     no_torch_function,
     share_storage,
 )
+from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.records.dense import Dense
@@ -58,9 +59,10 @@ from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
-# What compiled graphs are guarded on: how the validity is written outside of them, the registry's version, and a handle
-# through which a guard can give the tensor a validity of its own (all handles compare equal).
-Context = tuple[str, str, GuardedInput | None]
+# What compiled graphs are guarded on: how the validity is written outside of them, the registry's version, what
+# assignments to plain tensors say, and a handle through which a guard can give the tensor a validity of its own (all
+# handles compare equal).
+Context = tuple[str, str, Mode, GuardedInput | None]
 
 
 class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
@@ -301,11 +303,11 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         keep_functions_whole(registry.version)
         memory_exposed()  # a compiled graph may write to it without raising its version
         if self._validity is None:
-            return ["_data"], ("none", registry.version, None)
+            return ["_data"], ("none", registry.version, current(), None)
         if self._graph_writes is None:
             self._graph_writes = GraphWrites()
         written = "in place" if self._family is not None and self._family.in_place else "copied first"
-        return ["_data", "_graph_validity"], (written, registry.version, self._graph_writes.guarded(self))
+        return ["_data", "_graph_validity"], (written, registry.version, current(), self._graph_writes.guarded(self))
 
     @staticmethod
     @never_compiled
@@ -315,18 +317,18 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if being_traced(wrapper._data):
             prepare_for_tracing()
-            found_family_in_graph(wrapper, context[0] == "in place", context[2])
+            found_family_in_graph(wrapper, context[0] == "in place", context[3])
         else:
-            join_family_from_graph(wrapper, context[2])
+            join_family_from_graph(wrapper, context[3])
         return wrapper
 
     @classmethod
     def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:
         memory_exposed()
-        if expected[:2] != actual[:2]:
+        if expected[:3] != actual[:3]:
             return False
-        if expected[2] is not None and actual[2] is not None and expected[2].graph_writes.seen:
-            actual[2].unshare()
+        if expected[3] is not None and actual[3] is not None and expected[3].graph_writes.seen:
+            actual[3].unshare()
         return True
 
     def __coerce_tangent_metadata__(self) -> MaskedTensor:
@@ -467,7 +469,7 @@ def rebuild(
     Raises ValueError if these do not form a masked tensor.
     """
     check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
-    tensor = wrap_leaf(data, validity, requires_grad, is_parameter)
+    tensor = wrap_leaf(data, own(validity), requires_grad, is_parameter)
     if family is not None:
         check_saved(problem_of_member(data, family))
         if family.has_memory_of(data):
@@ -479,6 +481,13 @@ def rebuild(
 @never_compiled
 def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
     """Builds what a tensor and its views share. Raises ValueError as `rebuild` does."""
+    family = family_around(data, validity, memory)
+    family.validity, family.memory = own(validity), own(memory)
+    return family
+
+
+def family_around(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
+    """The same, in the memory that these lie in."""
     check_saved(problem_of_family(data, validity, memory, MaskedTensor))
     family = ViewFamily(data, validity)
     family.memory = memory

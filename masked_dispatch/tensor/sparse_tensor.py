@@ -13,7 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import Policy, current
-from masked_dispatch.tensor.file_format import builder, saved_as
+from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
@@ -22,6 +22,8 @@ from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
+from masked_dispatch.update_policy import Mode
+from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, savable
@@ -32,8 +34,8 @@ from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, grou
 from op_registry.sparse.record import Sparse
 
 # What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
-# dimensions, the version of the rules (and of a third-party layout), and the densify policy.
-Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy]
+# dimensions, the version of the rules (and of a third-party layout), the densify policy and that of updates.
+Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy, Mode]
 
 
 def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
@@ -255,7 +257,15 @@ class SparseMaskedTensor(MaskedTensor):
             self._mark_nnz_dynamic()
         keep_functions_whole(registry.version)
         version = registry.version + version_of(pattern.layout)
-        return names, (pattern.layout.name, pattern.ndim, pattern.block, self._order, version, current())
+        return names, (
+            pattern.layout.name,
+            pattern.ndim,
+            pattern.block,
+            self._order,
+            version,
+            current(),
+            current_updates(),
+        )
 
     def _mark_nnz_dynamic(self) -> None:
         """Mark nnz as dynamic: Dynamo flattens the tensor before it reads sizes, so the mark takes effect."""
@@ -400,8 +410,8 @@ def rebuild_sparse(
     """
     saved = (values, validity, layout, sizes, pieces, block, requires_grad, is_parameter, order)
     check_saved(problem_of_sparse(*saved, MaskedTensor))
-    pattern = Pattern(layout_named(layout), sizes, pieces, block)
-    stored = Sparse(Dense(values, validity), pattern)
+    pattern = Pattern(layout_named(layout), sizes, tuple(map(own, pieces)), block)
+    stored = Sparse(Dense(values, own(validity)), pattern)
     return rebuilt_sparse(stored if order is None else Permuted(stored, order), requires_grad, is_parameter)
 
 
@@ -416,6 +426,20 @@ def rebuild_stored(
     block: tuple[int, int] | None,
 ) -> StoredPieces:
     """Builds what is stored, which a file has once for all tensors that share it."""
+    stored = stored_around(values, validity, layout, sizes, pieces, block)
+    stored.validity, stored.pattern = own(validity), stored.pattern.with_pieces(tuple(map(own, pieces)))
+    return stored
+
+
+def stored_around(
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+) -> StoredPieces:
+    """The same, in the memory that these lie in."""
     check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 

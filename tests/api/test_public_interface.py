@@ -50,12 +50,12 @@ def test_the_names() -> None:
     expect(
         textwrap.fill(" ".join(dir(md)), 110),
         """\
-DensificationWarning InvalidValueError MaskedSemanticsError MaskedTensor Trace accumulate all amax amin
-aminmax any argmax argmin as_masked_tensor cummax cummin cumprod cumsum densify distributed explain export
-from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp logsumexp mask_like
-masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile nansum optim pad_sequence
-pad_stack patches plot prod quantile registry sparse_relu sparse_threshold sparse_topk sparse_where std
-std_mean storage sum testing torchax trace var var_mean vector_norm windows""",
+DensificationWarning InvalidValueError MaskDroppedWarning MaskedSemanticsError MaskedTensor Trace accumulate
+all amax amin aminmax any argmax argmin as_masked_tensor cummax cummin cumprod cumsum densify distributed
+explain export from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp logsumexp
+mask_like masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile nansum optim
+pad_sequence pad_stack patches plot prod quantile registry sparse_relu sparse_threshold sparse_topk
+sparse_where std std_mean storage sum testing torchax trace updates var var_mean vector_norm windows""",
     )
     expect(
         "\n".join(

@@ -36,7 +36,7 @@ FLOORS = {
         ("compiler_internals", "densification", "distributed_internals", "versions"),
         ("engine_internals", "torch_internals"),
         ("scopes",),
-        ("densify_policy",),
+        ("densify_policy", "update_policy"),
         ("tensor",),
         ("autograd",),
         ("interop",),

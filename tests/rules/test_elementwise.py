@@ -340,7 +340,8 @@ def test_rrelu_writes_its_slopes(in_place: bool) -> None:
         for training in (False, True):
             x = md.masked_tensor(torch.tensor([-2.0, NAN, 3.0, -4.0]), mask)
             leaf = x.clone().requires_grad_()
-            result = function(leaf.clone() if in_place else leaf, noise, 0.1, 0.3, training)
+            with md.updates("silent"):
+                result = function(leaf.clone() if in_place else leaf, noise, 0.1, 0.3, training)
             slopes = noise.get_data() if isinstance(noise, md.MaskedTensor) else noise
             assert result.get_mask().tolist() == mask.tolist()
             if training:

@@ -1,0 +1,123 @@
+"""The policy for assignments that drop a mask: of something partly invalid to a plain tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+from collections.abc import Iterator
+from typing import Literal
+
+from masked_dispatch import scopes
+from masked_dispatch.compiler_internals import arithmetic_written_as_a_copy, under_compile
+from masked_dispatch.engine_internals import AOT_AUTOGRAD, NO_CALLER, frames_to_caller
+from op_registry.errors import MaskedSemanticsError
+
+Mode = Literal["silent", "warn", "refuse"]
+
+_mode: contextvars.ContextVar[Mode] = contextvars.ContextVar("masked_dispatch.updates", default="warn")
+scopes.add_kind(_mode, "warn")
+
+
+class MaskDroppedWarning(UserWarning):
+    """An assignment to a plain tensor has skipped invalid elements: see :func:`masked_dispatch.updates`."""
+
+
+def current() -> Mode:
+    """The mode in force."""
+    return _mode.get()
+
+
+@contextlib.contextmanager
+def updates(mode: Mode) -> Iterator[None]:
+    """Set, inside the block, what an assignment of a partly invalid masked tensor to a plain tensor says.
+
+    It writes what is valid and skips the rest, so that the plain tensor keeps there what lay in its memory, without a
+    mask to say where. Assignments are ``plain.copy_(x)``, ``plain[i] = x``, ``out=plain``, ``index_put_``,
+    ``index_copy_``, ``put_``, ``scatter_``, ``masked_scatter_``, ``fill_`` and ``bernoulli_``; arithmetic in place
+    (``plain.add_(x)``) says nothing, and nor does what torch's optimizers and this library write themselves.
+
+    mode  "warn" (the default): a :class:`MaskDroppedWarning`, by Python's `warnings`, once for a line of the caller's.
+          "silent": nothing. "refuse": MaskedSemanticsError, before anything is written.
+
+    Where the elements lie on another device than the CPU, and in a graph, a mask that is stored counts as partly
+    invalid: whether it is would have to be waited for. What is compiled warns while it is traced, at the line that
+    calls the compiled function. The mode also holds for the backward of what ran in the block.
+
+    Raises ValueError for any other `mode`.
+    """
+    if mode not in ("silent", "warn", "refuse"):
+        raise ValueError(f"updates takes 'silent', 'warn' or 'refuse', not {mode!r}")
+    scopes.remember()
+    with _in_force(mode):
+        yield
+
+
+@contextlib.contextmanager
+def _in_force(mode: Mode) -> Iterator[None]:
+    token = _mode.set(mode)
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def said() -> contextlib.AbstractContextManager[None]:
+    """For the parts of a call about which `dropped` has been asked as a whole."""
+    return _in_force("silent")
+
+
+def dropped(call: str, skipped: str) -> None:
+    """Warn or raise, as the mode says, that `call` is about to skip invalid elements, unless nobody's code assigns.
+
+    skipped  of what, with shapes: for the error. The warning doesn't vary with them, or it would come more than once.
+    """
+    *between, caller = frames_to_caller()
+    if any(_writes_for_itself(name) for name, _ in between):
+        return
+    if any(name.startswith(AOT_AUTOGRAD) for name, _ in between) and under_compile():
+        return  # Dynamo, which traced it before, was told
+    if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
+        return
+    if current() == "refuse":
+        raise MaskedSemanticsError(f"{call}: {skipped}. {_INSTEAD} This was refused by {_MODES}('refuse').")
+    name, frame = caller
+    message = f"{call}: invalid elements are skipped where a plain tensor is assigned to. {_INSTEAD} {_TO_SET}"
+    if frame is None:
+        warnings.warn_explicit(message, MaskDroppedWarning, NO_CALLER, 0, __name__)
+        return
+    seen = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        message, MaskDroppedWarning, frame.f_code.co_filename, frame.f_lineno, name, seen, frame.f_globals
+    )
+
+
+_MODES = "masked_dispatch.updates"
+_INSTEAD = (
+    "It keeps there what its memory held, and nothing says where. Assign to a masked buffer (x.new_empty(shape), which "
+    "is invalid until written to), fill first (x.to_tensor(fill)), or use a container's door "
+    "(masked_dispatch.interop.to_tensordict)."
+)
+_TO_SET = f"{_MODES}('silent') allows it, {_MODES}('refuse') raises."
+
+
+def _writes_for_itself(module: str) -> bool:
+    """Whether code of this module assigns for its own sake: torch's optimizers, and this library, but for the parts of
+    it that run between a call of an operator and its kernel.
+    """
+    if module.startswith("torch.optim."):
+        return True
+    package, _, rest = module.partition(".")
+    return package in _SERVING and rest.partition(".")[0] not in _SERVING[package]
+
+
+_SERVING = {
+    "masked_dispatch": {
+        "autograd", "compiler_internals", "dispatch", "engine_internals", "scopes", "seeing", "torch_internals",
+        "update_policy",
+    },
+    "op_registry": {
+        "authoring", "autocast", "categories", "derivatives", "inside", "ops", "records", "registry", "resolve", "rule",
+        "schema", "slice_rules", "sparse", "whole_slices", "windows",
+    },
+}  # fmt: skip
