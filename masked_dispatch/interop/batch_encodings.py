@@ -14,14 +14,19 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 MASK = "attention_mask"
 
 
-def from_batch_encoding(batch: Mapping[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """A batch with an `attention_mask` as a dict of masked tensors without it, for ``model(**batch)``.
+def from_batch_encoding(
+    batch: Mapping[str, Any], keys: Iterable[str] | None = None, *, keep_attention_mask: bool = True
+) -> dict[str, Any]:
+    """A batch with an `attention_mask` as a dict of masked tensors, for ``model(**batch)``.
 
     batch  what ``tokenizer(texts, padding=True, return_tensors="pt")`` or DataCollatorWithPadding gives, or any mapping
     keys   of the tensors to mask; every tensor of attention_mask's shape (B, T) if not given. What is not masked is
            passed on as it is
-
-    A model of transformers with ``attn_implementation="sdpa"`` leaves out what is invalid without being given a mask.
+    keep_attention_mask
+           whether the plain attention_mask stays beside them. Models read it for more than attention: OPT for
+           positions, mixtures of experts for the loss that balances them, ModernBERT for the mean over tokens. Without
+           it, a model of transformers with ``attn_implementation="sdpa"`` leaves out what is invalid in attention all
+           the same, and packed ids are faster
 
     Raises KeyError for a batch without attention_mask or one of the keys; as `from_attention_mask` does.
     """
@@ -44,7 +49,9 @@ def from_batch_encoding(batch: Mapping[str, Any], keys: Iterable[str] | None = N
     if not chosen <= set(batch):
         raise KeyError(f"the batch has no {sorted(chosen - set(batch))}, only {', '.join(map(repr, batch))}")
     return {
-        key: from_attention_mask(value, mask) if key in chosen else value for key, value in batch.items() if key != MASK
+        key: from_attention_mask(value, mask) if key in chosen else value
+        for key, value in batch.items()
+        if key != MASK or keep_attention_mask
     }
 
 

@@ -134,11 +134,18 @@ PADDING = {"input_ids": 0, "token_type_ids": 0}
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_a_batch_in_one_call(kind: Callable[..., Any]) -> None:
     batch = interop.from_batch_encoding(kind(BATCH))
-    assert list(batch) == ["input_ids", "token_type_ids", "labels", "n"]
+    assert list(batch) == list(BATCH)
+    assert batch["attention_mask"] is ONES
     same(batch["input_ids"], md.masked_tensor(IDS, ONES))
     same(batch["token_type_ids"], md.masked_tensor(ONES * 0, ONES))
     assert batch["labels"] is BATCH["labels"]
     assert batch["n"] == 2
+
+
+def test_a_batch_without_its_attention_mask() -> None:
+    batch = interop.from_batch_encoding(BATCH, keep_attention_mask=False)
+    assert list(batch) == ["input_ids", "token_type_ids", "labels", "n"]
+    same(batch["input_ids"], md.masked_tensor(IDS, ONES))
 
 
 @given(st.data())
