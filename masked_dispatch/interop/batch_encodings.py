@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import takes
 from masked_dispatch.interop.padding import from_attention_mask, positions_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 MASK = "attention_mask"
 
 
+@takes(
+    batch=Mapping,
+    instead=f"pass what a tokenizer returns, or {{'input_ids': ids, {MASK!r}: mask}}; for one tensor use "
+    "from_attention_mask(data, mask)",
+)
 def from_batch_encoding(
     batch: Mapping[str, Any], keys: Iterable[str] | None = None, *, keep_attention_mask: bool = True
 ) -> dict[str, Any]:
@@ -30,11 +36,6 @@ def from_batch_encoding(
 
     Raises KeyError for a batch without attention_mask or one of the keys; as `from_attention_mask` does.
     """
-    if isinstance(batch, Tensor) or not isinstance(batch, Mapping):
-        raise TypeError(
-            f"a batch maps names to tensors, as a tokenizer returns it, and this is a {type(batch).__name__}: "
-            f"pass {{'input_ids': ids, {MASK!r}: mask}}, or use from_attention_mask(data, mask) for one tensor"
-        )
     if MASK not in batch:
         raise KeyError(
             f"the batch has no {MASK!r}, only {', '.join(map(repr, batch))}: pass return_attention_mask=True to the "
@@ -55,6 +56,7 @@ def from_batch_encoding(
     }
 
 
+@takes(batch=Mapping, padding=Mapping, instead="pass {'input_ids': ids}")
 def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | float]) -> dict[str, Any]:
     """The inverse: masked tensors filled with the padding that each name has, and their mask as `attention_mask`.
 
@@ -65,7 +67,9 @@ def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | floa
     """
     masked = {key: value for key, value in batch.items() if isinstance(value, MaskedTensor)}
     if not masked:
-        raise ValueError(f"the batch has no masked tensor: {', '.join(map(repr, batch))}")
+        raise ValueError(
+            f"to_batch_encoding takes a batch that has a masked tensor, not only plain {', '.join(map(repr, batch))}"
+        )
     unknown = [key for key in masked if key not in padding]
     if unknown:
         raise KeyError(f"no padding is given for {unknown}: to_batch_encoding(batch, {{{unknown[0]!r}: number, …}})")

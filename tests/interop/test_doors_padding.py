@@ -86,7 +86,7 @@ def test_trailing_dimensions_storages_and_plain_tensors() -> None:
         (
             lambda: from_attention_mask(DATA, ONES.tolist()),
             TypeError,
-            r"attention_mask is a list; pass a tensor: torch",
+            r"as attention_mask, not a list: pass torch",
         ),
         (lambda: from_attention_mask(DATA[0], ONES[0]), ValueError, r"does not fit data of shape \(3,\)"),
         (lambda: from_attention_mask(DATA, ONES.to("meta")), RuntimeError, "the mask on meta; move one of them"),
@@ -190,11 +190,11 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             KeyError,
             "no 'attention_mask', only 'input_ids': pass",
         ),
-        (lambda: interop.from_batch_encoding(IDS), TypeError, r"this is a Tensor: .*from_attention_mask\(data, mask\)"),
+        (lambda: interop.from_batch_encoding(IDS), TypeError, r"not a Tensor: .*from_attention_mask\(data, mask\)"),
         (
             lambda: interop.from_batch_encoding([IDS]),
             TypeError,
-            "a batch maps names to tensors, .* and this is a list: ",
+            "takes a mapping of names as batch, not a list: ",
         ),
         (
             lambda: interop.from_batch_encoding({"attention_mask": [[1]]}),
@@ -207,7 +207,7 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             r"the batch has no \['x'\], only 'input_ids'",
         ),
         (lambda: interop.from_batch_encoding(BATCH, keys=["labels"]), ValueError, r"does not fit data of shape \(2,\)"),
-        (lambda: interop.to_batch_encoding(BATCH, PADDING), ValueError, "has no masked tensor: 'input_ids'"),
+        (lambda: interop.to_batch_encoding(BATCH, PADDING), ValueError, "not only plain 'input_ids', "),
         (
             lambda: interop.to_batch_encoding({"input_ids": X}, {}),
             KeyError,
