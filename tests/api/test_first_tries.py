@@ -75,7 +75,7 @@ TRIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "from_batch_encoding(tensor)": (
         lambda: interop.from_batch_encoding(torch.ones(2)),  # type: ignore[arg-type]
         TypeError,
-        r"this is a Tensor: .*from_attention_mask\(data, mask\)",
+        r"not a Tensor: .*from_attention_mask\(data, mask\)",
     ),
     "group_mean(labels)": (
         lambda: missing.group_mean(X, ["a", "b"]),  # type: ignore[list-item]
