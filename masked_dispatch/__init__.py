@@ -5,6 +5,7 @@ From the ground up; a room imports from those above it in this list:
 versions.py               which releases of torch the library was tested with
 compiler_internals.py     private parts of torch's compiler, each assumption with a test
 distributed_internals.py  private parts of torch.distributed, likewise
+replacements/             what is replaced in torch: the table, how, and the switch
 engine_internals.py       private parts of the autograd engine, and who calls, likewise
 torch_internals.py        all other private torch, likewise
 densification.py          reports of sparse operands stored densely
