@@ -25,7 +25,6 @@ torchax/                  masked tensors on XLA, by torchax
 optim/                    optimizers for masked gradients
 plot.py                   pictures of masks
 seeing/                   tracing where validity goes
-storage.py                choosing a storage layout
 testing.py                comparing masked tensors in tests
 assumptions/              checks of what is assumed of torch
 conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
@@ -37,7 +36,7 @@ import typing as _typing
 
 import torch as _torch
 
-from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing, torchax
+from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
 from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
@@ -192,7 +191,6 @@ __all__ = [
     "sparse_where",
     "std",
     "std_mean",
-    "storage",
     "sum",
     "testing",
     "torchax",

@@ -42,7 +42,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "storage", "testing", "torchax"),
+        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "testing", "torchax"),
         ("assumptions", "conformance_subject"),
         ("command_line",),
         ("__main__",),
