@@ -51,6 +51,8 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
     returns = schema.returns
     if len(returns) != 1 or str(returns[0].type) != "Tensor" or rule.run is not run_elementwise or rule.traits.traps:
         return rule_kernel(op, rule)
+    if not rule.is_built_in:
+        return rule_kernel(op, rule)  # it looks whether the operator does what the rule says
     operands = [a for a in schema.arguments if "Tensor" in str(a.type)]
     if len(operands) == 1 and str(schema.arguments[0].type) == "Tensor":
         return unary_kernel(op, rule)
@@ -91,7 +93,7 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     select = direct_call(torch.ops.aten.threshold_backward.default)
     always = rule.run is run_reduction  # other rules are no more than that for plain elements of the dtypes of _REAL
-    if rule.traits.identity is None or len(returns) != 1 or str(returns[0].type) != "Tensor":
+    if not rule.is_built_in or rule.traits.identity is None or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
     sum_up = torch.sum if rule.traits.divided else call
 
