@@ -49,6 +49,6 @@ def test_a_graph_follows_the_switch() -> None:
     x = md.masked_tensor(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False]))
     mean = torch.compile(lambda x: torch.masked.mean(x), backend="eager")
     assert mean(x).item() == 1.5
-    with md.patches(False), pytest.raises(md.MaskedSemanticsError, match="^torch.masked.mean of masked tensors"):
+    with md.patches(False), pytest.raises(md.MaskedSemanticsError, match=r"torch\.masked\.mean of masked"):
         mean(x)
     assert mean(x).item() == 1.5
