@@ -322,6 +322,50 @@ def place_views_of(kind: type) -> None:
         return view.requires_grad_() if requires_grad and not view.requires_grad else view
 
 
+@functools.cache
+def give_plain_gradients(kind: type, plain: Callable[..., Any], refusal: Callable[[Any], str | None]) -> None:
+    """Let Dynamo, which is loaded, trace backwards of autograd functions with plain gradients of results of `kind`.
+
+    plain    the operator that makes a gradient plain
+    refusal  why a result's gradient cannot be plain in a graph, which breaks there; None if it can
+    """
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.variables import VariableTracker, higher_order_ops
+
+    class WithPlainGradients(VariableTracker):
+        """A backward, which is given plain gradients."""
+
+        def __init__(self, backward: Any) -> None:
+            super().__init__()
+            self.backward = backward
+
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            given = [_made_plain(tx, arg) if _is_of(kind, arg) else arg for arg in args]
+            return self.backward.call_function(tx, given, kwargs)
+
+    def _made_plain(tx: Any, gradient: Any) -> Any:
+        build = VariableTracker.build
+        return build(tx, plain).call_function(tx, [gradient, build(tx, None)], {})
+
+    @_in_place_of(higher_order_ops.AutogradFunctionApplyVariable, "prepare_fn_vt")
+    def prepare_fn_vt(original: Callable[..., Any], self: Any, tx: Any, ctx: Any, method: str, results: Any) -> Any:
+        function, given = original(self, tx, ctx, method, results)
+        masked = [result for result in results if _is_of(kind, result)] if method == "backward" else []
+        for result in masked:
+            reason = refusal(_example_of(result))
+            if reason is not None:
+                raise Unsupported(reason, gb_type="refused by masked_dispatch")
+        return (WithPlainGradients(function), given) if masked else (function, given)
+
+
+def _example_of(variable: Any) -> Any:
+    return variable.as_proxy().node.meta.get("example_value")
+
+
+def _is_of(kind: type, variable: Any) -> bool:
+    return bool(variable.is_tensor()) and isinstance(_example_of(variable), kind)
+
+
 def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, FakeTensor):
         return True

@@ -178,3 +178,26 @@ def let_older_vmap_return(
         return results if isinstance(outputs, tuple) else results[0]
 
     owner._unwrap_batched = unwrap_batched
+
+
+def call_functions_by(call: Callable[..., Any]) -> None:
+    """From now on, let `call(apply, function, arguments, keywords)` call autograd functions, by torch's own `apply`.
+
+    Classes that have taken torch's `apply` before keep it (op_registry/records/own_function.py).
+    """
+    original: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
+
+    @functools.wraps(original)
+    @not_compiled
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(original, cls, args, kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+
+
+def become_node_of(node: Any, function: Any, derived: Any) -> bool:
+    """Let the node of a call of `function` be one of a class derived from that; False if it is another node."""
+    if type(node) is not function._backward_cls:
+        return False
+    node.__class__ = derived._backward_cls
+    return True
