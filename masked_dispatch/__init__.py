@@ -96,6 +96,7 @@ from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import attention_module as _attention_module
 from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import distributions as _distributions
+from masked_dispatch.interop import gradients_of_others as _gradients_of_others
 from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import protocols as _protocols
@@ -123,6 +124,7 @@ _low_rank.install()
 _distributions.install()
 _torch_script.install()
 _gradients.install()
+_gradients_of_others.install()
 _collation.install()
 _processes.install()
 _protocols.install()
