@@ -5,6 +5,7 @@ From the ground up; a room imports from those above it in this list:
 versions.py               which releases of torch the library was tested with
 compiler_internals.py     private parts of torch's compiler, each assumption with a test
 distributed_internals.py  private parts of torch.distributed, likewise
+replacements/             what is replaced in torch: the table, how, and the switch
 engine_internals.py       private parts of the autograd engine, and who calls, likewise
 torch_internals.py        all other private torch, likewise
 forks.py                  locks that a forked process has for itself
@@ -26,7 +27,6 @@ torchax/                  masked tensors on XLA, by torchax
 optim/                    optimizers for masked gradients
 plot.py                   pictures of masks
 seeing/                   tracing where validity goes
-storage.py                choosing a storage layout
 testing.py                comparing masked tensors in tests
 assumptions/              checks of what is assumed of torch
 conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
@@ -38,7 +38,7 @@ import typing as _typing
 
 import torch as _torch
 
-from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, storage, testing, torchax
+from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
 from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
@@ -197,7 +197,6 @@ __all__ = [
     "sparse_where",
     "std",
     "std_mean",
-    "storage",
     "sum",
     "testing",
     "torchax",

@@ -105,6 +105,7 @@ from torch.autograd import forward_ad
 from torch.library import Library
 from torch.testing import _comparison
 from torch.utils import _python_dispatch, _pytree
+from torch.utils.data._utils.collate import collate as collate
 from torch.utils.data._utils.collate import default_collate_fn_map as default_collate_fn_map
 from torch.utils.hooks import RemovableHandle
 

@@ -141,7 +141,7 @@ from op_registry.records.validity import as_bool, as_int8, intersect, on_device_
 from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
-from op_registry.rule import Category, Gap, Rule, Run, Slices, packet_name
+from op_registry.rule import Category, Gap, Rule, Run, packet_name
 from op_registry.slice_rules import masked_slices
 from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
 from op_registry.sparse.compose import (
@@ -203,6 +203,7 @@ from op_registry.sparse.record import (
 from op_registry.sparse.segments import Segments, few_of, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
+from op_registry.traits import Slices, Traits
 from op_registry.whole_slices import (
     MATRIX,
     WHOLE_SLICES,
@@ -267,6 +268,7 @@ __all__ = [
     "Rule",
     "Run",
     "Slices",
+    "Traits",
     "packet_name",
     "by_rule",
     "InvalidValueError",

@@ -30,14 +30,16 @@ from op_registry.records.slices import has_whole_slices
 from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8
 from op_registry.records.zeros import known_zero, remember_zero
+from op_registry.registration import Registration
 from op_registry.registry import registry
-from op_registry.rule import Category, Rule, Run, Slices, overloads_of, packet_name, written_at
+from op_registry.rule import Category, Rule, Run, packet_name, written_at
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
 from op_registry.sparse.elementwise import ON_VALUES as ELEMENTWISE_LOWERING
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.permuted_slices import SLICEWISE_ON_BASE
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.slicewise import SLICEWISE
+from op_registry.traits import NO_TRAITS, OF_A_FUNCTION, OF_ANY_RULE, Slices, Traits
 
 Operator = OpOverload | OpOverloadPacket
 
@@ -55,7 +57,7 @@ def results_like(result: object, validity: Tensor | None) -> Any:
 # ---------------------------------------------------------------------------------------------------- elementwise
 
 
-def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def run_elementwise(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """The operator on the raw data: it does not mix elements, so that masked data stays masked.
 
     There are two exceptions. The derivative with respect to one operand reads the others (0 · NaN in backward), and
@@ -71,23 +73,23 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
     traps       True if the kernel must not see masked data: it may raise, crash, fail to terminate, or let it affect
                 neighbouring elements; "integers" or "complex" if only the kernel for these does
     """
-    traits = _traits or {}
+    traits = _traits
     records = [*records_in(args), *records_in(kwargs.values())]
     validity = valid_in_all(*records)
-    derivative = traits.get("derivative", "general")
+    derivative = traits.derivative
     if validity is None or not (
         may_trap(records, traits) or (derivative != "linear" and endangered(records, validity))
     ):
         result = op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()})
         if (
             validity is not None
-            and traits.get("keeps_zero")
+            and traits.keeps_zero
             and "alpha" not in kwargs
             and all(isinstance(a, Dense) and known_zero(a.data, validity) for a in args)
         ):
             remember_zero(result, validity)
         return results_like(result, validity)
-    neutral = traits.get("neutral", 1)
+    neutral = traits.neutral
 
     def fill(record: Dense) -> Tensor:
         where = record.validity if derivative == "bilinear" else validity
@@ -100,9 +102,9 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: dict[str, Any] | None =
     return results_like(op(*args, **dict(kwargs)), validity)
 
 
-def may_trap(records: Sequence[Dense], traits: dict[str, Any]) -> bool:
+def may_trap(records: Sequence[Dense], traits: Traits) -> bool:
     """Whether the operator's kernel must not see masked data of these records' dtypes."""
-    traps = traits.get("traps", False)
+    traps = traits.traps
     if traps == "integers":
         return not all(r.dtype.is_floating_point or r.dtype.is_complex for r in records)
     if traps == "complex":
@@ -134,17 +136,18 @@ ELEMENTWISE = Category(
     "the op on the operands; valid where every tensor operand is valid, never revives an invalid element",
     run_elementwise,
     lowerings={Sparse: ELEMENTWISE_LOWERING, Permuted: ON_PERMUTED_VALUES},
+    traits=("derivative", "neutral", "keeps_zero", "traps"),
 )
 
 # ------------------------------------------------------------------------------------------------------- movement
 
 
-def run_movement(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def run_movement(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """The operator on the data and on the validity alike.
 
     For operators that write zeros themselves, the *in*validity is moved instead, so that those zeros are valid.
     """
-    writes = (_traits or {}).get("writes", False)
+    writes = _traits.writes
     records = list(records_in(args))
     data = op(*data_of(args), **kwargs)
     if all(record.validity is None for record in records):
@@ -169,21 +172,22 @@ MOVEMENT = Category(
     "an element moves with its validity; zeros that the operation writes are valid",
     run_movement,
     why_dense="it moves elements, and no lowering computes their new coordinates",
+    traits=("writes",),
 )
 
 # ------------------------------------------------------------------------------------------------------ reduction
 
 
-def argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def argument(op: OpOverload, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
-    if name in kwargs:
+    if name is not None and name in kwargs:
         return kwargs[name]
     position, default = _place(op, name)
     return args[position] if 0 <= position < len(args) else default
 
 
 @functools.lru_cache(maxsize=4096)
-def _place(op: OpOverload, name: str) -> tuple[int, Any]:
+def _place(op: OpOverload, name: str | None) -> tuple[int, Any]:
     """The position of an argument in the schema, and its default; -1 and None if there is none of this name."""
     for position, described in enumerate(op._schema.arguments):
         if described.name == name:
@@ -191,31 +195,36 @@ def _place(op: OpOverload, name: str) -> tuple[int, Any]:
     return -1, None
 
 
-def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+ONE_FOR_EACH_SLICE = Slices("one")
+
+
+def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """The operator on data filled with its identity; on the data as it is, if each slice is valid as a whole or not.
 
     Traits: `identity`; and `mixed_derivative`, True if torch chooses the formula of the derivative for all slices by
     what any of them holds.
     """
-    value, validity = reduction_steps(op, x, args, _traits or {}, kwargs)
+    value, validity = reduction_steps(op, x, args, _traits, kwargs)
     return results_like(op(x.data if value is None else x.filled(value), *args, **kwargs), validity)
 
 
 def reduction_steps(
-    op: OpOverload, x: Dense, args: Sequence[Any], traits: Mapping[str, Any], kwargs: Mapping[str, Any]
+    op: OpOverload, x: Dense, args: Sequence[Any], traits: Traits, kwargs: Mapping[str, Any]
 ) -> tuple[Number | None, Tensor | None]:
     """What the input of a reduction has to be filled with, None for nothing; and the validity of its result.
 
     Both depend on the mask, the shape, the dtype and the arguments, not on the data.
     """
-    dim, keepdim = argument(op, "dim", (x, *args), kwargs), bool(argument(op, "keepdim", (x, *args), kwargs))
+    slices = traits.slices or ONE_FOR_EACH_SLICE
+    dim, keepdim = (argument(op, name, (x, *args), kwargs) for name in (slices.dim, slices.keepdim))
+    keepdim = bool(keepdim)
     validity = x.any_valid(dim, keepdim)
-    unmixed = not traits.get("mixed_derivative") or not gradients_may_flow(x.data)
+    unmixed = not traits.mixed_derivative or not gradients_may_flow(x.data)
     if x.validity is None or (
         unmixed and has_whole_slices(x, wrap_dims(dim, x.ndim)) and not torch.is_anomaly_enabled()
     ):
         return None, validity
-    identity = traits["identity"]
+    identity = traits.identity
     return identity(x.dtype) if callable(identity) else identity, validity
 
 
@@ -223,16 +232,18 @@ REDUCTION = Category(
     "reduction",
     "what torch gives on the slice with its invalid elements removed; valid where n ≥ 1",
     run_reduction,
-    slices=Slices("one"),
+    slices=ONE_FOR_EACH_SLICE,
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
+    traits=("identity", "mixed_derivative", "slices"),
+    needs=("identity",),
 )
 
 # ----------------------------------------------------------------------------------------------------------- scan
 
 
-def run_scan(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def run_scan(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """The operator on data filled with its identity, so that an invalid step leaves the running value unchanged."""
-    identity = (_traits or {})["identity"]
+    identity = _traits.identity
     value = identity(x.dtype) if callable(identity) else identity
     return x.like(op(x.filled(value), *args, **kwargs))
 
@@ -243,6 +254,8 @@ SCAN = Category(
     run_scan,
     slices=Slices("each"),
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
+    traits=("identity", "slices"),
+    needs=("identity",),
 )
 
 # ---------------------------------------------------------------------------------------------------- contraction
@@ -283,7 +296,7 @@ CONTRACTION = Category(
 # ---------------------------------------------------------------------------------------------------------- opaque
 
 
-def run_opaque(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def run_opaque(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """The operator itself where everything is valid, a refusal where it is not or cannot be known.
 
     A trait `reason` is a clause that says why, for the text of the refusal.
@@ -292,7 +305,7 @@ def run_opaque(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None
         if not known_all_valid(record):
             mixes = f"it mixes all elements of shape {tuple(record.shape)}, and no rule says how to leave some out"
             raise MaskedSemanticsError(
-                f"{packet_name(op)} has no meaning on partly valid input ({(_traits or {}).get('reason', mixes)}). "
+                f"{packet_name(op)} has no meaning on partly valid input ({_traits.reason or mixes}). "
                 f"Fill them first with x.to_tensor(value), or register a rule of your own for {op}."
             )
     return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), None)
@@ -316,15 +329,15 @@ OPAQUE = Category(
     run_opaque,
     closed=True,
     why_dense="it works on a whole slice at once, in which no element may be missing",
+    traits=("reason",),
 )
 
 # --------------------------------------------------------------------------------------------------------- refused
 
 
-def run_refused(op: OpOverload, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def run_refused(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """Raise the refusal; `reason` and `instead` are the rule's traits."""
-    traits = _traits or {}
-    raise MaskedSemanticsError(refusal(op, traits["reason"], traits["instead"]))
+    raise MaskedSemanticsError(refusal(op, _traits.reason, _traits.instead))
 
 
 def refusal(op: OpOverload, reason: str, instead: str) -> str:
@@ -332,7 +345,15 @@ def refusal(op: OpOverload, reason: str, instead: str) -> str:
     return f"{packet_name(op)} is refused on masked tensors: {reason}. {instead}."
 
 
-REFUSED = Category("refused", "has no meaning on masked tensors, for the reason stated", run_refused, closed=True)
+REFUSED = Category(
+    "refused",
+    "has no meaning on masked tensors, for the reason stated",
+    run_refused,
+    closed=True,
+    traits=("reason", "instead"),
+    needs=("reason", "instead"),
+    may_write=True,
+)
 
 # ---------------------------------------------------------------------- laws whose operators have their own runs
 
@@ -341,12 +362,14 @@ NORMALIZATION = Category(
     "statistics over the valid elements; valid where the input (and the affine parameters) are",
     slices=Slices("each"),
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
+    may_write=True,  # running statistics
 )
 JOIN = Category("join", "each element arrives with its validity", why_dense="it joins operands with different patterns")
 ASSIGNMENT = Category(
     "assignment",
     "the written element takes the value and the validity of what is written; an invalid index writes nothing",
     why_dense="it writes at computed coordinates, which may not be stored",
+    may_write=True,
 )
 ACCUMULATION = Category(
     "accumulation",
@@ -362,7 +385,7 @@ FACTORY = Category(
     "factory",
     "as torch; valid where the input is, new_zeros, new_ones and new_full everywhere, what is uninitialised nowhere",
 )
-QUERY = Category("query", "a plain answer about the valid elements", plainly=True)
+QUERY = Category("query", "a plain answer about the valid elements", plainly=True, may_write=True)
 SORTING = Category(
     "sorting",
     "valid elements in order, first, in both directions; the first n elements are valid",
@@ -403,22 +426,23 @@ DERIVATIVE = Category(
 )
 # Rules of this category are composed of other operators. Their runs get the tensors of the call, masked and plain, in
 # place of records: for operators that write to several tensors, only some of which may be masked.
-COMPOSITE = Category("composite", "other operators, each under its own law", closed=True)
+COMPOSITE = Category("composite", "other operators, each under its own law", closed=True, may_write=True)
 PLUMBING = Category("plumbing", "queries by autograd and the compiler; data and mask alike", plainly=True)
 
 
 # --------------------------------------------------------------------------------------------------- registration
 
 
-# Their runs fill invalid elements with the trait `identity`.
-WITH_IDENTITY = (REDUCTION, SCAN)
+def categories() -> dict[str, Category]:
+    """The categories of this module, by their names in op_registry.authoring."""
+    return {name: value for name, value in globals().items() if isinstance(value, Category)}
 
 
 def identity_needed(category: str, op: OpOverload) -> str:
     """Why `category` cannot be registered without an identity, and what to write."""
     name = packet_name(op).replace("::", ".")
     return (
-        f"{category}(torch.ops.{name}) needs identity=…, the number that takes the place of invalid elements and "
+        "it needs identity=…, the number that takes the place of invalid elements and "
         "changes no result: 0 for a sum, 1 for a product, op_registry.authoring.lowest (a function of the dtype) for a "
         "maximum. Where no number does that, as for a mean, write the rule as a function: "
         f"@masked_rule(torch.ops.{name}, category={category.upper()})"
@@ -428,17 +452,26 @@ def identity_needed(category: str, op: OpOverload) -> str:
 def of_category(category: Category) -> Callable[..., Rule]:
     assert category.run is not None
     run: Run = category.run
+    word = category.name.replace(" ", "_")
+    known = (*category.traits, *OF_ANY_RULE)
 
     def register(*operators: Operator, **traits: Any) -> Rule:
-        ops = tuple(o for operator in operators for o in overloads_of(operator))
-        if not ops:
-            raise ValueError(f"{operators} has no functional overload that takes a tensor")
-        if category in WITH_IDENTITY and "identity" not in traits:
-            raise TypeError(identity_needed(category.name, ops[0]))
-        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
+        registration = Registration.of_caller(word)
+        ops = registration.overloads(operators, category)
+        if "identity" in category.needs and "identity" not in traits:
+            raise registration.error(identity_needed(category.name, ops[0]))
+        stated = registration.traits(traits, known, category.needs)
+        if category.slices is not None:
+            registration.arguments_of_slices(ops, stated.slices or category.slices, stated.slices is not None)
+        if stated.over is not None:
+            registration.argument(ops, "over", stated.over)
+        return registry.add(Rule(ops, category, run, takes_op=True, where=registration.where, traits=stated))
 
-    register.__name__ = register.__qualname__ = category.name
-    register.__doc__ = f"Register operators under the law: {category.law}. Keyword arguments are the rule's traits."
+    register.__name__ = register.__qualname__ = word
+    register.__doc__ = (
+        f"Register operators under the law: {category.law}. Keyword arguments are the rule's traits. Raises TypeError "
+        "where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule."
+    )
     return register
 
 
@@ -467,12 +500,19 @@ def masked_rule(
     treats each row of its first argument by itself, a function that is called with the call's arguments and says how
     many last dimensions a row has (None: not in this call); ``identity=…``, of a reduction that without derivatives is
     torch's own on elements filled with it, and ``divided=True``, that this is the sum divided by their number;
-    ``plain=(1,)``, the indices of results that are plain tensors; ``data_sizes=True``, that it computes tensors in
-    between whose sizes depend on data. `register` takes the rule; an overlay's ``add``, for example.
+    ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of a product that torch also
+    has for plain torch.sparse tensors, which other rules get stored densely; ``data_sizes=True``, that it computes
+    tensors in between whose sizes depend on data. `register` takes the rule; an overlay's ``add``, for example. Raises
+    TypeError where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule.
     """
 
+    registration = Registration.of_caller("masked_rule")
+    category = registration.category(category, categories())
+    ops = registration.overloads(operators, category)
+    stated = registration.traits(traits, OF_A_FUNCTION)
+
     def decorate(function: Run) -> Rule:
-        ops = tuple(o for operator in operators for o in overloads_of(operator))
-        return register(Rule(ops, category, function, takes_op, where=written_at(2), traits=traits))
+        registration.function(function, ops, takes_op)
+        return register(Rule(ops, category, function, takes_op, where=written_at(2), traits=stated))
 
     return decorate

@@ -25,6 +25,8 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+from op_registry.categories import categories
+from op_registry.registration import Registration
 from op_registry.registry import registry
 from op_registry.rule import Category, InsideRule, Run, written_at
 
@@ -44,9 +46,13 @@ def inside(
     Returns the rule. Raises TypeError for what has no Python code, and ValueError for a second rule of an operator
     inside a function.
     """
+    registration = Registration.of_caller("inside")
     caller = caller_key(function)
+    category = registration.category(category, categories())
+    (op,) = registration.overloads([op], category)
 
     def add(run: Run) -> InsideRule:
+        registration.function_inside(run, op)
         rule = InsideRule(function, op, category, run, when or {}, written_at(2))
         registry.add_inside(caller, rule)
         return rule

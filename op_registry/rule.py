@@ -7,47 +7,22 @@ operator: a rule that replaces it starts without them.
 
 from __future__ import annotations
 
-import re
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.digests import digest_of_code
+from op_registry.errors import MaskedSemanticsError
+from op_registry.traits import NO_TRAITS, Slices, Traits
 
 Run = Callable[..., Any]
 # Whatever can run a rule on another storage record (see op_registry.sparse.lowering).
 Lowering = TypeVar("Lowering")
-
-
-@dataclass(frozen=True)
-class Slices:
-    """How an operator works slice by slice, for lowerings that run it on the stored elements of each slice.
-
-    gives             "one" result per slice (sum), one for "each" element (cumsum, softmax), or elements in order at
-                      the "front" of the slice (sort)
-    dim               the argument with the dimensions of a slice; without it, the whole tensor is one slice
-    positions         the indices of results that are positions in the slice
-    number            the argument with the number of elements that a slice must have at least
-    none_for_no_dims  whether an empty list of dimensions means none of them rather than all
-    needs_elements    whether torch refuses an input without elements
-    neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives:
-                      slices that are valid as a whole or not at all then run torch's own kernel. None: they do not,
-                      because it is slower than the rule
-    own_memory        whether torch's kernel is wrong where a dimension has stride 0, so that it runs on a copy
-    """
-
-    gives: Literal["one", "each", "front"] = "one"
-    dim: str = "dim"
-    positions: tuple[int, ...] = ()
-    number: str | None = None
-    none_for_no_dims: bool = False
-    needs_elements: bool = False
-    neutral: int | None = 0
-    own_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +38,9 @@ class Category:
     closed     whether its law holds for its own rules only: a function that replaces one of them follows no law
     plainly    whether its rules return plain tensors; in other categories a plain result would have lost its mask
     why_dense  why its rules need dense storage if they have no lowering
+    traits     which traits its run reads
+    needs      which of them a registration has to state
+    may_write  whether its rules may belong to operators that write to their arguments
     """
 
     name: str
@@ -73,6 +51,9 @@ class Category:
     closed: bool = False
     plainly: bool = False
     why_dense: str = "no lowering is written for it"
+    traits: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    may_write: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.law}"
@@ -115,7 +96,7 @@ class Rule:
     run: Run
     takes_op: bool
     where: str
-    traits: dict[str, Any] = field(default_factory=dict)
+    traits: Traits = NO_TRAITS
     lowerings: dict[type, Any] = field(default_factory=dict)
     oracles: list[Run] = field(default_factory=list)
     sample_makers: list[Run] = field(default_factory=list)
@@ -133,9 +114,18 @@ class Rule:
 
     def bind(self, op: OpOverload) -> Run:
         """`run` for one overload, called with that overload's arguments."""
+        function = self._bound(op)
+        return function if self.is_built_in else naming_its_rule(self, op, function)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of op_registry's own; errors in these are torch's or the user's, and don't name a rule."""
+        return self.where.startswith("op_registry/")
+
+    def _bound(self, op: OpOverload) -> Run:
         if not self.takes_op:
             return self.run
-        run, traits = self.run, self.traits if self.run is self.category.run else {}
+        run, traits = self.run, self.traits
 
         def bound(*args: Any, **kwargs: Any) -> Any:
             return run(op, *args, **kwargs)
@@ -143,7 +133,8 @@ class Rule:
         def bound_with_traits(*args: Any, **kwargs: Any) -> Any:
             return run(op, *args, _traits=traits, **kwargs)
 
-        function = bound_with_traits if traits else bound
+        reads_traits = run is self.category.run and self.category.traits
+        function = bound_with_traits if reads_traits else bound
         function.__name__ = function.__qualname__ = f"{packet_name(op)}_rule"
         return function
 
@@ -154,12 +145,12 @@ class Rule:
     @property
     def slices(self) -> Slices | None:
         """How the operator works slice by slice; None if it does not, or its rule does not state how."""
-        stated: Slices | None = self.traits.get("slices")
+        stated = self.traits.slices
         return self.category.slices if stated is None and self.run is self.category.run else stated
 
     def is_plain(self, result: int) -> bool:
         """Whether a result is meant to be a plain tensor: all of the category's are, or the rule says ``plain=(…)``."""
-        return self.category.plainly or result in self.traits.get("plain", ())
+        return self.category.plainly or result in self.traits.plain
 
     def lowering(self, record: type) -> Callable[[Lowering], Lowering]:
         """Decorator: how the operator runs on another storage record, in place of its category's lowering.
@@ -239,6 +230,50 @@ class InsideRule(Rule):
         return all(variables.get(name) == value for name, value in self.when.items())
 
 
+def naming_its_rule(rule: Rule, op: OpOverload, function: Run) -> Run:
+    """`function`, what another library's rule does: an error in it says which rule, and so does a mask that misfits."""
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+            for record in result if isinstance(result, (tuple, list)) else (result,):
+                _check_mask(record)
+            return result
+        except MaskedSemanticsError:
+            raise  # the rule's own words for its users
+        except Exception as error:
+            name_rule(error, rule, op)
+            raise
+
+    return named
+
+
+def name_rule(error: Exception, rule: Rule, op: OpOverload) -> None:
+    """Add to an error's text which rule raised it.
+
+    Python 3.10 prints no notes (BaseException.add_note), so that the line is part of the message.
+    """
+    if rule.is_built_in or IN_A_RULE in str(error) or not error.args or str(error) != error.args[0]:
+        return  # a rule that this one calls has been named; or the text is no plain message
+    run = getattr(rule.run, "__name__", type(rule.run).__name__)
+    error.args = (f"{error.args[0]}{IN_A_RULE}{op}: {run}, {rule.category.name}, at {rule.where}", *error.args[1:])
+
+
+IN_A_RULE = "\n  in the rule of "
+
+
+def _check_mask(record: Any) -> None:
+    """ValueError if a record's validity does not broadcast to its data. Symbolic sizes are not compared."""
+    validity = getattr(record, "validity", None)
+    if validity is None or not hasattr(record, "data"):
+        return
+    mask, data = tuple(validity.shape), tuple(record.data.shape)
+    sizes = zip(reversed(mask), reversed(data), strict=False)
+    if len(mask) > len(data) or any(type(m) is type(d) is int and m not in (1, d) for m, d in sizes):
+        raise ValueError(f"a result of shape {data} cannot have a mask of shape {mask}, which does not broadcast to it")
+
+
 def packet_name(op: OpOverload | OpOverloadPacket) -> str:
     """`aten::add.Tensor` → `add`; names in other namespaces are qualified: `mylib::gelu_fast`."""
     qualified = op._schema.name if isinstance(op, OpOverload) else op._qualified_op_name
@@ -248,18 +283,6 @@ def packet_name(op: OpOverload | OpOverloadPacket) -> str:
 def is_functional(op: OpOverload) -> bool:
     """Whether the overload writes to none of its arguments."""
     return not op._schema.is_mutable
-
-
-def overloads_of(op: OpOverload | OpOverloadPacket) -> tuple[OpOverload, ...]:
-    """The overload itself, or a packet's functional overloads that take a tensor."""
-    if isinstance(op, OpOverload):
-        return (op,)
-    if not isinstance(op, OpOverloadPacket):
-        named = re.search(r"(\w+)::(\w+)", repr(op))  # what torch.library.custom_op returns prints its name
-        way_out = f"torch.ops.{named[1]}.{named[2]}" if named else "torch.ops.mylib.f for an operator mylib::f"
-        raise TypeError(f"{op!r} is no operator of torch's dispatcher, which rules belong to: pass {way_out}")
-    overloads = (getattr(op, name) for name in op.overloads())
-    return tuple(o for o in overloads if is_functional(o) and takes_tensor(o) and in_dispatcher(o))
 
 
 def in_dispatcher(op: OpOverload) -> bool:

@@ -76,11 +76,22 @@ def changes_metadata(op: OpOverload) -> bool:
     return torch.Tag.inplace_view in op.tags
 
 
-@functools.cache
 def functional_form(op: OpOverload) -> OpOverload | None:
     """The overload that computes what `op` writes, if any: add.Tensor for add_.Tensor and add.out."""
     if not op._schema.is_mutable:
         return None
+    found = _functional_forms.get(op)
+    if found is None:
+        found = _functional_form(op)
+        if found is not None:  # a library may define it later
+            _functional_forms[op] = found
+    return found
+
+
+_functional_forms: dict[OpOverload, OpOverload] = {}
+
+
+def _functional_form(op: OpOverload) -> OpOverload | None:
     if is_out(op):
         names = [op._schema.name]
         without = frozenset(written_arguments(op))
@@ -136,7 +147,8 @@ def single_form(op: OpOverload) -> OpOverloadPacket | None:
 
 
 def mutable_forms(op: OpOverload) -> list[OpOverload]:
-    """The in-place and out= overloads whose functional form is `op`: of its packet, and of the one named ``op_``."""
-    packets = [_packet(op._schema.name), _packet(op._schema.name + "_")]
+    """The in-place and out= overloads whose functional form is `op`: of it, of ``op_``, or of ``op_functional``."""
+    name = op._schema.name
+    packets = [_packet(n) for n in dict.fromkeys((name, f"{name}_", name.removesuffix("_functional")))]
     overloads: list[OpOverload] = [getattr(p, name) for p in packets if p is not None for name in p.overloads()]
     return [candidate for candidate in overloads if functional_form(candidate) is op]

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import Operator, argument, results_like
+from op_registry.categories import Operator, argument, categories, results_like
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold, wrap_dims
 from op_registry.records.slices import any_masked, has_whole_slices, plain_data
 from op_registry.records.tracing import gradients_may_flow
+from op_registry.registration import Registration
 from op_registry.registry import registry
-from op_registry.rule import Category, Rule, Run, Slices, overloads_of, written_at
+from op_registry.rule import Category, Rule, Run, written_at
+from op_registry.traits import OF_A_FUNCTION, Slices
 
 
 def masked_slices(
@@ -28,10 +30,16 @@ def masked_slices(
     the operator works on a slice: then it also runs itself where the mask is one for each slice, as the rows of a
     padded batch have it, and can run on the stored elements of sparse slices. More traits are those of `masked_rule`.
     """
-    if slices:
-        traits["slices"] = slices
+    registration = Registration.of_caller("masked_slices")
+    category = registration.category(category, categories())
+    ops = registration.overloads(operators, category)
+    stated = registration.traits(traits if slices is None else {"slices": slices, **traits}, OF_A_FUNCTION)
+    if slices is not None:
+        registration.arguments_of_slices(ops, slices, is_stated=True)
 
     def register(function: Run) -> Rule:
+        registration.function(function, ops, takes_op=True)
+
         @functools.wraps(function)
         def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
             others_masked = any_masked((*args, *kwargs.values()))
@@ -46,8 +54,7 @@ def masked_slices(
                     return run_on_whole_slices(op, slices, slices.neutral, x, dims, args, kwargs)
             return function(op, x, *args, **kwargs)
 
-        ops = tuple(o for operator in operators for o in overloads_of(operator))
-        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=traits))
+        return registry.add(Rule(ops, category, run, takes_op=True, where=written_at(2), traits=stated))
 
     return register
 
@@ -82,7 +89,7 @@ def run_on_whole_slices(
     seen = torch.is_anomaly_enabled() or (tensors and gradients_may_flow(*tensors))
     result = op(_for_the_operator(slices, x.filled(neutral) if seen else x.data), *others, **plain)
     if slices.gives == "one":
-        return results_like(result, x.any_valid(dims, bool(argument(op, "keepdim", (x, *args), kwargs))))
+        return results_like(result, x.any_valid(dims, bool(argument(op, slices.keepdim, (x, *args), kwargs))))
     return results_like(result, x.validity)
 
 

@@ -30,6 +30,7 @@ from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Category
+from op_registry.traits import NO_TRAITS, Traits
 
 MATRIX = (-2, -1)
 
@@ -93,7 +94,7 @@ def each_matrix(whole: Tensor | None) -> Tensor | None:
     return None if whole is None else whole[..., 0, 0]
 
 
-def run_whole_slices(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def run_whole_slices(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Any:
     """The operator on its first operand, with the slices that are not whole replaced. Other arguments are no tensors.
 
     The traits say which slices:
@@ -102,10 +103,10 @@ def run_whole_slices(op: OpOverload, x: Dense, *args: Any, _traits: dict[str, An
                  are matrices, and every result has dimensions of its own after those of the batch
     replacement  the constant (default: a spread diagonal)
     """
-    traits = _traits or {}
-    over = traits.get("over")
+    over = _traits.over
     whole = whole_validity(x, MATRIX if over is None else bind_by_name(op, (x, *args), kwargs)[over])
-    results = op(replaced(x, whole, traits.get("replacement", spread_diagonal)), *args, **kwargs)
+    replacement = spread_diagonal if _traits.replacement is None else _traits.replacement
+    results = op(replaced(x, whole, replacement), *args, **kwargs)
     if over is not None:
         return Dense(results, whole)
     matrices = each_matrix(whole)
@@ -117,5 +118,6 @@ WHOLE_SLICES = Category(
     "the op on each slice (a matrix, a line, a row); valid where every element of the slice is",
     run_whole_slices,
     why_dense="it works on a whole slice at once, whose elements have to lie side by side",
+    traits=("over", "replacement"),
 )
 whole_slices = of_category(WHOLE_SLICES)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
+from masked_dispatch.interop.crossing import kind_of, tensors_of
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, least_and_most, values_unknown
@@ -35,7 +36,7 @@ def masked_tensor(data: object, mask: object = None, *, requires_grad: bool = Fa
     Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit, and
     RuntimeError, as torch.tensor does, where data of this dtype cannot require grad.
     """
-    data, mask = as_data_and_mask(data, mask)
+    data, mask = as_data_and_mask(data, mask, caller="masked_tensor")
     if data.layout is not torch.strided:
         masked = from_torch_sparse(data.detach().clone())
         if mask is not None:
@@ -63,7 +64,7 @@ def as_masked_tensor(data: object, mask: object = None) -> MaskedTensor:
 
     Raises as :func:`masked_tensor` does, and ValueError for a sparse tensor with malformed indices.
     """
-    data, mask = as_data_and_mask(data, mask)
+    data, mask = as_data_and_mask(data, mask, caller="as_masked_tensor")
     if data.layout is not torch.strided:
         data = from_torch_sparse(data)
     if isinstance(data, MaskedTensor):
@@ -88,7 +89,7 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
 
 def from_nan(data: Tensor) -> MaskedTensor:
     """`data` (floating point or complex), invalid where it is NaN; differentiable, and shares memory with `data`."""
-    data, mask = as_data_and_mask(data, sparse=False)
+    data, mask = as_data_and_mask(data, sparse=False, caller="from_nan")
     if isinstance(data, MaskedTensor):
         raise TypeError(
             f"from_nan masks a plain tensor, and this one of shape {tuple(data.shape)} is masked already. For what is "
@@ -105,20 +106,22 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     data     shape (B, …, T, …) with T at `dim`
     lengths  integers, shape (B,), each between 0 and T
     """
-    data, mask = as_data_and_mask(data, sparse=False)
-    lengths = torch.as_tensor(lengths, device=data.device)
+    data, mask = as_data_and_mask(data, sparse=False, caller="from_lengths")
+    lengths = (lengths if isinstance(lengths, Tensor) else _tensor_of(lengths, "from_lengths")).to(data.device)
     if isinstance(lengths, MaskedTensor):
         raise TypeError(
             f"lengths is a masked tensor of shape {tuple(lengths.shape)}, and an invalid length is no length: say what "
             "it stands for, from_lengths(data, lengths.to_tensor(0))"
         )
+    if data.ndim < 2:
+        raise ValueError(f"from_lengths takes a padded batch, (B, …, T, …), and not data of shape {tuple(data.shape)}")
     dim = dim % data.ndim
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise TypeError(f"lengths are integers, one for each row; got {lengths.dtype}")
     if dim == 0 or lengths.shape != data.shape[:1]:
         raise ValueError(
-            f"lengths of shape {tuple(lengths.shape)} do not fit data of shape {tuple(data.shape)}: one length for "
-            f"each index of dimension 0, counted along dim={dim}"
+            f"from_lengths takes one length for each row: lengths of shape {tuple(lengths.shape)} do not fit data of "
+            f"shape {tuple(data.shape)}, one length for each index of dimension 0, counted along dim={dim}"
         )
     if not values_unknown(lengths) and lengths.numel():
         least, most = least_and_most(lengths)
@@ -143,26 +146,28 @@ def pad_sequence(
 
     Raises torch's own errors for sequences that do not fit together.
     """
-    sequences = list(sequences)
+    sequences = tensors_of("pad_sequence", "sequences", sequences)
     padded = torch_pad_sequence(sequences, batch_first, padding_side=padding_side)
     steps = [torch.ones(sequence.shape[0], dtype=torch.bool, device=sequence.device) for sequence in sequences]
     is_step = torch_pad_sequence(steps, batch_first, padding_side=padding_side)
     return as_masked_tensor(padded, is_step.view(*is_step.shape, *[1] * (padded.ndim - 2)))
 
 
-def as_data_and_mask(data: object, mask: object = None, sparse: bool = True) -> tuple[Tensor, Tensor | None]:
+def as_data_and_mask(
+    data: object, mask: object = None, sparse: bool = True, *, caller: str
+) -> tuple[Tensor, Tensor | None]:
     """Data that can be masked, and its checked mask: the one given, and that of a masked array of NumPy."""
     data, of_array = parts_of_masked_array(data)
-    data = as_data(data, sparse)
+    data = as_data(data, sparse, caller)
     of_array = None if of_array is None else of_array.to(data.device)
     given = None if mask is None else check_mask(data, mask)
     return data, intersect(given, of_array)
 
 
-def as_data(data: object, sparse: bool = False) -> Tensor:
+def as_data(data: object, sparse: bool, caller: str) -> Tensor:
     """`data` as a tensor that can be masked: a strided one, or a torch.sparse one if `sparse`."""
     if not isinstance(data, Tensor):
-        data = _tensor_of(data)
+        data = _tensor_of(data, caller)
     if data.layout in OF_TORCH and not sparse:
         raise MaskedSemanticsError(
             f"data of layout {data.layout} and shape {tuple(data.shape)} is accepted by masked_tensor and "
@@ -197,14 +202,15 @@ DOORS_OF_LIBRARIES = {
 }
 
 
-def _tensor_of(data: object) -> Tensor:
+def _tensor_of(data: object, caller: str) -> Tensor:
     try:
         return torch.as_tensor(data)
     except MaskedSemanticsError:  # of a masked tensor in a list: it says what to do
         raise
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"torch.as_tensor makes no tensor of a {type(data).__name__} ({error}). {_way_in(data)}"
+            f"{caller} takes what torch.as_tensor takes, and that makes no tensor of {kind_of(data)} ({error}). "
+            f"{_way_in(data)}"
         ) from error
 
 

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from masked_dispatch.api.construct import as_masked_tensor
-from masked_dispatch.interop.crossing import filled, mask_of
+from masked_dispatch.interop.crossing import filled, mask_of, tensors_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import collate, default_collate_fn_map
 
 
-def pad_stack(tensors: Iterable[Tensor], dim: int = 0) -> MaskedTensor:
+@overload
+def pad_stack(tensors: Iterable[Tensor], dim: int = 0) -> MaskedTensor: ...
+
+
+@overload
+def pad_stack(tensors: Iterable[tuple[Any, ...] | list[Any] | Mapping[Any, Any]], dim: int = 0) -> Any: ...
+
+
+def pad_stack(tensors: Iterable[Any], dim: int = 0) -> Any:
     """Tensors that may differ in every size, stacked along a new dimension; what fills them up is invalid.
 
-    tensors  plain or masked, at least one, of the same number of dimensions; masked ones keep their masks
+    tensors  plain or masked, at least one, of the same number of dimensions; masked ones keep their masks. Or samples
+             of a dataset, tuples, lists and mappings of such tensors, of NumPy's arrays and numbers: they are collated
+             as `torch.utils.data.default_collate` does it, but for tensors of different sizes
 
     The sizes are the greatest, and each tensor lies at the beginning of every dimension. Differentiable, stored
     densely. `pad_sequence` is the one for sequences, which differ in their first size only.
 
-    Raises ValueError for no tensors, or for different numbers of dimensions.
+    Raises ValueError for no tensors, or for different numbers of dimensions; TypeError for what is neither.
     """
-    tensors = list(tensors)
+    samples = list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, (str, Mapping)) else tensors
+    if isinstance(samples, list) and samples and all(isinstance(sample, (tuple, list, Mapping)) for sample in samples):
+        kinds: dict[Any, Any] = {**default_collate_fn_map, Tensor: functools.partial(_collated, dim=dim)}
+        try:
+            return collate(samples, collate_fn_map=kinds)
+        except (RuntimeError, TypeError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"pad_stack takes samples alike, made of tensors, arrays and numbers: {error}") from error
+    return _padded(tensors_of("pad_stack", "tensors", samples), dim)
+
+
+def _collated(tensors: list[Tensor], *, dim: int, collate_fn_map: object) -> MaskedTensor:
+    return _padded(tensors_of("pad_stack", "the parts of samples", tensors), dim)
+
+
+def _padded(tensors: list[Tensor], dim: int) -> MaskedTensor:
     if not tensors:
         raise ValueError("pad_stack takes at least one tensor: the shape of an empty stack is not known")
     if len({tensor.ndim for tensor in tensors}) > 1:

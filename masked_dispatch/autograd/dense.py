@@ -40,12 +40,9 @@ from op_registry.records.zeros import hand_on
 
 
 class Context(Protocol):
-    """What an autograd function saves in forward for its derivatives."""
+    """What an autograd function keeps in forward for its derivatives."""
 
-    saved_tensors: tuple[Tensor | None, ...]
     validity: Tensor | None
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
     def set_materialize_grads(self, value: bool) -> None: ...
 
@@ -56,7 +53,7 @@ class Wrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def forward(ctx: Context, data: Tensor, validity: Tensor | None) -> MaskedTensor:
-        save_validity(ctx, validity)
+        keep_validity(ctx, validity)
         own = in_layout_of_gradient(_alias(data))
         hand_on(data, own, validity)
         return wrap(own, validity)
@@ -64,7 +61,7 @@ class Wrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def backward(ctx: Context, grad: Tensor | None) -> Any:
-        return (None if grad is None else plain_gradient(grad, ctx.saved_tensors[0])), None
+        return (None if grad is None else plain_gradient(grad, ctx.validity)), None
 
     @staticmethod
     @never_compiled
@@ -81,7 +78,7 @@ class Unwrap(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Context, tensor: MaskedTensor) -> Tensor:
         validity = _savable_validity(tensor)
-        save_validity(ctx, validity)
+        keep_validity(ctx, validity)
         data = in_layout_of_gradient(_alias(tensor._data))
         hand_on(tensor._data, data, validity)
         return data
@@ -89,7 +86,7 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def backward(ctx: Context, grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else masked_gradient(grad, ctx.saved_tensors[0])
+        return None if grad is None else masked_gradient(grad, ctx.validity)
 
     @staticmethod
     @never_compiled
@@ -115,12 +112,14 @@ def in_layout_of_gradient(data: Tensor) -> Tensor:
     return data.contiguous() if in_forward_mode() and 0 in data.stride() else data
 
 
-def save_validity(ctx: Context, validity: Tensor | None) -> None:
-    """Save the validity for reverse and forward mode."""
-    ctx.save_for_backward(validity)
+def keep_validity(ctx: Context, validity: Tensor | None) -> None:
+    """Keep the validity for reverse and forward mode.
+
+    Not by `save_for_backward`: torch frees what is saved so in the first backward, and a second one through this node
+    would raise where plain torch, whose operator saves nothing, allows it. Nobody writes to a validity that is shared.
+    """
+    ctx.validity = validity
     ctx.set_materialize_grads(False)
-    if in_forward_mode():
-        ctx.validity = validity
 
 
 def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:

@@ -6,18 +6,20 @@ of a sparse result may arrive in any layout: its elements at the result's coordi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, save_validity, unwrap
+from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, keep_validity, unwrap
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, Stored, wrap_sparse
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
-from op_registry.records.dense import Dense
+from op_registry.errors import MaskedSemanticsError
+from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
@@ -43,9 +45,8 @@ class SparseWrap(torch.autograd.Function):
     def forward(
         ctx: SparseContext, values: Tensor, validity: Tensor | None, pattern: Pattern, order: tuple[int, ...] | None
     ) -> SparseMaskedTensor:
-        save_validity(ctx, validity)
+        keep_validity(ctx, validity)
         ctx.pattern, ctx.order = pattern, order
-        ctx.set_materialize_grads(False)
         ctx.shape = values.shape
         return wrap_sparse(_in_order(Sparse(Dense(values.detach(), validity), pattern), order))
 
@@ -54,7 +55,7 @@ class SparseWrap(torch.autograd.Function):
     def backward(ctx: SparseContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        return _values_of(grad, ctx, ctx.saved_tensors[0]), None, None, None
+        return _values_of(grad, ctx, ctx.validity), None, None, None
 
     @staticmethod
     @never_compiled
@@ -70,9 +71,8 @@ class SparseUnwrap(torch.autograd.Function):
     @staticmethod
     @never_compiled
     def forward(ctx: SparseContext, tensor: SparseMaskedTensor, stored: Stored) -> Tensor:
-        save_validity(ctx, stored.validity)
+        keep_validity(ctx, stored.validity)
         ctx.pattern, ctx.order = stored.pattern, tensor._order
-        ctx.set_materialize_grads(False)
         ctx.shape = stored.values.shape
         return stored.values.detach()
 
@@ -81,7 +81,7 @@ class SparseUnwrap(torch.autograd.Function):
     def backward(ctx: SparseContext, grad: Tensor | None) -> tuple[Tensor | None, None]:
         if grad is None:
             return None, None
-        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.saved_tensors[0]), ctx.pattern), ctx.order)), None
+        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.validity), ctx.pattern), ctx.order)), None
 
     @staticmethod
     @never_compiled
@@ -145,10 +145,26 @@ def unwrap_any(tensor: Tensor) -> AnyRecord:
         return unwrap_sparse(tensor)
     if isinstance(tensor, MaskedTensor):
         return unwrap(tensor)
-    if tensor.layout in OF_TORCH:  # plain: valid everywhere, and 0 where unspecified, as on dense storage
-        check_allowed("an operand", [tensor], "it is a torch.sparse tensor, valid everywhere")
-        tensor = tensor.to_dense()
-    return Dense(tensor, None)
+    return Dense(strided_operand(tensor), None)
+
+
+def strided_operand(tensor: Tensor) -> Tensor:
+    """An operand, a torch.sparse one stored densely: plain, so valid everywhere, and 0 where it specifies nothing."""
+    if tensor.layout is torch.strided or tensor.layout not in OF_TORCH:
+        return tensor
+    if under_transform() and tensor.layout is not torch.sparse_coo:
+        raise MaskedSemanticsError(
+            f"a plain tensor of shape {tuple(tensor.shape)} stored as {tensor.layout} is an operand inside a "
+            "torch.func transform, which takes COO alone: torch has no strides of others there. Convert it outside "
+            "of the transform, operand.to_dense() or operand.to_sparse()."
+        )
+    check_allowed("an operand", [tensor], "it is a torch.sparse tensor, valid everywhere")
+    return tensor.to_dense()
+
+
+def strided_operands(args: Iterable[Any]) -> list[Any]:
+    """The arguments of a call, in which, lists included, torch.sparse tensors are stored densely."""
+    return [map_tensors(strided_operand, a, Tensor) for a in args]
 
 
 def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:

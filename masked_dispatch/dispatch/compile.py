@@ -37,6 +37,7 @@ from masked_dispatch.torch_internals import serve_higher_order_operators
 from op_registry import MaskedSemanticsError
 from op_registry.categories import ELEMENTWISE, run_elementwise
 from op_registry.rule import Rule
+from op_registry.traits import Traits
 
 
 def install() -> None:
@@ -70,7 +71,7 @@ def _split_exported_state(module: nn.Module) -> None:
 def _teach_fused_multiply_add() -> None:
     """fma(a, b, c) is a · b + c: elementwise, like addcmul."""
     op = fused_multiply_add()
-    traits = {"derivative": "bilinear"}
+    traits = Traits(derivative="bilinear")
     # Not through the registry: its version would change during tracing of a graph that is guarded on it.
     rule = Rule(
         (op,), ELEMENTWISE, run_elementwise, takes_op=True, where="masked_dispatch/dispatch/compile.py", traits=traits

@@ -22,7 +22,7 @@ from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
-from op_registry.categories import argument, reduction_steps, run_elementwise, run_reduction
+from op_registry.categories import ONE_FOR_EACH_SLICE, argument, reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import zero_selector
@@ -49,13 +49,10 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """The fastest kernel for the overload."""
     schema = schema_of(op)
     returns = schema.returns
-    if (
-        len(returns) != 1
-        or str(returns[0].type) != "Tensor"
-        or rule.run is not run_elementwise
-        or "traps" in rule.traits
-    ):
+    if len(returns) != 1 or str(returns[0].type) != "Tensor" or rule.run is not run_elementwise or rule.traits.traps:
         return rule_kernel(op, rule)
+    if not rule.is_built_in:
+        return rule_kernel(op, rule)  # it looks whether the operator does what the rule says
     operands = [a for a in schema.arguments if "Tensor" in str(a.type)]
     if len(operands) == 1 and str(schema.arguments[0].type) == "Tensor":
         return unary_kernel(op, rule)
@@ -67,7 +64,7 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
 def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """One tensor operand, possibly with numbers and options."""
     general, call = rule_kernel(op, rule), direct_call(op)
-    keeps_zero = "keeps_zero" in rule.traits
+    keeps_zero = rule.traits.keeps_zero
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
@@ -97,9 +94,9 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     select = direct_call(torch.ops.aten.threshold_backward.default)
     always = rule.run is run_reduction  # other rules are no more than that for plain elements of the dtypes of _REAL
-    if "identity" not in rule.traits or len(returns) != 1 or str(returns[0].type) != "Tensor":
+    if not rule.is_built_in or rule.traits.identity is None or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
-    sum_up = torch.sum if rule.traits.get("divided") else call
+    sum_up = torch.sum if rule.traits.divided else call
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if (
@@ -131,8 +128,8 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     has to be filled. (A derivative with respect to the other operands would sum over all rows.) Sparse storage with
     dense rows has no invalid ones.
     """
-    general, call, dims_of_row = rule_kernel(op, rule), direct_call(op), rule.traits["rows"]
-    if len(schema_of(op).returns) != 1:
+    general, call, dims_of_row = rule_kernel(op, rule), direct_call(op), rule.traits.rows
+    if len(schema_of(op).returns) != 1 or dims_of_row is None:
         return general
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -153,13 +150,15 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
     """How many of the last dimensions of `data` make up a row; 0 if there are none, if a derivative is asked for, or if
-    an operand is neither torch's own tensor nor a number.
+    an operand is neither torch's own strided tensor nor a number.
     """
     derived = _grad_enabled()
     if type(data) is not Tensor or (derived and x.requires_grad):
         return 0
     for operand in rest:
-        if isinstance(operand, Tensor) and (type(operand) not in _PLAIN or (derived and operand.requires_grad)):
+        if isinstance(operand, Tensor) and (
+            type(operand) not in _PLAIN or operand.layout is not torch.strided or (derived and operand.requires_grad)
+        ):
             return 0
     return (dims_of_row(data, *rest) or 0) if data.numel() else 0
 
@@ -183,9 +182,10 @@ def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest:
 def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Steps:
     """The steps of a reduction that is called with these arguments."""
     value, some = reduction_steps(op, x, rest, rule.traits, {})
-    if value is None or not rule.traits.get("divided"):
+    if value is None or not rule.traits.divided:
         return value, None, None, some
-    dim, keepdim = (argument(op, name, (x, *rest), {}) for name in ("dim", "keepdim"))
+    slices = rule.slices or ONE_FOR_EACH_SLICE
+    dim, keepdim = (argument(op, name, (x, *rest), {}) for name in (slices.dim, slices.keepdim))
     count = nonzero_count(x.count(dim, bool(keepdim)))
     assert isinstance(count, Tensor)  # nothing is filled where all is valid
     return value, None, count.to(x.dtype), some
@@ -213,7 +213,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """Two tensor operands, or a tensor and a number."""
     general, call = rule_kernel(op, rule), direct_call(op)
     adds = op is torch.ops.aten.add.Tensor
-    keeps_zero = "keeps_zero" in rule.traits
+    keeps_zero = rule.traits.keeps_zero
 
     def kernel(keyset: DispatchKeySet, x: Any, y: Any, **kwargs: Any) -> Any:
         if adds and engine_run() >= 0 and called_by_engine(1):
@@ -240,7 +240,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return general(keyset, x, y)
                 validity = intersect(validity, other)
             y = y._data
-        elif isinstance(y, MaskedTensor):
+        elif isinstance(y, Tensor) and (isinstance(y, MaskedTensor) or y.layout is not torch.strided):
             return general(keyset, x, y)
         data = call(x._data, y)
         if both_zero and validity is not None:

@@ -28,6 +28,7 @@ from torch._ops import OpOverload
 from masked_dispatch import scopes
 from masked_dispatch.autograd.dense import plain_gradient
 from masked_dispatch.autograd.engine import needs_plain_gradient
+from masked_dispatch.autograd.sparse import strided_operands
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.control_flow import CONTROL_FLOW
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel, rows_kernel
@@ -104,22 +105,27 @@ def decomposing_kernel(op: OpOverload) -> Kernel:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         with overlays_of_caller(1):
-            return run_in_steps(op.decompose, args, kwargs)
+            return run_in_steps(op.decompose, *strided_arguments(args, kwargs))
 
     return kernel
 
 
 def composite_rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A rule that is written in other operators, each of which arrives here in turn."""
-    run = rule.bind(op)
+    run, takes_sparse = rule.bind(op), rule.traits.sparse_factors
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         with overlays_of_caller(1):
-            return run_in_steps(run, args, kwargs)
+            return run_in_steps(run, *((args, kwargs) if takes_sparse else strided_arguments(args, kwargs)))
 
     return kernel
+
+
+def strided_arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call that becomes several, none of which has to know torch.sparse tensors."""
+    return strided_operands(args), dict(zip(kwargs, strided_operands(kwargs.values()), strict=True))
 
 
 def passing_kernel(op: OpOverload) -> Kernel:
@@ -203,7 +209,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
-        if "rows" in rule.traits:
+        if rule.traits.rows is not None:
             return rows_kernel(op, rule)
         if is_like_factory(op):
             return unrecorded(rule_kernel(op, rule))
@@ -211,7 +217,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
     if base is not None and (rule is not None or is_out(op)):
         compute = functional_call(op)
         if not is_inplace(op):
-            exact = rule is not None and bool(rule.traits.get("exact_out"))
+            exact = rule is not None and rule.traits.exact_out
             return out_kernel(op, compute, written_arguments(op), exact)
         category = None if rule is None else rule.category
         kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, category)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.autograd.sparse import strided_operand
 from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.divided_operands import run_again
 from masked_dispatch.dispatch.plain_results import refuse_plain
@@ -16,9 +19,10 @@ from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import DispatchKeySet, redispatch
+from masked_dispatch.torch_internals import DispatchKeySet, redispatch, under_transform
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run
+from op_registry.sparse.layout import OF_TORCH
 
 Kernel = Callable[..., Any]
 
@@ -64,10 +68,32 @@ def unwrap_argument(value: object) -> object:
     if isinstance(value, MaskedTensor):
         return unwrap(value)
     if isinstance(value, Tensor):
-        return Dense(value, None)
+        return Dense(strided_operand(value), None)
     if isinstance(value, (list, tuple)):
         return [unwrap_argument(v) for v in value]
     return value
+
+
+def is_sparse_factor(value: object) -> bool:
+    """Whether an argument is a torch.sparse tensor that products can take as it is: its gradient would be another."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is not torch.strided
+        and value.layout in OF_TORCH
+        and not (value.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def has_sparse_factor(args: Sequence[object]) -> bool:
+    """Whether a product takes an operand as a torch.sparse tensor. In torch.func torch derives those of matrices."""
+    return any(is_sparse_factor(a) for a in args) and not (
+        under_transform() and any(isinstance(a, Tensor) and a.ndim != 2 for a in args)
+    )
+
+
+def unwrap_factor(value: object) -> object:
+    """An argument as rules take it that multiply torch.sparse tensors as they are."""
+    return Dense(value, None) if is_sparse_factor(value) else unwrap_argument(value)  # type: ignore[arg-type]
 
 
 def wrap_result(value: object, rule: Rule) -> Any:
@@ -99,6 +125,9 @@ def run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) 
 def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs:
         kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
+    if rule.traits.sparse_factors and has_sparse_factor(args):
+        with contextlib.suppress(RuntimeError):  # torch multiplies some layouts, from some sides
+            return wrap_result(run(*[unwrap_factor(a) for a in args], **kwargs), rule)
     records = [unwrap_argument(a) for a in args]
     try:
         result = run(*records, **kwargs)
@@ -114,7 +143,7 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A kernel that runs the rule, unwrapping and wrapping differentiably."""
-    run, steps = rule.bind(op), bool(rule.traits.get("data_sizes"))
+    run, steps = rule.bind(op), rule.traits.data_sizes
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         storage = storage_among(args)

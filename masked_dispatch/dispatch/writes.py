@@ -45,6 +45,7 @@ from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect
 from op_registry.rule import Category
+from op_registry.sparse.layout import OF_TORCH
 from op_registry.sparse.permuted import to_dense
 
 aten = torch.ops.aten
@@ -205,6 +206,12 @@ def refuse_meta(op: OpOverload, target: MaskedTensor, args: Sequence[Any]) -> No
 
 def update(target: Tensor, result: Tensor) -> Tensor:
     """Write the valid values of `result` to a plain tensor, which keeps its own values elsewhere."""
+    if target.layout in OF_TORCH:
+        raise MaskedSemanticsError(
+            f"a masked result of shape {tuple(result.shape)} cannot be written to a plain tensor stored as "
+            f"{target.layout}, which has no place for elements that it does not specify. Write to target.to_dense(), "
+            "or use the form that returns a tensor."
+        )
     if isinstance(result, SparseMaskedTensor):
         return update_elements(target, result)
     if isinstance(result, MaskedTensor):

@@ -11,13 +11,17 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving
+from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, takes
 from masked_dispatch.interop.tables import stacked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 ARROW = OF_NUMPY - {torch.complex64, torch.complex128}
 
 
+@takes(
+    data=(pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch),
+    instead="pass pyarrow.array(data), whose nulls are Python's None",
+)
 def from_arrow(
     data: pa.Array | pa.ChunkedArray | pa.Table | pa.RecordBatch, dtype: torch.dtype | None = None
 ) -> MaskedTensor:
@@ -42,6 +46,7 @@ def from_arrow(
     return as_masked(values if dtype is None else values.to(dtype), valid)
 
 
+@takes(x=Tensor)
 def to_arrow(x: Tensor, names: Sequence[str] | None = None) -> Any:
     """A copy as an array of Arrow (shape (n,)) or, with `names` of its columns, a table (shape (n, columns)).
 

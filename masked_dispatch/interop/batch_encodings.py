@@ -8,28 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import takes
 from masked_dispatch.interop.padding import from_attention_mask, positions_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 MASK = "attention_mask"
 
 
-def from_batch_encoding(batch: Mapping[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """A batch with an `attention_mask` as a dict of masked tensors without it, for ``model(**batch)``.
+@takes(
+    batch=Mapping,
+    instead=f"pass what a tokenizer returns, or {{'input_ids': ids, {MASK!r}: mask}}; for one tensor use "
+    "from_attention_mask(data, mask)",
+)
+def from_batch_encoding(
+    batch: Mapping[str, Any], keys: Iterable[str] | None = None, *, keep_attention_mask: bool = True
+) -> dict[str, Any]:
+    """A batch with an `attention_mask` as a dict of masked tensors, for ``model(**batch)``.
 
     batch  what ``tokenizer(texts, padding=True, return_tensors="pt")`` or DataCollatorWithPadding gives, or any mapping
     keys   of the tensors to mask; every tensor of attention_mask's shape (B, T) if not given. What is not masked is
            passed on as it is
-
-    A model of transformers with ``attn_implementation="sdpa"`` leaves out what is invalid without being given a mask.
+    keep_attention_mask
+           whether the plain attention_mask stays beside them. Models read it for more than attention: OPT for
+           positions, mixtures of experts for the loss that balances them, ModernBERT for the mean over tokens. Without
+           it, a model of transformers with ``attn_implementation="sdpa"`` leaves out what is invalid in attention all
+           the same, and packed ids are faster
 
     Raises KeyError for a batch without attention_mask or one of the keys; as `from_attention_mask` does.
     """
-    if isinstance(batch, Tensor) or not isinstance(batch, Mapping):
-        raise TypeError(
-            f"a batch maps names to tensors, as a tokenizer returns it, and this is a {type(batch).__name__}: "
-            f"pass {{'input_ids': ids, {MASK!r}: mask}}, or use from_attention_mask(data, mask) for one tensor"
-        )
     if MASK not in batch:
         raise KeyError(
             f"the batch has no {MASK!r}, only {', '.join(map(repr, batch))}: pass return_attention_mask=True to the "
@@ -44,10 +50,13 @@ def from_batch_encoding(batch: Mapping[str, Any], keys: Iterable[str] | None = N
     if not chosen <= set(batch):
         raise KeyError(f"the batch has no {sorted(chosen - set(batch))}, only {', '.join(map(repr, batch))}")
     return {
-        key: from_attention_mask(value, mask) if key in chosen else value for key, value in batch.items() if key != MASK
+        key: from_attention_mask(value, mask) if key in chosen else value
+        for key, value in batch.items()
+        if key != MASK or keep_attention_mask
     }
 
 
+@takes(batch=Mapping, padding=Mapping, instead="pass {'input_ids': ids}")
 def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | float]) -> dict[str, Any]:
     """The inverse: masked tensors filled with the padding that each name has, and their mask as `attention_mask`.
 
@@ -58,7 +67,9 @@ def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | floa
     """
     masked = {key: value for key, value in batch.items() if isinstance(value, MaskedTensor)}
     if not masked:
-        raise ValueError(f"the batch has no masked tensor: {', '.join(map(repr, batch))}")
+        raise ValueError(
+            f"to_batch_encoding takes a batch that has a masked tensor, not only plain {', '.join(map(repr, batch))}"
+        )
     unknown = [key for key in masked if key not in padding]
     if unknown:
         raise KeyError(f"no padding is given for {unknown}: to_batch_encoding(batch, {{{unknown[0]!r}: number, …}})")

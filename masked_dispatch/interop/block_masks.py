@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from masked_dispatch.interop.crossing import as_masked, mask_of
+from masked_dispatch.interop.crossing import as_masked, mask_of, takes
 from masked_dispatch.interop.padding import positions_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
+@takes(scores=Tensor, block_mask=BlockMask)
 def from_block_mask(scores: Tensor, block_mask: BlockMask) -> MaskedTensor:
     """Scores of attention, shape (B, H, Q, K), valid where the block mask lets a query attend; differentiable.
 
@@ -43,6 +44,7 @@ def elements(block_mask: BlockMask, counts: Tensor, indices: Tensor) -> Tensor:
     return by_row.repeat_interleave(of_keys, -1)[..., :keys]
 
 
+@takes(scores=Tensor)
 def to_block_mask(scores: Tensor, block_size: int | tuple[int, int] = 128) -> BlockMask:
     """A BlockMask that lets queries attend where scores of shape (B, H, Q, K) are valid.
 
@@ -63,6 +65,7 @@ def to_block_mask(scores: Tensor, block_size: int | tuple[int, int] = 128) -> Bl
     )
 
 
+@takes(x=Tensor)
 def to_key_block_mask(x: Tensor, queries: int | None = None, block_size: int | tuple[int, int] = 128) -> BlockMask:
     """A BlockMask that keeps `queries` (as many as keys if not given) from the padding of a batch (B, T, …) of keys.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +21,74 @@ OF_NUMPY = frozenset(
         *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     )
 )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def takes(*, instead: str = "", **kinds: type | tuple[type, ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A door that refuses other things than those that it is made for, by name, before it looks at them.
+
+    kinds    the types that each of the door's leading parameters takes
+    instead  what to write for what somebody may try; it is said of the first parameter
+    """
+
+    def decorate(door: Callable[P, R]) -> Callable[P, R]:
+        names = list(inspect.signature(door).parameters)[: len(kinds)]
+        if names != list(kinds):
+            raise TypeError(f"takes(…) names {list(kinds)}, and {door.__name__} begins with {names}")
+
+        @functools.wraps(door)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for i, name in enumerate(names):
+                if i < len(args) or name in kwargs:  # what is missing is Python's to say
+                    value = args[i] if i < len(args) else kwargs[name]
+                    if not isinstance(value, kinds[name]):
+                        raise TypeError(not_taken(door.__name__, name, kinds[name], value, "" if i else instead))
+            return door(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def not_taken(door: str, name: str, kinds: type | tuple[type, ...], value: object, instead: str = "") -> str:
+    """Why a door does not take a value: what it takes, what that is, and what to write."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    *most, last = (kind.__name__ for kind in kinds)
+    wanted = f"{', '.join(most)}{' or ' if most else ''}{last} of {public(kinds[0])}"
+    wanted = f"{'an' if wanted[0] in 'AEIOUaeiou' else 'a'} {wanted}"
+    if kinds == (Tensor,):
+        wanted, instead = "a tensor", instead or f"pass torch.as_tensor({name})"
+    if kinds == (Mapping,):
+        wanted = "a mapping of names"
+    return f"{door} takes {wanted} as {name}, not {kind_of(value)}{instead and ': '}{instead}"
+
+
+def public(kind: type) -> str:
+    """The library that a type is of, and which part of torch."""
+    parts = kind.__module__.split(".")
+    return ".".join(parts[:2] if parts[0] == "torch" else parts[:1])
+
+
+def kind_of(value: object) -> str:
+    """The type of a value, with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def tensors_of(door: str, name: str, value: object) -> list[Tensor]:
+    """The elements of an iterable of tensors; another thing is refused by the door's name."""
+    elements = list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) else [value]
+    tensors = [element for element in elements if isinstance(element, Tensor)]
+    for element in elements:
+        if not isinstance(element, Tensor):
+            raise TypeError(
+                f"{door} takes a list of tensors, plain or masked, and {name} has {kind_of(element)}: pass "
+                f"[torch.as_tensor(part) for part in {name}]"
+            )
+    return tensors
 
 
 class Parts(NamedTuple):

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from masked_dispatch.interop.crossing import as_masked
+from masked_dispatch.interop.crossing import as_masked, takes
 from masked_dispatch.interop.padding import to_lengths, with_positions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
+@takes(nested=Tensor, instead="pass torch.nested.nested_tensor(tensors), or use pad_sequence(tensors)")
 def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> MaskedTensor:
     """A nested tensor, jagged or strided, as a batch (B, T, …) that is invalid after the end of each; differentiable.
 
@@ -21,7 +22,10 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
     Raises TypeError for a tensor that is not nested, ValueError if its parts differ in other dimensions than the first.
     """
     if not nested.is_nested:
-        raise TypeError(f"a tensor of shape {tuple(nested.shape)} is not nested; masked_tensor takes it")
+        raise TypeError(
+            f"from_nested_tensor takes a nested tensor, and one of shape {tuple(nested.shape)} is not nested: "
+            "masked_tensor takes it"
+        )
     parts = nested.unbind()
     if not parts:
         raise ValueError("a nested tensor without parts has no shape")
@@ -43,6 +47,7 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
     return with_positions(as_masked(padded), positions)
 
 
+@takes(x=Tensor)
 def to_nested_tensor(x: Tensor) -> Tensor:
     """The valid positions of a batch (B, T, …) as a jagged nested tensor; differentiable, from any storage.
 

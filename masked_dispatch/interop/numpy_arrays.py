@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import as_masked
+from masked_dispatch.interop.crossing import as_masked, takes
 from masked_dispatch.interop.numpy_masked import masked_array_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 AnyArray = np.ndarray[Any, np.dtype[Any]]
 
 
+@takes(array=(np.generic, np.ndarray), instead="pass numpy.ma.array(array, mask=…), or use masked_tensor(array, mask)")
 def from_numpy_masked(array: AnyArray) -> MaskedTensor:
     """A masked array of NumPy, or a plain one, as a masked tensor of the same shape and dtype.
 
@@ -29,6 +30,7 @@ def from_numpy_masked(array: AnyArray) -> MaskedTensor:
     return as_masked(values, None if mask is np.ma.nomask else ~torch.from_numpy(np.array(mask)))
 
 
+@takes(x=Tensor)
 def to_numpy_masked(x: Tensor, fill_value: object = None) -> np.ma.MaskedArray[Any, np.dtype[Any]]:
     """A copy as a masked array of NumPy, of the same shape and dtype; `fill_value` is what its filled() gives.
 

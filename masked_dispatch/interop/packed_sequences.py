@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from masked_dispatch.interop.crossing import as_masked, filled
+from masked_dispatch.interop.crossing import as_masked, filled, takes
 from masked_dispatch.interop.padding import to_lengths, with_positions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
+@takes(packed=PackedSequence, instead="pass torch.nn.utils.rnn.pack_sequence(tensors), or use pad_sequence(tensors)")
 def from_packed_sequence(
     packed: PackedSequence, batch_first: bool = False, total_length: int | None = None
 ) -> MaskedTensor:
@@ -26,6 +27,7 @@ def from_packed_sequence(
     return batch if batch_first else batch.transpose(0, 1)  # type: ignore[return-value]
 
 
+@takes(x=Tensor)
 def to_packed_sequence(x: Tensor, batch_first: bool = False, enforce_sorted: bool = False) -> PackedSequence:
     """The valid positions of a batch, (T, B, …) or (B, T, …) with `batch_first`, as sequences; differentiable.
 

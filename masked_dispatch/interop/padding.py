@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import as_masked, mask_of
+from masked_dispatch.interop.crossing import as_masked, mask_of, takes
 from masked_dispatch.tensor.checks import check_mask, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
+@takes(data=Tensor, attention_mask=Tensor)
 def from_attention_mask(data: Tensor, attention_mask: Tensor) -> MaskedTensor:
     """A batch, valid where its `attention_mask` is 1, as tokenizers of Hugging Face give it; differentiable.
 
@@ -31,6 +32,7 @@ def from_attention_mask(data: Tensor, attention_mask: Tensor) -> MaskedTensor:
     return with_positions(data, attention_mask)
 
 
+@takes(x=Tensor)
 def to_attention_mask(x: Tensor) -> Tensor:
     """int64, shape (B, T), 1 where the positions of a batch (B, T, …) are valid and 0 where they are padding.
 
@@ -39,6 +41,7 @@ def to_attention_mask(x: Tensor) -> Tensor:
     return positions_of(x, "an attention_mask").to(torch.int64)
 
 
+@takes(data=Tensor, key_padding_mask=Tensor)
 def from_key_padding_mask(data: Tensor, key_padding_mask: Tensor) -> MaskedTensor:
     """A batch, invalid where the mask that torch.nn.MultiheadAttention and nn.Transformer take is True; differentiable.
 
@@ -57,6 +60,7 @@ def from_key_padding_mask(data: Tensor, key_padding_mask: Tensor) -> MaskedTenso
     return with_positions(data, ~key_padding_mask)
 
 
+@takes(x=Tensor)
 def to_key_padding_mask(x: Tensor) -> Tensor:
     """bool, shape (B, T), True where the positions of a batch (B, T, …) are padding.
 
@@ -65,6 +69,7 @@ def to_key_padding_mask(x: Tensor) -> Tensor:
     return ~positions_of(x, "a key_padding_mask")
 
 
+@takes(x=Tensor)
 def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
     """int64, shape (B,): how many positions along `dim` are valid, those before the padding; see `from_lengths`.
 
@@ -87,8 +92,6 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
 
 def check_shape(data: Tensor, mask: Tensor, name: str) -> None:
     """Refuse a mask that is not one of the positions of `data`."""
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} is a {type(mask).__name__}; pass a tensor: torch.tensor({name})")
     if data.ndim < 2 or mask.shape != data.shape[:2]:
         raise ValueError(
             f"{name} of shape {tuple(mask.shape)} does not fit data of shape {tuple(data.shape)}: it has an entry for "

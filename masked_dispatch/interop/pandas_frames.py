@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving
+from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, takes
 from masked_dispatch.interop.numpy_arrays import tensor_of_array
 from masked_dispatch.interop.tables import stacked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -19,6 +19,10 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 NULLABLE = OF_NUMPY - {torch.float16, torch.complex64, torch.complex128}
 
 
+@takes(
+    data=(pd.Series, pd.DataFrame, pd.Index, pd.api.extensions.ExtensionArray),
+    instead="pass pandas.Series(data), where None is missing",
+)
 def from_pandas(data: pd.Series | pd.DataFrame, dtype: torch.dtype | None = None) -> MaskedTensor:
     """A Series, an Index or an array of pandas as a masked tensor of shape (n,); a DataFrame as one of (n, columns).
 
@@ -42,6 +46,7 @@ def from_pandas(data: pd.Series | pd.DataFrame, dtype: torch.dtype | None = None
     return as_masked(values if dtype is None else values.to(dtype), valid)
 
 
+@takes(x=Tensor)
 def to_pandas(
     x: Tensor,
     index: Iterable[Hashable] | None = None,

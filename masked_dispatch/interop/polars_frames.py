@@ -10,7 +10,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving
+from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, takes
 from masked_dispatch.interop.numpy_arrays import tensor_of_array
 from masked_dispatch.interop.tables import stacked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -22,6 +22,7 @@ TYPES = (
 POLARS = OF_NUMPY - {torch.float16, torch.complex64, torch.complex128}
 
 
+@takes(data=(pl.Series, pl.DataFrame), instead="pass polars.Series(data), where None is null")
 def from_polars(data: pl.Series | pl.DataFrame, dtype: torch.dtype | None = None) -> MaskedTensor:
     """A Series as a masked tensor of shape (n,); a DataFrame as one of shape (n, columns). Values are copied.
 
@@ -38,6 +39,7 @@ def from_polars(data: pl.Series | pl.DataFrame, dtype: torch.dtype | None = None
     return as_masked(values if dtype is None else values.to(dtype), valid)
 
 
+@takes(x=Tensor)
 def to_polars(x: Tensor, names: str | Sequence[str] | None = None) -> Any:
     """A copy as a Series (shape (n,), `names` its name) or a DataFrame (shape (n, columns), `names` those of columns).
 

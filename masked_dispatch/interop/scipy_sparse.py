@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import OF_NUMPY, as_masked, check_leaving
+from masked_dispatch.interop.crossing import OF_NUMPY, as_masked, check_leaving, takes
 from masked_dispatch.interop.numpy_arrays import tensor_of_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -29,8 +29,13 @@ def from_scipy_sparse(matrix: Any) -> MaskedTensor:
 
     Raises TypeError for other formats, and for what is not sparse.
     """
-    kind = getattr(matrix, "format", type(matrix).__name__)
-    if not scipy.sparse.issparse(matrix) or (kind not in COMPRESSED and kind != "coo"):
+    if not scipy.sparse.issparse(matrix):
+        raise TypeError(
+            f"from_scipy_sparse takes a sparse array of SciPy, not a {type(matrix).__name__}: pass "
+            "scipy.sparse.coo_array(matrix), whose zeros are not stored and become invalid, or use masked_tensor"
+        )
+    kind = matrix.format
+    if kind not in COMPRESSED and kind != "coo":
         raise TypeError(f"from_scipy_sparse takes the formats coo, csr, csc and bsr, not {kind}: pass matrix.tocsr()")
     values, size = tensor_of_array(matrix.data), tuple(matrix.shape)
     if kind == "coo":
@@ -46,6 +51,7 @@ def from_scipy_sparse(matrix: Any) -> MaskedTensor:
     return from_torch_sparse(stored)
 
 
+@takes(x=Tensor)
 def to_scipy_sparse(x: Tensor) -> Any:
     """The valid elements as a sparse array of SciPy: csr, csc or bsr of a matrix that is stored so, else coo.
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import as_masked, filled, mask_of
+from masked_dispatch.interop.crossing import as_masked, filled, mask_of, not_taken, takes
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 PARTS = {"data", "mask"}
 
 
+@takes(batch=Mapping, instead="pass {name: tensor}")
 def to_tensordict(batch: Mapping[str, Any], batch_size: Sequence[int] = ()) -> TensorDict:
     """A TensorDict in which each masked tensor is an entry ``{"data": values, "mask": True where valid}``.
 
@@ -36,6 +37,8 @@ def from_tensordict(batch: TensorDictBase) -> dict[str, Any]:
 
     Raises TypeError for a mask of another dtype.
     """
+    if not (is_tensor_collection(batch) or isinstance(batch, Mapping)):
+        raise TypeError(not_taken("from_tensordict", "batch", TensorDictBase, batch, "to_tensordict makes one"))
     return {name: _joined(name, value) for name, value in batch.items()}
 
 

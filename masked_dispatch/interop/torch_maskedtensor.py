@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.masked import MaskedTensor as PrototypeTensor
 from torch.masked import as_masked_tensor as as_prototype
 
-from masked_dispatch.interop.crossing import as_masked, filled, mask_of
+from masked_dispatch.interop.crossing import as_masked, filled, mask_of, takes
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
@@ -26,16 +26,16 @@ class WithPlainGradient(torch.autograd.Function):
         return grad.to_tensor(0) if isinstance(grad, PrototypeTensor) else grad
 
 
+@takes(tensor=PrototypeTensor, instead="pass torch.masked.masked_tensor(data, mask), or use masked_tensor(data, mask)")
 def from_torch_masked(tensor: PrototypeTensor) -> MaskedTensor:
     """A tensor of torch.masked, stored strided or as COO or CSR, with its mask and in its layout; differentiable."""
-    if not isinstance(tensor, PrototypeTensor):
-        raise TypeError(f"from_torch_masked takes a torch.masked.MaskedTensor, not a {type(tensor).__name__}")
     data, mask = tensor.get_data(), tensor.get_mask()
     if data.layout is torch.strided:
         return as_masked(data, mask)
     return as_masked(from_torch_sparse(data), mask.to_dense())
 
 
+@takes(x=Tensor)
 def to_torch_masked(x: Tensor) -> Tensor:
     """The values, 0 where invalid, and the mask as a strided torch.masked.MaskedTensor; differentiable.
 

@@ -129,9 +129,11 @@ def entry_for(optimizer: Optimizer, table: dict[type[Optimizer], tuple[str, str]
 
 def check(optimizer: Optimizer) -> None:
     """Raise MaskedSemanticsError, or warn, if the optimizer is about to take a masked tensor that it cannot take."""
-    parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-    if not any(isinstance(p, MaskedTensor) or isinstance(p.grad, MaskedTensor) for p, _ in parameters):
+    # The types first, for every optimizer of the process pays for this: isinstance takes ten times as long.
+    kinds = {kind for group in optimizer.param_groups for p in group["params"] for kind in (type(p), type(p.grad))}
+    if not any(issubclass(kind, MaskedTensor) for kind in kinds):
         return
+    parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     refused, refused_masked = entry_for(optimizer, REFUSED), entry_for(optimizer, REFUSED_MASKED)
     warned = None if refused else entry_for(optimizer, WARNED)
     for number, (parameter, group) in enumerate(parameters):

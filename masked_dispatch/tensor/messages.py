@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.torch_internals import schema_of
+from op_registry.registration import writes
 
 CALLED_DIRECTLY = (
     "MaskedTensor is not called directly: masked_dispatch.masked_tensor(data, mask) copies into a new leaf, "
@@ -54,11 +55,15 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
 
 def no_rule(op: OpOverload, called_with: str) -> str:
     """Why an operator without a rule is refused, and the alternatives."""
-    category, line = likely_category(op)
+    if schema_of(op).is_mutable:
+        advice = writes(op)
+    else:
+        category, line = likely_category(op)
+        advice = f"likely category: {category}; to register it:\n    {line}"
     return (
         f"{op} has no masked meaning: no rule is registered for it and torch has no decomposition of it.\n"
         f"  called with: {called_with or 'masked tensors'}\n"
-        f"  likely category: {category}; to register it:\n    {line}\n"
+        f"  {advice}\n"
         "  or fill first, where invalid elements may take a value: x.to_tensor(value)"
     )
 

@@ -57,7 +57,7 @@ EQUIVALENT: dict[str, str] = {
 
 
 # Traits that say what a rule's run does, for fast paths that do it without calling it.
-OF_THE_RUN = ("identity", "divided", "rows")
+OF_THE_RUN: dict[str, Any] = {"identity": None, "divided": False, "rows": None}
 
 # Ways that change nothing but values, or forget masks.
 OF_VALUES = (
@@ -132,7 +132,7 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
             raise
 
     # A run of its own, of which nothing is known, because masked tensors pass others by in fast paths.
-    traits = {name: value for name, value in rule.traits.items() if name not in OF_THE_RUN}
+    traits = dataclasses.replace(rule.traits, **OF_THE_RUN)
     lowerings: dict[type, Any] = dict(rule.lowerings)
     if sparse:
         lowerings = {record: lowered for record in (Sparse, Permuted) if lowering_of(rule, record) is not None}

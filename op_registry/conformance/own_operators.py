@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.conformance.oracles.by_category import dimensions_of
 from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
 from op_registry.conformance.variant_calls import in_place, into_out
@@ -29,9 +30,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 # The dtypes to try; OTHERS only if the operator takes no floating point.
 FLOATING = (torch.float32, torch.float64)
 OTHERS = (torch.complex64, torch.int64, torch.bool)
-
-# Arguments of these names are dimensions.
-DIMENSIONS = ("dim", "dims", "axis", "axes")
 
 # Shapes for operators of one tensor, or of several tensors of the same shape.
 ONE_SHAPE: tuple[tuple[int, ...], ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
@@ -164,9 +162,9 @@ def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments
     required = [a for a in op._schema.arguments if not a.has_default_value()]
     number = sum(str(a.type) in ("Tensor", "List[Tensor]") for a in required)
     for shapes in _shapes(number):
-        for dim in (0, -1) if any(a.name in DIMENSIONS for a in op._schema.arguments) else (0,):
+        for dim in (0, -1) if dimensions_of(op) else (0,):
             remaining = iter(shapes)
-            values = {a.name: _value(a, remaining, dim, dtype) for a in _with_dimensions(op, required)}
+            values = {a.name: _value(op, a, remaining, dim, dtype) for a in _with_dimensions(op, required)}
             if any(value is NotImplemented for value in values.values()):
                 return
             keywords = {a.name for a in op._schema.arguments if a.kwarg_only}
@@ -179,7 +177,7 @@ def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments
 def _with_dimensions(op: OpOverload, required: Sequence[torch.Argument]) -> list[torch.Argument]:
     """The arguments of a generated call: the required ones, and dimensions even if they have a default."""
     names = {a.name for a in required}
-    return [a for a in op._schema.arguments if a.name in names or a.name in DIMENSIONS]
+    return [a for a in op._schema.arguments if a.name in names or a.name in dimensions_of(op)]
 
 
 def _shapes(number: int) -> Iterable[tuple[tuple[int, ...], ...]]:
@@ -187,9 +185,11 @@ def _shapes(number: int) -> Iterable[tuple[tuple[int, ...], ...]]:
     return [*equal_shapes, *TWO_SHAPES] if number == 2 else equal_shapes
 
 
-def _value(argument: torch.Argument, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype) -> Any:
+def _value(
+    op: OpOverload, argument: torch.Argument, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype
+) -> Any:
     """A value of the argument's type; NotImplemented for a type without an obvious value."""
-    kind, dimension = str(argument.type), argument.name in DIMENSIONS
+    kind, dimension = str(argument.type), argument.name in dimensions_of(op)
     if kind == "Tensor":
         return torch.testing.make_tensor(next(shapes), dtype=dtype, device="cpu")
     if kind == "List[Tensor]":

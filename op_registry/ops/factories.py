@@ -29,6 +29,7 @@ from op_registry.authoring import (
     Number,
     Permuted,
     Sparse,
+    Traits,
     by_rule,
     gradients_may_flow,
     masked_rule,
@@ -129,7 +130,7 @@ def linspace(
     op: OpOverload, start: Dense | Number, end: Dense | Number, steps: int, *base: float, **options: Any
 ) -> Dense:
     """From one number to another, each of which may be a 0-d tensor; valid where both are."""
-    result = run_elementwise(op, start, end, steps, *base, _traits={"traps": True}, **options)
+    result = run_elementwise(op, start, end, steps, *base, _traits=Traits(traps=True), **options)
     return Dense(result.data, on_device_of(result.data, result.validity))
 
 

@@ -4,7 +4,7 @@ Law: that of the function of the same name without torch.sparse. There an unspec
 sum and absent in a softmax; here it is invalid, hence absent in all of them, which changes no sum. So each rule calls
 the other function, in whatever storage its operands are, and the result is stored as that function stores it.
 
-A torch.sparse tensor beside a masked one is refused, as torch's kernels for it know no mask.
+A torch.sparse tensor beside a masked one is plain, so valid everywhere, and 0 where it specifies nothing.
 """
 
 from __future__ import annotations
@@ -20,26 +20,13 @@ from op_registry.authoring import COMPOSITE, MaskedSemanticsError, Number, maske
 aten = torch.ops.aten
 
 
-def refuse_torch_sparse(name: str, *operands: Tensor) -> None:
-    """Raise MaskedSemanticsError if an operand is a tensor of torch.sparse."""
-    for operand in operands:
-        if operand.layout is not torch.strided:
-            raise MaskedSemanticsError(
-                f"torch.sparse.{name} is refused for masked tensors beside an operand stored as {operand.layout}: "
-                "torch's kernels for that know no mask. Convert it: in as_masked_tensor(operand) what is not specified "
-                "is absent, in operand.to_dense() it is zero, and valid."
-            )
-
-
-@masked_rule(aten._sparse_mm.default, aten.smm.default, aten.hspmm.default, category=COMPOSITE)
+@masked_rule(aten._sparse_mm.default, aten.smm.default, aten.hspmm.default, category=COMPOSITE, sparse_factors=True)
 def _sparse_mm(sparse: Tensor, dense: Tensor) -> Tensor:
-    refuse_torch_sparse("mm", sparse, dense)
     return torch.mm(sparse, dense)
 
 
-@masked_rule(aten._sparse_mm.reduce, category=COMPOSITE)
+@masked_rule(aten._sparse_mm.reduce, category=COMPOSITE, sparse_factors=True)
 def _sparse_mm_reduce(sparse: Tensor, dense: Tensor, reduce: str) -> Tensor:
-    refuse_torch_sparse("mm", sparse, dense)
     if reduce == "sum":
         return torch.mm(sparse, dense)
     raise MaskedSemanticsError(
@@ -49,9 +36,8 @@ def _sparse_mm_reduce(sparse: Tensor, dense: Tensor, reduce: str) -> Tensor:
     )
 
 
-@masked_rule(aten._sparse_addmm.default, aten.sspaddmm.default, category=COMPOSITE)
+@masked_rule(aten._sparse_addmm.default, aten.sspaddmm.default, category=COMPOSITE, sparse_factors=True)
 def _sparse_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    refuse_torch_sparse("addmm", self, mat1, mat2)
     return torch.addmm(self, mat1, mat2, beta=beta, alpha=alpha)
 
 

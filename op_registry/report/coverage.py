@@ -108,7 +108,7 @@ def reasons(ops: Iterable[OpOverload]) -> str:
     by_reason: dict[str, list[str]] = {}
     for op in sorted(ops, key=str):
         rule = resolve(op).rule
-        by_reason.setdefault(rule.traits.get("reason", "") if rule is not None else "", []).append(str(op))
+        by_reason.setdefault(rule.traits.reason if rule is not None else "", []).append(str(op))
     return "; ".join(", ".join(names) + (f": {reason}" if reason else "") for reason, names in by_reason.items())
 
 

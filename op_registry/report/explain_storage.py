@@ -123,7 +123,7 @@ def _titled(way: Way, shared: str = "") -> str:
 def without_lowering(rule: Rule) -> str:
     """What happens to sparse operands of a rule without a lowering, and why."""
     if rule.category is REFUSED:
-        return f"refused, as in every storage: {rule.traits.get('reason', rule.category.law)}"
+        return f"refused, as in every storage: {rule.traits.reason or rule.category.law}"
     if rule.category is COMPOSITE:
         return "as the operators in which it is written"
     return f"stored densely: {rule.category.why_dense}"

@@ -30,7 +30,7 @@ def on_base_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         raise NotLowered("only the first operand may be sparse")
     if any(isinstance(a, Dense) and a.ndim > 0 for a in named.values()):
         raise NotLowered("another operand is dense")
-    dim = named.get(slices.dim, _default(op, slices.dim))
+    dim = None if slices.dim is None else named.get(slices.dim, _default(op, slices.dim))
     along = range(x.ndim) if dim is None or dim == [] else wrap_dims(dim, x.ndim)
     if dim == [] and slices.none_for_no_dims:
         raise NotLowered("an empty list of dimensions reduces nothing")
@@ -45,12 +45,12 @@ def on_base_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if slices.gives != "one":
         result = run_sparsely(op, rule, [x.base], named)
         return map_tensors(x.like, result, Sparse)
-    if "keepdim" not in names:
+    if slices.keepdim not in names:
         if len(of_base) < x.base.ndim:
             raise NotLowered("it has no keepdim")
         return run_sparsely(op, rule, [x.base], named)  # one number
-    keepdim = bool(named.get("keepdim", False))
-    result = run_sparsely(op, rule, [x.base], named | {"keepdim": True})
+    keepdim = bool(named.get(slices.keepdim, False))
+    result = run_sparsely(op, rule, [x.base], named | {slices.keepdim: True})
     return map_tensors(lambda r: _shown(r, x, along, keepdim), result, (Dense, Sparse))
 
 

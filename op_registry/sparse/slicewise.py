@@ -22,12 +22,13 @@ from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, known_to_hold, shape_alone, wrap_dims
-from op_registry.rule import Rule, Slices
+from op_registry.rule import Rule
 from op_registry.sparse.elementwise import records_among
 from op_registry.sparse.lowering import ForRule, first_of
 from op_registry.sparse.padded_rows import PaddedRows
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
 from op_registry.sparse.segments import Segments
+from op_registry.traits import Slices
 
 # What the rule of a slice operator returns.
 Result = Dense | tuple[Dense, ...]
@@ -61,7 +62,7 @@ class SliceCall:
 
     @property
     def keepdim(self) -> bool:
-        return bool(self.named.get("keepdim", False))
+        return bool(self.named.get(self.slices.keepdim, False))
 
     @property
     def number(self) -> int | None:
@@ -72,7 +73,7 @@ class SliceCall:
         """The rule on a dense record, over its dimensions `dim`."""
         named = dict(self.named)
         if any(argument.name == self.slices.dim for argument in self.op._schema.arguments):
-            named[self.slices.dim] = dim
+            named[str(self.slices.dim)] = dim
         return self.rule.bind(self.op)(record, **named)
 
 
@@ -106,7 +107,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
 def _pop_dim(op: OpOverload, slices: Slices, named: dict[str, Any]) -> Dims:
     for argument in op._schema.arguments:
         if argument.name == slices.dim:
-            dim: Dims = named.pop(slices.dim, argument.default_value if argument.has_default_value() else None)
+            dim: Dims = named.pop(argument.name, argument.default_value if argument.has_default_value() else None)
             return dim
     return None
 

@@ -16,9 +16,9 @@ from repository import ROOT
 # Rooms from the ground up: a module imports from its own room and from those before it.
 FLOORS = {
     "op_registry": (
-        ("errors", "digests", "progress", "schema"),
+        ("errors", "digests", "progress", "schema", "traits"),
         ("rule",),
-        ("records", "registry"),
+        ("records", "registration", "registry"),
         ("autocast", "resolve"),
         ("sparse",),
         ("categories",),
@@ -42,7 +42,7 @@ FLOORS = {
         ("interop",),
         ("dispatch",),
         ("api",),
-        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "storage", "testing", "torchax"),
+        ("distributed", "functional", "metrics", "missing", "optim", "plot", "seeing", "testing", "torchax"),
         ("assumptions", "conformance_subject"),
         ("command_line",),
         ("__main__",),

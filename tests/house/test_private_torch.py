@@ -92,9 +92,13 @@ def own_names(trees: dict[Path, ast.Module]) -> set[str]:
                         names.add(statement.name)
                     elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                         names.add(statement.target.id)
-            elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("self.") and is_assigned(node):
+            elif isinstance(node, ast.Attribute) and is_named(node.value, "self") and is_assigned(node):
                 names.add(node.attr)
     return names
+
+
+def is_named(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def is_assigned(node: ast.Attribute) -> bool:
@@ -165,7 +169,7 @@ def private_uses(tree: ast.Module, attributes: set[str]) -> Iterator[str]:
                 yield from own_private_part(name)
             elif name is None and node.attr in attributes and not is_operator(node):
                 yield f".{node.attr}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+        elif isinstance(node, ast.Call) and is_named(node.func, "getattr"):
             text = node.args[1]
             if isinstance(text, ast.Constant) and text.value in attributes:
                 yield f".{text.value}"

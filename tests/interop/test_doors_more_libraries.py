@@ -97,10 +97,28 @@ def test_what_nan_cannot_say_is_refused() -> None:
         interop.to_xarray(X.mask_with(X.get_mask()).nan_to_num(0).long())
     with pytest.raises(ValueError, match=r"1 valid elements .* shape \(2,\) are NaN: .*missing.nan_to_invalid\(x\)"):
         interop.to_xarray(torch.tensor([1.0, float("nan")]))
-    with pytest.raises(TypeError, match=r"takes a DataArray, not a Dataset\..*for name, array in dataset.items"):
+    with pytest.raises(TypeError, match=r"takes a DataArray .*, not a Dataset: .*for name, array in dataset.items"):
         interop.from_xarray(xarray.Dataset())
     with pytest.raises(TypeError, match="does not hold numbers"):
         interop.from_xarray(xarray.DataArray(["a"]))
+
+
+def test_an_array_that_was_not_decoded_is_invalid_where_its_attributes_say_so() -> None:
+    xarray = library("xarray")
+    raw = np.array([[1, -999, 3], [-1, 5, -999]], dtype=np.int16)
+    found = interop.from_xarray(xarray.DataArray(raw, attrs={"_FillValue": np.int16(-999), "missing_value": [-1, -2]}))
+    same(found, md.masked_tensor(torch.from_numpy(raw), torch.tensor([[True, False, True], [False, True, False]])))
+
+    stored = np.array([1.0, 9.96921e36], dtype=np.float32)  # the attribute has other digits
+    array = xarray.DataArray(stored, attrs={"_FillValue": 9.96921e36})
+    assert interop.from_xarray(array).get_mask().tolist() == [True, False]
+    assert interop.from_xarray(xarray.DataArray([1.0, np.nan], attrs={"_FillValue": 1.0})).count() == 0
+
+
+def test_an_attribute_that_names_no_number_is_refused() -> None:
+    array = library("xarray").DataArray([1, 2], attrs={"missing_value": "none"})
+    with pytest.raises(TypeError, match=r"numbers as the attribute 'missing_value', .* not 'none': .*drop_attrs\(\)$"):
+        interop.from_xarray(array)
 
 
 # ------------------------------------------------------------------------------------------------------- scipy.sparse
@@ -162,7 +180,9 @@ def test_what_scipy_cannot_hold_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"coo, csr, csc and bsr, not dok: pass matrix.tocsr\(\)"):
         interop.from_scipy_sparse(scipy.sparse.dok_array((2, 2)))
-    with pytest.raises(TypeError, match="and bsr, not ndarray"):
+    with pytest.raises(
+        TypeError, match=r"takes a sparse array of SciPy, not an? ndarray: pass scipy\.sparse\.coo_array"
+    ):
         interop.from_scipy_sparse(np.ones(2))
     with pytest.raises(TypeError, match=r"scipy.sparse has no dtype for .*float16: pass x.float\(\)"):
         interop.to_scipy_sparse(X.half())

@@ -86,7 +86,7 @@ def test_trailing_dimensions_storages_and_plain_tensors() -> None:
         (
             lambda: from_attention_mask(DATA, ONES.tolist()),
             TypeError,
-            r"attention_mask is a list; pass a tensor: torch",
+            r"as attention_mask, not a list: pass torch",
         ),
         (lambda: from_attention_mask(DATA[0], ONES[0]), ValueError, r"does not fit data of shape \(3,\)"),
         (lambda: from_attention_mask(DATA, ONES.to("meta")), RuntimeError, "the mask on meta; move one of them"),
@@ -134,11 +134,18 @@ PADDING = {"input_ids": 0, "token_type_ids": 0}
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_a_batch_in_one_call(kind: Callable[..., Any]) -> None:
     batch = interop.from_batch_encoding(kind(BATCH))
-    assert list(batch) == ["input_ids", "token_type_ids", "labels", "n"]
+    assert list(batch) == list(BATCH)
+    assert batch["attention_mask"] is ONES
     same(batch["input_ids"], md.masked_tensor(IDS, ONES))
     same(batch["token_type_ids"], md.masked_tensor(ONES * 0, ONES))
     assert batch["labels"] is BATCH["labels"]
     assert batch["n"] == 2
+
+
+def test_a_batch_without_its_attention_mask() -> None:
+    batch = interop.from_batch_encoding(BATCH, keep_attention_mask=False)
+    assert list(batch) == ["input_ids", "token_type_ids", "labels", "n"]
+    same(batch["input_ids"], md.masked_tensor(IDS, ONES))
 
 
 @given(st.data())
@@ -183,11 +190,11 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             KeyError,
             "no 'attention_mask', only 'input_ids': pass",
         ),
-        (lambda: interop.from_batch_encoding(IDS), TypeError, r"this is a Tensor: .*from_attention_mask\(data, mask\)"),
+        (lambda: interop.from_batch_encoding(IDS), TypeError, r"not a Tensor: .*from_attention_mask\(data, mask\)"),
         (
             lambda: interop.from_batch_encoding([IDS]),
             TypeError,
-            "a batch maps names to tensors, .* and this is a list: ",
+            "takes a mapping of names as batch, not a list: ",
         ),
         (
             lambda: interop.from_batch_encoding({"attention_mask": [[1]]}),
@@ -200,7 +207,7 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             r"the batch has no \['x'\], only 'input_ids'",
         ),
         (lambda: interop.from_batch_encoding(BATCH, keys=["labels"]), ValueError, r"does not fit data of shape \(2,\)"),
-        (lambda: interop.to_batch_encoding(BATCH, PADDING), ValueError, "has no masked tensor: 'input_ids'"),
+        (lambda: interop.to_batch_encoding(BATCH, PADDING), ValueError, "not only plain 'input_ids', "),
         (
             lambda: interop.to_batch_encoding({"input_ids": X}, {}),
             KeyError,

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(convert: Callable[[], Any], text: str) -> 
 
 
 def test_a_plain_tensor_is_not_nested() -> None:
-    with pytest.raises(TypeError, match=r"shape \(2,\) is not nested; masked_tensor takes it"):
+    with pytest.raises(TypeError, match=r"shape \(2,\) is not nested: masked_tensor takes it"):
         interop.from_nested_tensor(torch.ones(2))
 
 
@@ -177,5 +177,7 @@ def test_gradients_of_torch_masked(prototype: Any) -> None:
 
 
 def test_only_tensors_of_torch_masked_are_taken() -> None:
-    with pytest.raises(TypeError, match=r"takes a torch\.masked\.MaskedTensor, not a Tensor"):
+    with pytest.raises(
+        TypeError, match=r"takes a MaskedTensor of torch\.masked as tensor, not a Tensor: pass torch\.masked"
+    ):
         interop.from_torch_masked(torch.ones(2))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import masked_dispatch as md
 from door_samples import FLOATS, INTEGERS, masked, same, shapes
@@ -239,6 +240,45 @@ def test_pad_stack() -> None:
     assert x[..., 0].get_mask().tolist() == [[T, F, T, F], [T, T, F, F]]
     assert x[..., 1].get_mask().tolist() == [[T] * 4, [F] * 4]
     assert md.pad_stack([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
+
+
+def test_pad_stack_collates_samples_as_torch_does() -> None:
+    pairs = [(torch.ones(3, 2), 0, "a"), (torch.ones(1, 2), 1, "b")]
+    frames, targets, names = next(iter(DataLoader(pairs, batch_size=2, collate_fn=md.pad_stack)))  # type: ignore[arg-type]
+    assert frames.count((1, 2)).tolist() == [6, 2]
+    assert not md.is_masked_tensor(targets)
+    assert targets.tolist() == [0, 1]
+    assert list(names) == ["a", "b"]
+    nested = [{"x": (X[:1], np.ones(2)), "y": 0.5}, {"x": (X, np.ones(3)), "y": 1.5}]
+    batch = md.pad_stack(nested)
+    assert batch["x"][0].shape == (2, 2, 3)
+    same(batch["x"][0][1], X)
+    assert batch["x"][1].get_mask().tolist() == [[T, T, F], [T, T, T]]
+    assert torch.equal(batch["y"], torch.tensor([0.5, 1.5], dtype=torch.float64))
+    assert type(md.pad_stack([{"x": X}], dim=1)["x"]) is md.MaskedTensor
+    assert md.pad_stack([{"x": X}], dim=1)["x"].shape == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "samples, error, text",
+    [
+        (
+            [(X, 1), (X,)],
+            ValueError,
+            "pad_stack takes samples alike, .*: each element in list of batch should be of equal",
+        ),
+        ([(X, None)], TypeError, "pad_stack takes samples alike, made of tensors, arrays and numbers: .*NoneType"),
+        (
+            [(X, 1), (None, 1)],
+            TypeError,
+            "pad_stack takes a list of tensors, .* and the parts of samples has a NoneType",
+        ),
+        ([(X, 1), (X[0], 1)], ValueError, r"same number of dimensions, not of shapes \(2, 3\), \(3,\)"),
+    ],
+)
+def test_samples_that_pad_stack_cannot_collate(samples: list[Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        md.pad_stack(samples)
 
 
 @given(st.lists(masked((torch.int32,), shapes(2)), min_size=1, max_size=3))

@@ -18,7 +18,7 @@ import masked_dispatch as md
 from bare_records import apply, masked, shown
 from masked_dispatch import masked_tensor
 from op_registry import registry
-from op_registry.authoring import Dense
+from op_registry.authoring import Dense, Traits
 from op_registry.categories import run_elementwise
 from op_registry.records.validity import as_int8
 from op_registry.schema import functional_call, functional_form, single_form
@@ -108,7 +108,7 @@ def test_fills_only_where_a_gradient_could_reach_a_valid_element() -> None:
 
 def test_filling_keeps_bools_bool() -> None:
     x, y = masked([True, True], [1, 0]), masked([True, True], [0, 1])
-    assert run_elementwise(aten.mul.Tensor, x, y, _traits={"traps": True}).dtype is torch.bool
+    assert run_elementwise(aten.mul.Tensor, x, y, _traits=Traits(traps=True)).dtype is torch.bool
 
 
 # ------------------------------------------------------------------------------------------------ integer kernels

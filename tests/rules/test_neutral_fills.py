@@ -55,7 +55,7 @@ def is_smooth_at(op: OpOverload, value: float) -> bool | None:
 
 
 def test_operators_are_smooth_at_their_neutral_fill() -> None:
-    smooth = {op: is_smooth_at(op, float(registry.get(op).traits.get("neutral", 1))) for op in operators()}
+    smooth = {op: is_smooth_at(op, float(registry.get(op).traits.neutral)) for op in operators()}
     assert [str(op) for op, answer in smooth.items() if answer is False] == []
     assert sum(answer is True for answer in smooth.values()) > 80
     assert is_smooth_at(aten.acosh.default, 1.0) is False

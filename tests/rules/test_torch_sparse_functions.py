@@ -59,14 +59,6 @@ REFUSED: dict[str, tuple[Call, str]] = {
         r"torch\.sparse\.mm\(…, 'mean'\) .* over the products .* \(x\.unsqueeze\(-1\) \* y\)\.mean\(-2\)",
     ),
     "mm by the largest": (lambda x: torch.sparse.mm(x, W, "amax"), r"\(x\.unsqueeze\(-1\) \* y\)\.amax\(-2\)"),
-    "mm with a tensor of torch.sparse": (
-        lambda x: torch.sparse.mm(torch.eye(3).to_sparse_csr(), x),
-        r"mm is refused.*torch\.sparse_csr.*as_masked_tensor\(operand\).* is absent, in operand\.to_dense",
-    ),
-    "addmm to a tensor of torch.sparse": (
-        lambda x: torch.sparse.addmm(torch.eye(3).to_sparse(), x, torch.ones(4, 3)),
-        r"addmm is refused.*torch\.sparse_coo",
-    ),
     "spsolve": (
         lambda x: torch.sparse.spsolve(x, torch.ones(3)),
         r"_spsolve is refused.*torch\.sparse.*torch\.linalg\.solve",

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
+from broadcasting_operators import faults
 from storages import storages_but
 
 
@@ -74,12 +75,6 @@ def test_half_precision_products_are_rounded_once():
     assert torch.equal(torch.addmm(zero, a, plain, alpha=0.25).to_tensor(0), expected)
     among = torch.addmm(md.masked_tensor(zero).to_sparse_csr(), a.to_tensor(0), plain, alpha=0.25)
     assert torch.equal(among.to_tensor(0), expected)
-
-
-def test_a_choice_drops_no_mask(x):
-    y = md.masked_tensor(torch.full((2, 3), torch.nan), torch.tensor([[True, False, True]]))
-    assert torch.equal(md.storage.choose(x).of(y).get_mask(), y.get_mask())
-    assert torch.equal(md.storage.choose(y, 1.0).of(y).get_mask(), y.get_mask())
 
 
 def test_an_update_of_an_expanded_tensor_is_torchs_error(x):
@@ -265,8 +260,6 @@ def test_recording_transforms_are_refused(layout):
 
 def test_messages():
     x = some().to_sparse_csr()
-    with pytest.raises(TypeError, match=r"choosing takes a layout .* not 'csr'"), md.storage.choosing("csr"):
-        pass
     with pytest.raises(TypeError, match="takes tensors \\(x, condition\\), not float and MaskedTensor"):
         md.sparse_where(3.0, x.to_dense() > 0)
     for blocksize in (5, (5, 7, 1)):
@@ -331,3 +324,9 @@ def test_a_write_to_dense_dimensions_takes_memory_for_its_rows_alone(write):
     expected = WRITES[write](dense.clone())
     assert torch.equal(stored.get_mask(), expected.get_mask())
     assert torch.equal(stored.to_tensor(0), expected.to_tensor(0))
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.where.self, torch.ops.aten.mul.Tensor], ids=str)
+def test_a_hybrid_operand_broadcasts_as_any_other(op):
+    """All broadcasting operators: tests/thorough/sparse/test_broadcast_hybrid_operands.py."""
+    assert not [fault for fault in faults(op, [(4,), (2, 1, 4), (1, 2, 1, 2, 1)]) if fault]

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.conformance.oracles import pointwise, positions
 from op_registry.conformance.oracles import whole_slices as slicewise
-from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Oracle, broadcast_valid
+from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, NoOracle, Oracle, broadcast_valid
 from op_registry.conformance.oracles.slices import map_slices, reduce_slices
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.registry import registry
 
+# Arguments of these names are dimensions; those of other names that a rule states (`dimensions_of`) too.
 DIMENSIONS = ("dim", "dims", "axis", "axes")
 KEEPS = ("keepdim", "keepdims")
 # The most calls of the operator that the oracle of contractions may make.
@@ -36,7 +38,7 @@ def elementwise(c: Call) -> Any:
     def of_one(out: Tensor, n: int) -> Expected:
         shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
         if out.shape != shape:
-            raise ValueError(
+            raise Misdeclared(
                 f"{c.name} is not elementwise: its result has shape {tuple(out.shape)}, but its operands broadcast to "
                 f"{tuple(shape)}"
             )
@@ -57,7 +59,7 @@ def elementwise(c: Call) -> Any:
 def reduction(c: Call) -> Any:
     """The operator on the valid elements of each slice."""
     operand = only_operand(c)
-    x, dim, keep = c[operand], _argument(c, DIMENSIONS), _argument(c, KEEPS)
+    x, dim, keep = c[operand], _argument(c, dimensions_of(c.op)), _argument(c, _keeps(c.op))
 
     changes: dict[str, object] = {}
     if dim is not None:
@@ -69,7 +71,7 @@ def reduction(c: Call) -> Any:
 
 def scan(c: Call) -> Any:
     """The operator on the valid elements along its dimension."""
-    operand, dim = only_operand(c), _argument(c, DIMENSIONS)
+    operand, dim = only_operand(c), _argument(c, dimensions_of(c.op))
     if dim is None or not isinstance(c[dim], int):
         raise NoOracle(f"the dimension of {c.name}: it has no argument called {', '.join(DIMENSIONS)}")
     return map_slices(c, _numbers_from(c, operand, {dim: 0}), c[dim], operand=operand)
@@ -122,7 +124,7 @@ def contraction(c: Call) -> Expected:
 def whole_slices(c: Call) -> Any:
     """The operator on each slice without a hole: matrices, or what the argument that the rule names spans."""
     rule = registry.get(c.op)
-    over = rule.traits.get("over") if rule is not None else None
+    over = rule.traits.over if rule is not None else None
     operand = only_operand(c)
     return slicewise.of_matrices(c, {operand: 2}) if over is None else slicewise.of_blocks(c, None, operand, over)
 
@@ -132,6 +134,18 @@ def _unit(data: Tensor, index: int) -> Tensor:
     unit = torch.zeros(data.numel(), dtype=data.dtype)
     unit[index] = 1
     return unit.reshape(data.shape)
+
+
+def dimensions_of(op: OpOverload) -> tuple[str, ...]:
+    """The arguments of an overload that are dimensions: by their names, or because its rule says so."""
+    rule = registry.get(op)
+    stated = rule.slices.dim if rule is not None and rule.slices is not None else None
+    return tuple(a.name for a in op._schema.arguments if a.name in DIMENSIONS or a.name == stated)
+
+
+def _keeps(op: OpOverload) -> tuple[str, ...]:
+    rule = registry.get(op)
+    return (*KEEPS, rule.slices.keepdim) if rule is not None and rule.slices is not None else KEEPS
 
 
 def only_operand(c: Call) -> str:

@@ -88,6 +88,7 @@ def row_of_product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> int
     aten._int_mm.default,
     category=CONTRACTION,
     takes_op=True,
+    sparse_factors=True,
 )
 def mm(op: OpOverload, self: Dense, mat2: Dense, *out_dtype: torch.dtype) -> Dense:
     return Dense(op(self.filled(0), mat2.filled(0), *out_dtype), product_validity(self, mat2))
@@ -102,12 +103,13 @@ def mm(op: OpOverload, self: Dense, mat2: Dense, *out_dtype: torch.dtype) -> Den
     category=CONTRACTION,
     takes_op=True,
     rows=row_of_product,
+    sparse_factors=True,
 )
 def matmul(op: OpOverload, self: Dense, other: Dense) -> Dense:
     return Dense(op(self.filled(0), other.filled(0)), matmul_validity(self, other))
 
 
-@masked_rule(aten.linear.default, category=CONTRACTION, rows=row_of_product)
+@masked_rule(aten.linear.default, category=CONTRACTION, rows=row_of_product, sparse_factors=True)
 def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
     data = aten.linear(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0))
     if weight.ndim == 1:
@@ -131,6 +133,7 @@ def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
     aten.baddbmm.dtype,
     category=CONTRACTION,
     takes_op=True,
+    sparse_factors=True,
 )
 def addmm(
     op: OpOverload,
@@ -155,7 +158,7 @@ def _addmm_activation(
     return with_bias(data, product_validity(mat1, mat2), self, beta)
 
 
-@masked_rule(aten.addmv.default, category=CONTRACTION)
+@masked_rule(aten.addmv.default, category=CONTRACTION, sparse_factors=True)
 def addmv(self: Dense, mat: Dense, vec: Dense, *, beta: Number = 1, alpha: Number = 1) -> Dense:
     data = aten.addmv(self.filled(0), mat.filled(0), vec.filled(0), beta=beta, alpha=alpha)
     return with_bias(data, matmul_validity(mat, vec), self, beta)

@@ -16,6 +16,7 @@ from op_registry.authoring import (
     CHOICE,
     JOIN,
     Dense,
+    Traits,
     aligned_validity,
     as_int8,
     broadcast_along,
@@ -54,7 +55,7 @@ def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
 @masked_rule(aten._chunk_cat.default, category=JOIN, takes_op=True)
 def _chunk_cat(op: OpOverload, tensors: Sequence[Dense], dim: int, num_chunks: int) -> Dense:
     """Chunks side by side, each tensor padded with (valid) zeros to a multiple of the chunk size."""
-    result: Dense = run_movement(op, tensors, dim, num_chunks, _traits={"writes": True})
+    result: Dense = run_movement(op, tensors, dim, num_chunks, _traits=Traits(writes=True))
     return result
 
 

@@ -51,7 +51,7 @@ def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
     for branch, chosen_by in ((self, True), (other, False)):
         stored = to_layout(branch, layout_with_room(branch, branch.pattern.ndim))
         values = stored.values
-        aligned = _with_trailing_dims(align_to(condition, stored), values.ndim)
+        aligned = align_to(condition, stored)
         chosen = as_int8(aligned.data if chosen_by else ~aligned.data)
         validity = intersect(values.full_validity, intersect(aligned.validity, chosen))
         assert validity is not None
@@ -63,8 +63,3 @@ def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
         kept = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
         flat, coordinates = flat.map(lambda t: t.index_select(0, kept)), tuple(c[kept] for c in coordinates)
     return coalesce(layout_with_room(self, self.pattern.ndim), coordinates, flat, sizes)
-
-
-def _with_trailing_dims(x: Dense, ndim: int) -> Dense:
-    """`x` with trailing dimensions of size 1, up to `ndim` dimensions."""
-    return x.map(lambda t: t.reshape(t.shape + (1,) * (ndim - t.ndim)))

@@ -20,6 +20,7 @@ from op_registry.authoring import (
     RANDOM,
     Dense,
     Number,
+    Traits,
     as_bool,
     elementwise,
     hand_on,
@@ -69,7 +70,7 @@ native_dropout_backward = elementwise(aten.native_dropout_backward.default, deri
 
 def drawn(op: OpOverload, *args: Any, allowed: Number, **kwargs: Any) -> Any:
     """Elementwise, with parameters replaced by `allowed` wherever the result is invalid."""
-    return run_elementwise(op, *args, _traits={"traps": True, "neutral": allowed}, **kwargs)
+    return run_elementwise(op, *args, _traits=Traits(traps=True, neutral=allowed), **kwargs)
 
 
 @masked_rule(aten.bernoulli.default, category=RANDOM)

@@ -1,0 +1,134 @@
+"""Traits: what a category's run, a lowering or a fast path needs to know about an operator, as a frozen value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How an operator works slice by slice, for lowerings that run it on the stored elements of each slice.
+
+    gives             "one" result per slice (sum), one for "each" element (cumsum, softmax), or elements in order at
+                      the "front" of the slice (sort)
+    dim               the argument with the dimensions of a slice; without it (None, or no argument of this name), the
+                      whole tensor is one slice
+    keepdim           the argument that says whether reduced dimensions are kept with size 1
+    positions         the indices of results that are positions in the slice
+    number            the argument with the number of elements that a slice must have at least
+    none_for_no_dims  whether an empty list of dimensions means none of them rather than all
+    needs_elements    whether torch refuses an input without elements
+    neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives:
+                      slices that are valid as a whole or not at all then run torch's own kernel. None: they do not,
+                      because it is slower than the rule
+    own_memory        whether torch's kernel is wrong where a dimension has stride 0, so that it runs on a copy
+    """
+
+    gives: Literal["one", "each", "front"] = "one"
+    dim: str | None = "dim"
+    keepdim: str = "keepdim"
+    positions: tuple[int, ...] = ()
+    number: str | None = None
+    none_for_no_dims: bool = False
+    needs_elements: bool = False
+    neutral: int | None = 0
+    own_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The traits of a rule; those that no one states have the values here.
+
+    The docstrings of the categories' runs (categories.py, whole_slices.py) say what each run makes of its own; and of
+    any rule:
+
+    slices      how the operator works slice by slice, so that it can run on the stored elements of sparse slices
+    rows        for an operator with one result that treats each row of its first argument by itself: a function that is
+                called with the call's arguments and says how many last dimensions a row has (None: not in this call)
+    identity    of a reduction or a scan: what takes the place of invalid elements; a function of the dtype, or a number
+    divided     whether a reduction is the sum of elements filled with its identity, divided by their number
+    plain       the indices of results that are plain tensors
+    sparse_factors  whether it is a product that torch also has for plain torch.sparse tensors, which other rules get
+                stored densely
+    data_sizes  whether it computes tensors in between whose sizes depend on data
+    exact_out   whether its out= form takes an `out` of the result's shape only
+    """
+
+    derivative: str = "general"
+    neutral: bool | int | float | complex = 1
+    keeps_zero: bool = False
+    traps: bool | str = False
+    writes: bool = False
+    identity: Any = None
+    mixed_derivative: bool = False
+    divided: bool = False
+    reason: str = ""
+    instead: str = ""
+    over: str | None = None
+    replacement: Any = None
+    slices: Slices | None = None
+    rows: Callable[..., int | None] | None = None
+    plain: tuple[int, ...] = ()
+    sparse_factors: bool = False
+    data_sizes: bool = False
+    exact_out: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in self.stated().items():
+            fits, what = KINDS[name]
+            if not fits(value):
+                raise TypeError(f"{name}={value!r} is not {what}")
+
+    def stated(self) -> Mapping[str, Any]:
+        """The traits that differ from the values here, by name."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in values.items() if value is not default}
+
+
+NO_TRAITS = Traits()
+
+
+def _one_of(*values: Any) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: any(value is v or (type(value) is str and value == v) for v in values)), (
+        f"one of {', '.join(map(repr, values))}"
+    )
+
+
+def _of_type(what: str, *types: type) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: isinstance(value, types)), what
+
+
+_NUMBER = (bool, int, float, complex)
+_TEXT = _of_type("a clause of the error's text", str)
+_FLAG = _of_type("True or False", bool)
+# What a trait's value has to be, and that in words.
+KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "derivative": _one_of("linear", "bilinear", "general"),
+    "neutral": _of_type("a number", *_NUMBER),
+    "keeps_zero": _FLAG,
+    "traps": _one_of(True, False, "integers", "complex"),
+    "writes": _FLAG,
+    "identity": (lambda value: isinstance(value, _NUMBER) or callable(value), "a number, or a function of the dtype"),
+    "mixed_derivative": _FLAG,
+    "divided": _FLAG,
+    "reason": _TEXT,
+    "instead": _TEXT,
+    "over": _of_type("the name of an argument", str),
+    "replacement": (lambda value: isinstance(value, _NUMBER) or callable(value), "a number, or a function of the data"),
+    "slices": _of_type("a value Slices(…) of op_registry.authoring", Slices),
+    "rows": (callable, "a function of the call's arguments"),
+    "plain": (
+        lambda value: isinstance(value, tuple) and all(type(n) is int for n in value),
+        "a tuple of indices of results",
+    ),
+    "sparse_factors": _FLAG,
+    "data_sizes": _FLAG,
+    "exact_out": _FLAG,
+}
+# What every rule may state, whatever its category.
+OF_ANY_RULE = ("plain", "sparse_factors", "data_sizes", "exact_out")
+# What a rule that is a function may state: most of it is read by fast paths.
+OF_A_FUNCTION = ("slices", "rows", "identity", "divided", "reason", *OF_ANY_RULE)
