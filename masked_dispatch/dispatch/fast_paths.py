@@ -74,9 +74,10 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         ):
             return general(keyset, x, *rest, **kwargs)
         if isinstance(x, SparseMaskedTensor):
-            if being_traced(x._kept_values) or rule.lowerings:
+            values, validity, pattern = x._kept.copied()
+            if being_traced(values) or rule.lowerings:
                 return general(keyset, x, *rest)
-            return x.storing(call(x._kept_values, *rest), x._kept_validity)
+            return x.storing(call(values, *rest), validity, pattern)
         data = op(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
@@ -139,9 +140,9 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 if 0 < dims <= data.ndim and (validity is None or validity.shape[-dims:].numel() == 1):
                     return wrap(call(data, *rest), validity)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
-                data = x._kept_values
-                if x._kept_validity is None and 0 < plain_rows(dims_of_row, x, data, rest) < data.ndim:
-                    return wrap_sparse(Sparse(Dense(call(data, *rest)), x._pattern))
+                data, validity, pattern = x._kept.copied()
+                if validity is None and 0 < plain_rows(dims_of_row, x, data, rest) < data.ndim:
+                    return wrap_sparse(Sparse(Dense(call(data, *rest)), pattern))
         return general(keyset, x, *rest, **kwargs)
 
     return kernel
@@ -192,19 +193,20 @@ def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Ste
 
 def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: object) -> SparseMaskedTensor | None:
     """The operator on the values of two operands with the same pattern, or of one and a number; None otherwise."""
-    validity = x._kept_validity
-    if being_traced(x._kept_values) or (_grad_enabled() and x.requires_grad):
+    values, validity, pattern = x._kept.copied()
+    if being_traced(values) or (_grad_enabled() and x.requires_grad):
         return None
     if type(y) is not SparseMaskedTensor:
-        return x.storing(call(x._kept_values, y), validity)
+        return x.storing(call(values, y), validity, pattern)
+    others, validity_of_others, others_pattern = y._kept.copied()
     if (
-        y._pattern is not x._pattern
+        others_pattern is not pattern
         or y._order != x._order
-        or y._kept_values.shape != x._kept_values.shape
+        or others.shape != values.shape
         or (_grad_enabled() and y.requires_grad)
     ):
         return None
-    return x.storing(call(x._kept_values, y._kept_values), intersect(validity, y._kept_validity))
+    return x.storing(call(values, others), intersect(validity, validity_of_others), pattern)
 
 
 def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:

@@ -9,7 +9,6 @@ somebody watches, who gets a kernel around each. Nobody pays for that while nobo
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.library import Library
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.engine_internals import delegating
+from masked_dispatch.forks import Lock
 from masked_dispatch.torch_internals import exchange_function, overload_named, register_kernel
 
 Kernel = Callable[..., Any]
@@ -42,7 +42,7 @@ class KernelTable:
         self._known: dict[OpOverload, Known] = {}
         self._libraries: dict[str, Library] = {}
         self._watch: Watch | None = None
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def serve(self, names: Iterable[str], make: Callable[[OpOverload], Kernel]) -> None:
         """Serve the overloads of these qualified names by the kernels that `make` gives when they are first called."""
@@ -95,7 +95,9 @@ class KernelTable:
         def first_call(*args: Any, **kwargs: Any) -> Any:
             op = overload_named(name)
             with self._lock:
-                if op not in self._known:
+                if op in self._known:  # by another thread; or an exception came before it was in force
+                    self._put_in_force(op)
+                else:
                     self.put(op, make(op))
                 place = self._places[name]
             return place(*args, **kwargs)

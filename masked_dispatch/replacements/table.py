@@ -56,6 +56,17 @@ TABLE = (
         "tests/interop/test_torch_masked.py",
     ),
     *(
+        Replacement(
+            owner,
+            ("vector_to_parameters",),
+            IMPORT,
+            "a plain parameter would be given the data of a masked vector, and the process would crash when it is read",
+            "2.13",
+            "tests/interop/test_parameter_vectors.py",
+        )
+        for owner in ("torch.nn.utils.convert_parameters", "torch.nn.utils")
+    ),
+    *(
         Replacement(f"torch.distributions.{owner}", names, IMPORT, _LINE_BY_LINE, "2.13", _DISTRIBUTIONS)
         for owner, names in (
             ("multivariate_normal.MultivariateNormal", ("__init__",)),

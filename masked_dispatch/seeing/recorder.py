@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from masked_dispatch.compiler_internals import under_compile
 from masked_dispatch.densification import Densification
 from masked_dispatch.engine_internals import engine_run
+from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.calls import Call, Kind, Operand
 from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -75,7 +76,7 @@ class Recorder:
         self.saw_graph, self.under_compile = False, False
         self.thread = threading.get_ident()
         self._stack = _Stack()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # By plain tensor: the call that made it; masked tensors know it themselves. (Weak references to parameters
         # would keep nn.Module.to from swapping them.)
         self._made: Any = WeakTensorKeyDictionary()

@@ -27,6 +27,7 @@ from masked_dispatch.densification import Densification, on_densify
 from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import delegating, engine_called_in, engine_run
+from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
@@ -35,7 +36,7 @@ from op_registry.sparse.record import Sparse, on_dense
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
 # The recorders of all threads.
 _active: list[Recorder] = []
-_lock = threading.Lock()
+_lock = Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
 # Whether compiled functions run uncompiled: from the beginning, unless nothing had been compiled in the process.

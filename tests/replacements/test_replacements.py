@@ -51,6 +51,15 @@ def scripted_method(make: Make) -> Any:
     return module.forward(tensor(make, ROWS))
 
 
+def given_parts(function: Any) -> Callable[[Make], Any]:
+    def call(make: Make) -> Any:
+        parameter = nn.Parameter(tensor(make, ROWS) * 0)
+        function(tensor(make, ROWS).reshape(-1), [parameter])
+        return parameter.detach()
+
+    return call
+
+
 def compared(make: Make) -> None:
     torch.testing.assert_close(tensor(make, ROWS), tensor(make, ROWS))
 
@@ -121,6 +130,10 @@ GIVEN = {
             (D.PositiveDefiniteTransform, "_call", [EYE]),
         )
     },
+    "torch.nn.utils.vector_to_parameters": given_parts(lambda *args: nn.utils.vector_to_parameters(*args)),
+    "torch.nn.utils.convert_parameters.vector_to_parameters": given_parts(
+        lambda *args: nn.utils.convert_parameters.vector_to_parameters(*args)
+    ),
     "torch._lobpcg.has_torch_function": lambda make: torch.lobpcg(tensor(make, EYE), X=ROWS[:3, :1])[0],
     "torch._lobpcg.handle_torch_function": lambda make: torch.lobpcg(tensor(make, EYE), X=ROWS[:3, :1])[0],
     "torch._lowrank.has_torch_function": lambda make: torch.svd_lowrank(tensor(make, EYE), q=2)[1],
