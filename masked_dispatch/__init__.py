@@ -110,6 +110,7 @@ from masked_dispatch.replacements.replacing import patches
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
+from masked_dispatch.tensor import no_memory as _no_memory
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.update_policy import MaskDroppedWarning, updates
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -137,6 +138,7 @@ _protocols.install()
 _methods.install()
 _known_words.install()
 _buffers.install()
+_no_memory.install()
 distributed.install()
 testing.install()
 
