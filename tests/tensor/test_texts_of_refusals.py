@@ -174,9 +174,9 @@ def test_what_needs_25_gigabytes_is_not_advised(name: str) -> None:
     text = (
         f"{name} has no sparse form for this call: it gives a plain tensor of every element, stored or not. Its "
         "operands are stored sparsely (shape (100000, 50000) as torch.sparse_csr with 0 stored) and would take "
-        "25,000,000,000 bytes densely, which the current policy does not allow (densify('auto', limit=1,073,741,824)). Of what "
-        "is stored, x.to_sparse().indices() are the positions, x.values() the values, x.count() the number of what is "
-        "valid. To take a part first, x[…], needs less. Whoever has the memory allows it inside `with "
+        "25,000,000,000 bytes densely, which the current policy does not allow (densify('auto', limit=1,073,741,824)). "
+        "Of what is stored, x.to_sparse().indices() are the positions, x.values() the values, x.count() the number of "
+        "what is valid. To take a part first, x[…], needs less. Whoever has the memory allows it inside `with "
         "masked_dispatch.densify('always'):`."
     )
     x = large()
