@@ -212,6 +212,11 @@ def call_functions_by(call: Callable[..., Any], relies: Callable[..., bool]) -> 
     not_compiled(replace(torch.autograd.Function, "apply", call, relies, always=True).__func__)
 
 
+# Functions of torch that hand gradients on unread: to the graph of a compiled region, and to the engine as roots. What
+# they call has boundaries of its own.
+HAND_GRADIENTS_ON = ("torch._functorch._aot_autograd", "torch.utils.checkpoint")
+
+
 def become_node_of(node: Any, function: Any, derived: Any) -> bool:
     """Let the node of a call of `function` be one of a class derived from that; False if it is another node."""
     if type(node) is not function._backward_cls:

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from masked_dispatch.autograd.dense import masked_gradient, savable_validity
 from masked_dispatch.autograd.sparse import values_at, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, not_compiled
-from masked_dispatch.engine_internals import become_node_of, call_functions_by, leaf_accumulated_into
+from masked_dispatch.engine_internals import HAND_GRADIENTS_ON, become_node_of, call_functions_by, leaf_accumulated_into
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -97,9 +97,6 @@ def in_torch_sparse(result: MaskedTensor) -> str | None:
 
 _MASKS = "_masked_dispatch_masks"
 _COUNTERPART = "_masked_dispatch_counterpart"
-# Functions of torch that hand gradients on unread: to the graph of a compiled region, and to the engine as roots. What
-# they call has boundaries of its own.
-_HAND_ON = ("torch._functorch._aot_autograd", "torch.utils.checkpoint")
 
 
 def _is_given_masked(function: Any, *args: Any, **kwargs: Any) -> bool:
@@ -112,7 +109,7 @@ def _called(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any)
     if under_transform() or not (torch.is_grad_enabled() or in_forward_mode()):
         return apply(function, *args, **kwargs)
     if _is_given_masked(function, *args, **kwargs):
-        knows = function.__module__.startswith(_HAND_ON)
+        knows = function.__module__.startswith(HAND_GRADIENTS_ON)
         return apply(function if knows else _counterpart(function), *args, **kwargs)
     results = apply(function, *args, **kwargs)
     for result in _listed(results):
@@ -258,5 +255,5 @@ def install() -> None:
     """Called once, when the package is imported."""
     call_functions_by(_called, _is_given_masked)
     functools.update_wrapper(_register_hook, torch.Tensor.register_hook)
-    MaskedTensor.register_hook = never_compiled(_register_hook)  # type: ignore[method-assign]
+    MaskedTensor.register_hook = never_compiled(_register_hook)  # type: ignore[method-assign, assignment]
     MaskedTensor.grad = property(_grad, _stored.__set__, _stored.__delete__)  # type: ignore[assignment]
