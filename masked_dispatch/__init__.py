@@ -98,6 +98,7 @@ from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import attention_module as _attention_module
 from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import distributions as _distributions
+from masked_dispatch.interop import gradients_of_others as _gradients_of_others
 from masked_dispatch.interop import guessed_backends as _guessed_backends
 from masked_dispatch.interop import low_rank as _low_rank
 from masked_dispatch.interop import parameter_vectors as _parameter_vectors
@@ -109,6 +110,7 @@ from masked_dispatch.replacements.replacing import patches
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
+from masked_dispatch.tensor import no_memory as _no_memory
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.update_policy import MaskDroppedWarning, updates
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
@@ -127,6 +129,7 @@ _low_rank.install()
 _distributions.install()
 _torch_script.install()
 _gradients.install()
+_gradients_of_others.install()
 _collation.install()
 _processes.install()
 _guessed_backends.install()
@@ -135,6 +138,7 @@ _protocols.install()
 _methods.install()
 _known_words.install()
 _buffers.install()
+_no_memory.install()
 distributed.install()
 testing.install()
 

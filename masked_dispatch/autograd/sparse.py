@@ -21,6 +21,7 @@ from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH
@@ -37,7 +38,7 @@ class SparseContext(Context, Protocol):
     shape: torch.Size
 
 
-class SparseWrap(torch.autograd.Function):
+class SparseWrap(OwnFunction):
     """Plain values → a masked tensor that stores them. Tangents are zero where a value is invalid."""
 
     @staticmethod
@@ -65,7 +66,7 @@ class SparseWrap(torch.autograd.Function):
         return result
 
 
-class SparseUnwrap(torch.autograd.Function):
+class SparseUnwrap(OwnFunction):
     """A sparsely stored tensor, and what it stores → its values. Tangents are stored in the tensor's pattern."""
 
     @staticmethod

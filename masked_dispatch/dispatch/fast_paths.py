@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from masked_dispatch.autograd.dense import checked_validity
 from masked_dispatch.autograd.engine import sum_of_gradients
 from masked_dispatch.dispatch.run_rule import Kernel, rule_kernel
+from masked_dispatch.dispatch.selections import name_selections
 from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -230,7 +231,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
         ):
             return general(keyset, x, y)
-        both_zero = False
+        both_zero, given = False, y
         if type(y) is MaskedTensor:
             if keeps_zero and id(y._data) in known_tensors:
                 both_zero = known_zero(x._data, validity) and known_zero(y._data, validity)
@@ -242,7 +243,11 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             y = y._data
         elif isinstance(y, Tensor) and (isinstance(y, MaskedTensor) or y.layout is not torch.strided):
             return general(keyset, x, y)
-        data = call(x._data, y)
+        try:
+            data = call(x._data, y)
+        except RuntimeError as error:
+            name_selections(error, (x, given))
+            raise
         if both_zero and validity is not None:
             remember_zero(data, validity)
         if validity is not None and validity.ndim != data.ndim:

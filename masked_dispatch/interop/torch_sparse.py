@@ -24,6 +24,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.compressed import CSR, Compressed
@@ -141,7 +142,7 @@ class StructureContext(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-class FromTorchSparse(torch.autograd.Function):
+class FromTorchSparse(OwnFunction):
     """A torch.sparse tensor → its specified values, concatenated as for `Structure.pattern`."""
 
     @staticmethod
@@ -171,7 +172,7 @@ class FromTorchSparse(torch.autograd.Function):
         return ToTorchSparse.apply(grad, structure), None
 
 
-class ToTorchSparse(torch.autograd.Function):
+class ToTorchSparse(OwnFunction):
     """Values, concatenated as for `Structure.pattern` → a torch.sparse tensor that specifies them."""
 
     @staticmethod

@@ -117,6 +117,14 @@ TABLE = (
         26,
     ),
     Replacement(
+        "torch.autograd.function.Function",
+        ("apply",),
+        IMPORT,
+        "a backward that adds gradients step by step would add absent ones, which stay absent",
+        "2.13",
+        "tests/autograd/test_functions_of_others.py",
+    ),
+    Replacement(
         "torch._vmap_internals",
         ("_unwrap_batched",),
         IMPORT,
@@ -188,6 +196,13 @@ TABLE = (
     *(
         Replacement(owner, (name,), GRAPH, without, since, checked)
         for owner, name, without, since, checked in (
+            (
+                "torch._dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable",
+                "prepare_fn_vt",
+                "the backward of an autograd function is traced with masked gradients",
+                "2.13",
+                "tests/thorough/autograd/test_functions_of_others_in_graphs.py",
+            ),
             ("torch._dynamo.utils", "run_node", "a refusal is reported as an internal error of Dynamo", "2.13", 38),
             (
                 "torch._dynamo.variables.higher_order_ops",
