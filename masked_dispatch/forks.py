@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
+from typing import Any
 
 
 class _Process:
@@ -23,22 +23,20 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """A reentrant lock, which nobody holds when a process has been forked."""
+    """A reentrant lock, which nobody holds when a process has been forked: ``with lock.here:``."""
 
     __slots__ = ("_lock", "_process")
 
     def __init__(self) -> None:
         self._lock, self._process = threading.RLock(), _Process.this
 
-    def __enter__(self) -> None:
+    @property
+    def here(self) -> Any:
+        """Python's own lock, which is entered and left in C: no exception of a signal's handler leaves it held."""
         if self._process is not _Process.this:
             with _Process.renewing:
                 if self._process is not _Process.this:
                     # In this order: who sees the process sees the new lock.
                     self._lock = threading.RLock()
                     self._process = _Process.this
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # it was entered before the fork, and has been renewed since
-            self._lock.release()
+        return self._lock

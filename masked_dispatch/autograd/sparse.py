@@ -181,8 +181,8 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
         tensor._kept.make_savable()
     if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         stored = tensor._kept.copied()
-        values = Dense(SparseUnwrap.apply(tensor, stored), stored.validity)
-        return tensor.permuted_like_self(Sparse(values, stored.pattern))
+        connected = Dense(SparseUnwrap.apply(tensor, stored), stored.validity)
+        return tensor.permuted_like_self(Sparse(connected, stored.pattern))
     return tensor.record
 
 

@@ -46,13 +46,13 @@ class KernelTable:
 
     def serve(self, names: Iterable[str], make: Callable[[OpOverload], Kernel]) -> None:
         """Serve the overloads of these qualified names by the kernels that `make` gives when they are first called."""
-        with self._lock:
+        with self._lock.here:
             for name in names:
                 self._serve(name, self._made_on_call(name, make), with_keyset=True)
 
     def put(self, op: OpOverload, kernel: Kernel, *, with_keyset: bool = True) -> None:
         """Serve `op` by ``kernel(keyset, *args, **kwargs)``, in place of an earlier one."""
-        with self._lock:
+        with self._lock.here:
             self._known[op] = Known(never_compiled(kernel), with_keyset)
             self._put_in_force(op)
 
@@ -63,12 +63,12 @@ class KernelTable:
     @property
     def made(self) -> list[OpOverload]:
         """The overloads whose kernels have been made."""
-        with self._lock:  # one that is being made may go by a rule that has just been replaced
+        with self._lock.here:  # one that is being made may go by a rule that has just been replaced
             return list(self._known)
 
     def watch(self, watch: Watch) -> None:
         """From now on call what `watch` gives in place of each kernel, until `unwatch`."""
-        with self._lock:
+        with self._lock.here:
             assert self._watch is None
             self._watch = watch
             for op in self._known:
@@ -76,7 +76,7 @@ class KernelTable:
 
     def unwatch(self) -> None:
         """Call the kernels themselves again."""
-        with self._lock:
+        with self._lock.here:
             self._watch = None
             for op in self._known:
                 self._put_in_force(op)
@@ -94,7 +94,7 @@ class KernelTable:
     def _made_on_call(self, name: str, make: Callable[[OpOverload], Kernel]) -> Kernel:
         def first_call(*args: Any, **kwargs: Any) -> Any:
             op = overload_named(name)
-            with self._lock:
+            with self._lock.here:
                 if op in self._known:  # by another thread; or an exception came before it was in force
                     self._put_in_force(op)
                 else:

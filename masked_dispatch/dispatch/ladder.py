@@ -440,7 +440,7 @@ def _changed(op: OpOverload) -> None:
         forms = [form for form in kernel_table.made if form is op or functional_form(form) is op]
     else:
         forms = [op, *mutable_forms(op)]
-    with _changing:
+    with _changing.here:
         if op in registry.ever_overlaid:
             scopes.remember()
         for form in forms:

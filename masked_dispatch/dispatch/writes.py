@@ -232,20 +232,30 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
     if isinstance(source, SparseMaskedTensor):
         dense = to_dense(source.record)
         source = wrap(dense.data, dense.validity)
-    masked = isinstance(source, MaskedTensor)
-    data, validity = (source._data, shared_validity(source)) if masked else (source, None)
-    old = target._validity
-    if validity is not None and validity is not old and may_stop_between(target):
-        write_validity(target, intersect(old, validity))
-    target._data.copy_(data)
-    write_validity(target, validity)
+    if not isinstance(source, MaskedTensor):
+        target._data.copy_(source)
+        write_validity(target, None)
+        return
+    old, validity = target._validity, shared_validity(source)
+    if validity is None or validity is old or not may_stop_between(target):
+        target._data.copy_(source._data)
+        write_validity(target, validity)
+    elif old is None:
+        write_validity(target, validity)  # only takes away
+        target._data.copy_(source._data)
+    else:
+        try:
+            target._data.copy_(source._data)
+            write_validity(target, validity)
+        except BaseException:  # not known how far it came: valid is what is so either way
+            write_validity(target, intersect(target._validity, validity))
+            raise
 
 
 def may_stop_between(target: MaskedTensor) -> bool:
     """Whether an exception, such as that of a signal's handler, may come between the writes of data and of validity.
 
-    So what will be invalid is marked so before the data is written, and what will be valid afterwards. Not where torch
-    may refuse to write the data, to elements that share memory.
+    Then nothing invalid becomes valid. Not where torch may refuse to write the data, to elements that share memory.
     """
     traced = being_traced(target._data) or target._carries_transform
     return not traced and not may_share(target._data)

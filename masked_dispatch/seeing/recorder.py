@@ -249,7 +249,7 @@ class Recorder:
         return () if made is None else (made,)
 
     def _made_by(self, tensor: Tensor, number: int, writes: bool) -> None:
-        with self._lock:
+        with self._lock.here:
             if isinstance(tensor, MaskedTensor):
                 _makers_of(tensor)[self] = number
             else:
@@ -263,7 +263,7 @@ class Recorder:
     def _new(self, name: str, kind: Kind, rule: str) -> Call:
         stack = self._stack.open
         parent = stack[-1].call if stack else None
-        with self._lock:
+        with self._lock.here:
             call = Call(
                 len(self.calls),
                 name,

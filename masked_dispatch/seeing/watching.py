@@ -66,14 +66,14 @@ def recording_calls(recorder: Recorder) -> Iterator[None]:
 
 
 def _start(recorder: Recorder) -> None:
-    with _lock:
+    with _lock.here:
         if not _active:
             _install()
         _active.append(recorder)
 
 
 def _stop(recorder: Recorder) -> None:
-    with _lock:
+    with _lock.here:
         recorder.active = False
         _active.remove(recorder)
         if not _active:
@@ -95,7 +95,7 @@ def _install() -> None:
 
 def _run_uncompiled_from_now_on() -> None:
     """For a trace that was open when the compiler was loaded: what has been compiled runs uncompiled the next time."""
-    with _lock:
+    with _lock.here:
         if _active and not _stance_is_set[0]:
             _stance_is_set[0] = True
             _installed.enter_context(torch.compiler.set_stance("force_eager"))

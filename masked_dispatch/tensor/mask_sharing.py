@@ -113,12 +113,12 @@ class ViewFamily:
 
     def unshare(self) -> None:
         """Give the family memory that nothing else shares."""
-        with self.lock:
+        with self.lock.here:
             self._become(self._unshared())
 
     def write(self, data: Tensor, validity: Tensor | None) -> None:
         """Assign `validity` to the elements of `data`, a view of the family's data."""
-        with self.lock:
+        with self.lock.here:
             self.writing = True  # before `_unshared` asks whether the memory is shared: see `share`
             try:
                 memory = self._unshared(but_for=data)
@@ -140,7 +140,7 @@ class ViewFamily:
         memory = self.memory
         self.held = None if memory is None else weakref.ref(memory)
         if self.writing:
-            with self.lock:
+            with self.lock.here:
                 pass
 
     def _unshared(self, but_for: Tensor | None = None) -> Tensor:
@@ -162,7 +162,7 @@ class ViewFamily:
 
     def share_with_processes(self) -> None:
         """Put the validity of all elements into shared memory, where it is written in place from now on."""
-        with self.lock:
+        with self.lock.here:
             memory = self._unshared()
             memory.share_memory_()
             self._become(memory)
@@ -308,7 +308,7 @@ def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
     """The family of a tensor, founded now if there is none; `in_place` then says how its validity is written."""
     family = tensor._family
     if family is None:
-        with _founding:
+        with _founding.here:
             family = tensor._family
             if family is None:
                 family = ViewFamily(tensor._data, tensor._stored_validity, in_place)
@@ -422,7 +422,7 @@ def write_validity(tensor: Masked, validity: Tensor | None) -> None:
     if validity is not None:
         validity = as_int8(validity)
     if tensor._family is None:
-        with _founding:
+        with _founding.here:
             if tensor._family is None:
                 tensor._stored_validity = validity
                 return

@@ -50,11 +50,11 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], o
     "of a dense tensor": (dense, lock_of, write),
     "of a plain tensor": (lambda: torch.zeros(3), lock_of, lambda x: x.add_(dense())),
     "of a sparse tensor": (sparse, lock_of, write),
-    "of a family": (viewed, lambda x: family_of(x).lock, write),
-    "of the founding of families": (dense, lambda x: mask_sharing._founding, write),
-    "of the kernels": (dense, lambda x: kernel_table._lock, lambda x: torch.special.bessel_j0(x)),
-    "of the rules": (dense, lambda x: ladder._changing, lambda x: ladder._changed(torch.ops.aten.exp.default)),
-    "of traces": (dense, lambda x: watching._lock, lambda x: md.trace().__enter__()),
+    "of a family": (viewed, lambda x: family_of(x).lock.here, write),
+    "of the founding of families": (dense, lambda x: mask_sharing._founding.here, write),
+    "of the kernels": (dense, lambda x: kernel_table._lock.here, lambda x: torch.special.bessel_j0(x)),
+    "of the rules": (dense, lambda x: ladder._changing.here, lambda x: ladder._changed(torch.ops.aten.exp.default)),
+    "of traces": (dense, lambda x: watching._lock.here, lambda x: md.trace().__enter__()),
 }
 
 

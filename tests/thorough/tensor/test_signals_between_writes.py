@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from masked_dispatch.dispatch.kernel_table import kernel_table
+from masked_dispatch.tensor import mask_sharing
+from masked_dispatch.tensor.write_locks import lock_of
 
 NAN, N = float("nan"), 64
 
@@ -107,3 +111,19 @@ def test_wherever_it_is_stopped_nothing_invalid_becomes_valid(start: str, write:
             break
         steps += 1 + steps // 15
     assert steps > 10
+    assert not any(held_elsewhere(lock) for lock in (lock_of(x), mask_sharing._founding.here, kernel_table._lock.here))
+
+
+def held_elsewhere(lock: Any) -> bool:
+    """Whether another thread finds it held, after all work is done."""
+    found: list[bool] = []
+
+    def look() -> None:
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return not found[0]
