@@ -14,7 +14,7 @@ sparse             R7   work on sparse storage, beside plain kernels over what i
 conversions        R6   dense to sparse storage and back, beside torch.sparse and scipy: time, and peak memory
 untouched          R13  what plain tensors, and the import, pay for the library
 adagrad            R8   a step of Adagrad on a large table of which few rows were looked up
-choice             R11  the automatic choice of representation, beside the best one
+crossovers         R11  where sparse layouts become quicker; tensors whose every element is valid
 compile                 what a second process pays to start
 memory             R17  peak memory of reductions, norms, sorts and distances
 xla                     the masked mean on XLA by torchax, where the extra is installed: compilations, gradient, memory

@@ -33,7 +33,7 @@ TITLES = {
     "sparse": "R7: work on sparse storage",
     "conversions": "R6: dense to sparse",
     "adagrad": "R8: a step of Adagrad on a sparse gradient",
-    "choice": "R11: the automatic choice of a layout",
+    "crossovers": "R11: tensors whose every element is valid",
     "memory": "R17: peak memory",
     "untouched": "R13: what plain tensors and the import pay",
     "compile": "Start of a second process",

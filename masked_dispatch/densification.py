@@ -1,9 +1,9 @@
 """Reports of sparse operands that were stored densely for a call: to callbacks, and to a logger.
 
-The logger is ``masked_dispatch.storage``, the level INFO, so nothing is printed by default::
+The logger is ``masked_dispatch.densification``, the level INFO, so nothing is printed by default::
 
     logging.basicConfig()
-    logging.getLogger("masked_dispatch.storage").setLevel(logging.INFO)
+    logging.getLogger("masked_dispatch.densification").setLevel(logging.INFO)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-logger = logging.getLogger("masked_dispatch.storage")
+logger = logging.getLogger("masked_dispatch.densification")
 
 
 @dataclass(frozen=True)

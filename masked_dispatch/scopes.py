@@ -1,4 +1,4 @@
-"""The scopes of this library: overlays of the registry (`windows` among them), `densify`, `updates` and `choosing`.
+"""The scopes of this library: overlays of the registry (`windows` among them), `densify` and `updates`.
 
 What autograd runs later belongs to the scopes in which it was recorded: the backward of an autograd function, and what
 a checkpoint computes again. But a scope is the value of a ContextVar, in the thread and for the time of its block, and

@@ -11,8 +11,6 @@ skipna.py         what skipna and min_count mean
 sparsify.py       sparse tensors from the elements that meet a condition
 windows.py        whether windows read missing values or padding
 export.py         modules as programs of torch.export without masked tensors
-choose.py         choosing a storage layout by measured cost
-crossovers.py     the measurements (generated)
 explain.py        what happens in a call
 call_observer.py  the interpreter that records the call's operators
 explanation.py    the records, which print as text

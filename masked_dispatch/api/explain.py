@@ -16,8 +16,8 @@ from masked_dispatch.api.explanation import Explanation
 from masked_dispatch.compiler_internals import uncompiled
 
 UNCOMPILED = (
-    "explained as it runs uncompiled; what a compiled graph stores densely is in the log of masked_dispatch.storage, "
-    'and refused under densify("never")'
+    "explained as it runs uncompiled; what a compiled graph stores densely is in the log of "
+    'masked_dispatch.densification, and refused under densify("never")'
 )
 
 

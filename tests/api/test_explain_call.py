@@ -169,7 +169,7 @@ def test_sizes_are_those_of_the_elements_whatever_memory_they_share() -> None:
 @pytest.mark.parametrize("layout", STORED[1:])
 def test_a_densification_is_logged_as_it_happens(layout: str, caplog: pytest.LogCaptureFixture) -> None:
     given = stored(layout)
-    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
+    with caplog.at_level(logging.INFO, logger="masked_dispatch.densification"):
         given.exp()
         assert caplog.records == []
         F.conv1d(given, torch.randn(2, 3, 2))
@@ -181,19 +181,19 @@ def test_a_densification_is_logged_as_it_happens(layout: str, caplog: pytest.Log
 
 
 def test_nothing_is_printed_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    assert logging.getLogger("masked_dispatch.storage").handlers == []
+    assert logging.getLogger("masked_dispatch.densification").handlers == []
     F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
     assert capfd.readouterr() == ("", "")
 
 
 def test_functions_of_the_library_log_too(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
+    with caplog.at_level(logging.INFO, logger="masked_dispatch.densification"):
         md.functional.vmap(torch.sin)(x().to_sparse_csr())
     assert caplog.records[0].getMessage().startswith("masked_dispatch.functional.vmap stores shape (3, 4)")
 
 
 def test_what_is_refused_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="masked_dispatch.storage")
+    caplog.set_level(logging.INFO, logger="masked_dispatch.densification")
     with md.densify("never"), pytest.raises(md.MaskedSemanticsError):
         F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
     assert caplog.records == []

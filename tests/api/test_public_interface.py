@@ -55,7 +55,7 @@ all amax amin aminmax any argmax argmin as_masked_tensor cummax cummin cumprod c
 explain export from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp logsumexp
 mask_like masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile nansum optim
 pad_sequence pad_stack patches plot prod quantile registry sparse_relu sparse_threshold sparse_topk
-sparse_where std std_mean storage sum testing torchax trace updates var var_mean vector_norm windows""",
+sparse_where std std_mean sum testing torchax trace updates var var_mean vector_norm windows""",
     )
     expect(
         "\n".join(
@@ -76,7 +76,6 @@ md.metrics: accuracy mse perplexity valid_pairs
 md.missing: bfill dropna ffill fillna group_count group_mean group_sum interpolate nan_to_invalid rolling
 md.optim: Adadelta Adagrad AdamW Adamax LazyAdam NAdam RAdam RMSprop Rprop SGD
 md.plot: mask
-md.storage: Choice choose choosing explain family_of
 md.testing: assert_close
 md.torchax: enable""",
     )

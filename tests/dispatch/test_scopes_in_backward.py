@@ -220,19 +220,3 @@ def test_the_policy_for_dense_storage(again: str) -> None:
     y = x.detach().requires_grad_()
     inverse(y).backward()
     torch.testing.assert_close(x.grad, y.grad)
-
-
-@pytest.mark.parametrize("again", AGAIN)
-def test_the_choice_of_a_layout(again: str) -> None:
-    chosen = []
-
-    def stored(x: Tensor) -> Tensor:
-        choice = md.storage.choose(x)
-        chosen.append(choice.layout)
-        return choice.of(x).square().sum()
-
-    with md.storage.choosing(torch.sparse_csc):
-        result = AGAIN[again](stored, leaf())
-    result.backward()
-    assert len(chosen) >= 2
-    assert set(chosen) == {torch.sparse_csc}

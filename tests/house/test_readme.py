@@ -130,7 +130,7 @@ def test_names_that_a_page_names_can_be_imported(page: Path) -> None:
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
     assert resolves("op_registry.sparse.record.Sparse")
-    assert resolves("md.storage.choose")
+    assert resolves("md.missing.ffill")
     assert not resolves("op_registry.sparse.turned")
     assert not resolves("masked_dispatch.tensor.masked_tensor.Nothing")
 

@@ -1,6 +1,7 @@
 """Every optimizer of torch.optim, with each of its options, on masked tensors: helpers/stock_optimizers.py says what.
 
-Here gradients are stored in one way for each optimizer, by turns; in every way: thorough/optim/test_stock_table_in_every_storage.py.
+Here gradients are stored in one way for each optimizer, by turns; in every way they are in
+thorough/optim/test_stock_table_in_every_storage.py.
 """
 
 from __future__ import annotations

@@ -77,12 +77,6 @@ def test_half_precision_products_are_rounded_once():
     assert torch.equal(among.to_tensor(0), expected)
 
 
-def test_a_choice_drops_no_mask(x):
-    y = md.masked_tensor(torch.full((2, 3), torch.nan), torch.tensor([[True, False, True]]))
-    assert torch.equal(md.storage.choose(x).of(y).get_mask(), y.get_mask())
-    assert torch.equal(md.storage.choose(y, 1.0).of(y).get_mask(), y.get_mask())
-
-
 def test_an_update_of_an_expanded_tensor_is_torchs_error(x):
     with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
         torch.zeros(1, 3).expand(2, 3).add_(x.to_sparse_csr())
@@ -266,8 +260,6 @@ def test_recording_transforms_are_refused(layout):
 
 def test_messages():
     x = some().to_sparse_csr()
-    with pytest.raises(TypeError, match=r"choosing takes a layout .* not 'csr'"), md.storage.choosing("csr"):
-        pass
     with pytest.raises(TypeError, match="takes tensors \\(x, condition\\), not float and MaskedTensor"):
         md.sparse_where(3.0, x.to_dense() > 0)
     for blocksize in (5, (5, 7, 1)):

@@ -187,8 +187,9 @@ def median(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[D
 
 def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
     """The rank of the median in the order; NaN come last among the valid elements."""
-    # Counted in int32: torch would copy a sum of bool in int64 first.
-    nans = as_int8(order.values.detach().isnan()).sum(dim, keepdim=True, dtype=torch.int32)
+    values = order.values.detach()
+    nans = Dense(values, as_int8(values.isnan())).count(dim, keepdim=True)
+    assert isinstance(nans, Tensor)
     numbers = order.count - nans
     half = (numbers - 1).div(2, rounding_mode="floor").clamp(min=0)
     return half if ignore_nan else torch.where(nans > 0, numbers, half)

@@ -27,7 +27,7 @@ def test_a_compiled_function_is_explained_uncompiled_and_says_so(compiled: Any) 
 
 def test_a_graph_with_symbolic_sizes_logs_without_a_guard(caplog: pytest.LogCaptureFixture) -> None:
     compiled = torch.compile(lambda t, w: F.conv1d(t, w), backend="aot_eager", fullgraph=True, dynamic=True)
-    with caplog.at_level(logging.INFO, logger="masked_dispatch.storage"):
+    with caplog.at_level(logging.INFO, logger="masked_dispatch.densification"):
         for rows in (4, 6):  # every size another number, or torch takes two for one
             data = torch.arange(11.0 * rows).reshape(rows, 11)
             given = md.masked_tensor(data, data % 3 == 0).to_sparse_csr()
