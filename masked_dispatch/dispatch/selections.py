@@ -38,9 +38,9 @@ def remembering(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _masks_among(indices: Iterable[object]) -> Iterator[MaskedTensor]:
-    """The indices that are masks and store which of their entries are valid."""
+    """The indices that are densely stored masks, and store which of their entries are valid."""
     for index in indices:
-        if isinstance(index, MaskedTensor) and index.dtype is torch.bool and index._validity is not None:
+        if type(index) is MaskedTensor and index.dtype is torch.bool and index._validity is not None:
             yield index
 
 

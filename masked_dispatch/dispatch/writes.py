@@ -392,6 +392,8 @@ def resizing_kernel(op: OpOverload, refusal: Kernel) -> Kernel:
 
     def kernel(keyset: DispatchKeySet, target: Tensor, size: Any, **kwargs: Any) -> Any:
         shape = size.shape if isinstance(size, Tensor) else torch.Size(size)
+        if not isinstance(target, MaskedTensor):  # of a masked template the size alone is read
+            return target.resize_(shape, **kwargs)
         if type(target) is not MaskedTensor or target.numel() or kwargs.get("memory_format") is not None:
             return refusal(keyset, target, size, **kwargs)
         if target.requires_grad:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.call import Call, Expected, NoOracle, broadcast_valid, oracle, valid
+from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Refused, broadcast_valid, oracle, valid
 
 
 def _over_letters(x: Expected, letters: str, order: str, sizes: dict[str, int]) -> tuple[Tensor, Tensor]:
@@ -81,6 +82,15 @@ def matmul(c: Call) -> Expected:
     first = c["self"]
     second = next(c[name] for name in ("mat2", "vec", "tensor", "other") if name in c)
     return matmul_of(first, second, c.plain().dtype)
+
+
+@oracle("_sparse_mm_reduce_impl")
+def sparse_product(c: Call) -> Any:
+    """torch.sparse.mm(x, y, reduce) of a plain torch.sparse `x`, which is 0 where it specifies nothing."""
+    if c["reduce"] != "sum":
+        raise Refused(f"torch.sparse.mm(…, {c['reduce']!r})")
+    x, (plain, places) = c["self"].data.to_dense(), c.plain()
+    return matmul_of(Expected(x, torch.ones_like(x, dtype=torch.bool)), c["other"], plain.dtype), valid(places)
 
 
 @oracle("vdot")
