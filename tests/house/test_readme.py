@@ -196,7 +196,6 @@ def test_the_readme_is_a_page_that_begins_with_how_to_install() -> None:
     assert commands_of(README)[1:] == ["make demo", "make test"]
 
 
-
 def test_the_readme_names_the_versions_that_are_supported() -> None:
     project, readme = text_of(ROOT / "pyproject.toml"), text_of(README)
     for pattern in (r'requires-python = ">=(.*)"', r'dependencies = \["torch>=(.*)"\]', r'version = "(.*)"'):

@@ -57,11 +57,18 @@ Raises ValueError."""
 
 def test_the_site_has_every_page() -> None:
     """So does the build, which fails for a page that is left out; this test fails earlier."""
-    (navigation,) = re.findall(
-        r"^nav:\n(.*)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    configuration = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (navigation,) = re.findall(r"^nav:\n(.*)", configuration, re.MULTILINE | re.DOTALL)
+    shown = set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
+    (behind,) = re.findall(r"^not_in_nav: \|\n((?:  .*\n)+)", configuration, re.MULTILINE)
+    (excluded,) = re.findall(r"^exclude_docs: (.*)$", configuration, re.MULTILINE)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == pages
+    in_the_repository = {page for page in pages if page.startswith(tuple(excluded.split()))}
+    linked = {page.strip().removeprefix("/") for page in behind.splitlines()}
+    assert shown | linked == pages - in_the_repository
+    assert not shown & linked
+    texts = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in shown]
+    assert [page for page in linked if not any(f"]({page})" in text for text in texts)] == []
 
 
 def test_every_family_of_the_semantics_has_an_example() -> None:
