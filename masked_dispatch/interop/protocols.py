@@ -6,9 +6,12 @@ lose the mask is refused while anything is invalid, with the way out.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.interop.doors import door
@@ -22,6 +25,7 @@ OF_NUMPY_MA = frozenset(
         *("amax", "amin", "min", "prod", "ptp", "std", "sum", "var"),
     )
 )
+torch_to_dlpack = torch.utils.dlpack.to_dlpack
 # Functions of NumPy that ask for the shape only.
 OF_SHAPES = frozenset(("ndim", "shape", "size"))
 
@@ -71,8 +75,14 @@ def dlpack(self: MaskedTensor, **options: Any) -> Any:
     return self._all_valid_data("DLPack").__dlpack__(**options)
 
 
+@functools.wraps(torch.utils.dlpack.to_dlpack)
+def to_dlpack(tensor: Any) -> Any:
+    return torch_to_dlpack(tensor._all_valid_data("to_dlpack()") if isinstance(tensor, MaskedTensor) else tensor)
+
+
 def install() -> None:
     """Called once, when the package is imported."""
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack
     added: dict[str, Any] = {
         "__array_function__": call_numpy,
         "__arrow_array__": arrow_array,

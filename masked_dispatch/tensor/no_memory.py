@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.messages import called_on_memory, data_pointer_requested, memory_requested
+from masked_dispatch.tensor.messages import called_on_memory, data_pointer_requested, memory_requested, memory_shown
 from op_registry import MaskedSemanticsError
 
 if TYPE_CHECKING:
@@ -32,3 +34,17 @@ class WithoutMemory(_Base):
 
     def map2_(self, x: Tensor, y: Tensor, callable: object) -> NoReturn:
         raise MaskedSemanticsError(called_on_memory(self, "map2_"))
+
+
+def install() -> None:
+    """Print the storage of a wrapper, by which torch tells what shares memory; called once, at import."""
+    printed = torch.UntypedStorage.__repr__
+
+    @functools.wraps(printed)
+    def shown(self: torch.UntypedStorage) -> str:
+        try:
+            return printed(self)
+        except RuntimeError:  # there is a size, but no memory
+            return memory_shown(self.nbytes(), self.device)
+
+    torch.UntypedStorage.__repr__ = shown  # type: ignore[method-assign]

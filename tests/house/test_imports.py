@@ -33,7 +33,7 @@ FLOORS = {
     ),
     "masked_dispatch": (
         ("replacements",),
-        ("compiler_internals", "densification", "distributed_internals", "versions"),
+        ("compiler_internals", "densification", "distributed_internals", "forks", "later_import", "versions"),
         ("engine_internals", "torch_internals"),
         ("scopes",),
         ("densify_policy", "update_policy"),

@@ -64,10 +64,14 @@ def _local_scalar_dense(self: Dense) -> Any:
     """The value of the only element, if it is valid."""
     if self.validity is not None and self.data.numel() == 1:
         value = "False" if self.dtype is torch.bool else "0"
+        compared = (
+            " Python's max(), min() and sorted() ask so for each comparison: x.amax(), x.amin() and x.sort(), of a "
+            "list torch.stack(list).amax(), leave out what is invalid."
+        )
         message = (
             f"the value of a masked tensor of shape {tuple(self.shape)} and dtype {self.dtype} was asked for as a "
             f"Python value, and it is invalid. Replace an invalid element first, x.to_tensor({value}), or check "
-            "x.get_mask()."
+            f"x.get_mask().{compared if self.dtype is torch.bool else ''}"
         )
         if not has_values(self.validity):
             torch._assert_async(as_bool(self.validity).reshape(()), message)  # checked when the graph runs
