@@ -35,7 +35,6 @@ low_rank.py      torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank
 distributions.py  torch.distributions of vectors and matrices
 collate.py       torch.utils.data.DataLoader
 processes.py     sending to other processes
-gradients_of_others.py  autograd functions and hooks that are not this project's
 protocols.py     what NumPy, DLPack, Arrow and matplotlib call
 """
 
