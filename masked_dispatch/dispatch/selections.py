@@ -49,11 +49,13 @@ def name_selections(error: RuntimeError, operands: Iterable[object]) -> None:
     if "must match" not in str(error):
         return
     for operand in operands:
-        mask = _masks[operand]() if isinstance(operand, Tensor) and operand in _masks else None
+        if not isinstance(operand, Tensor) or operand not in _masks:
+            continue
+        mask = _masks[operand]()
         holes = 0 if mask is None else mask.numel() - int(mask.count())
         if holes:
             error.args = (
-                f"{error}. The operand of shape {tuple(operand.shape)} was selected by a mask of shape "  # type: ignore[attr-defined]
+                f"{error}. The operand of shape {tuple(operand.shape)} was selected by a mask of shape "
                 f"{tuple(mask.shape)} in which {holes} entries are invalid, and these select nothing: select the other "
                 "operand by the same mask, or say what they stand for, x[mask.to_tensor(True)]",
             )

@@ -25,7 +25,7 @@ OF_NUMPY_MA = frozenset(
         *("amax", "amin", "min", "prod", "ptp", "std", "sum", "var"),
     )
 )
-torch_to_dlpack = torch.utils.dlpack.to_dlpack
+torch_to_dlpack: Callable[[Any], Any] = getattr(torch.utils.dlpack, "to_dlpack")  # noqa: B009
 # Functions of NumPy that ask for the shape only.
 OF_SHAPES = frozenset(("ndim", "shape", "size"))
 
@@ -75,14 +75,15 @@ def dlpack(self: MaskedTensor, **options: Any) -> Any:
     return self._all_valid_data("DLPack").__dlpack__(**options)
 
 
-@functools.wraps(torch.utils.dlpack.to_dlpack)
+@functools.wraps(torch_to_dlpack)
 def to_dlpack(tensor: Any) -> Any:
     return torch_to_dlpack(tensor._all_valid_data("to_dlpack()") if isinstance(tensor, MaskedTensor) else tensor)
 
 
 def install() -> None:
     """Called once, when the package is imported."""
-    torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack
+    setattr(torch, "to_dlpack", to_dlpack)  # noqa: B010 - mypy takes it for a name that torch has by chance
+    setattr(torch.utils.dlpack, "to_dlpack", to_dlpack)  # noqa: B010
     added: dict[str, Any] = {
         "__array_function__": call_numpy,
         "__arrow_array__": arrow_array,

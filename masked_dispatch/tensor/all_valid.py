@@ -28,7 +28,7 @@ class ReadWhereAllValid(_Base):
 
     @never_compiled
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
-        array = self._all_valid_data("np.asarray()").numpy()
+        array: Any = self._all_valid_data("np.asarray()").numpy()
         return array.astype(dtype or array.dtype, copy=bool(copy))
 
     @never_compiled

@@ -229,14 +229,14 @@ def more_elements_than_int64(sizes: tuple[int, ...], elements: int) -> str:
 def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
     """Why numpy(), NumPy's functions, tolist() and DLPack need every element to be valid."""
     operators = (
-        "An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array). "
+        " An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array)."
         if method == "np.asarray()"
         else ""
     )
     return (
         f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
-        f"values. {operators}Choose their value with x.to_tensor(fill), or keep the mask: "
-        "masked_dispatch.interop.to_numpy_masked(x), to_pandas(x) or to_arrow(x)."
+        "values. Choose their value with x.to_tensor(fill), or keep the mask: "
+        f"masked_dispatch.interop.to_numpy_masked(x), to_pandas(x) or to_arrow(x).{operators}"
     )
 
 

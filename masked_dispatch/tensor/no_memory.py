@@ -47,4 +47,4 @@ def install() -> None:
         except RuntimeError:  # there is a size, but no memory
             return memory_shown(self.nbytes(), self.device)
 
-    torch.UntypedStorage.__repr__ = shown  # type: ignore[method-assign]
+    torch.UntypedStorage.__repr__ = shown  # type: ignore[method-assign, assignment]

@@ -145,7 +145,12 @@ class Compressed(Layout):
 
 
 def torch_compressed(
-    starts: Tensor, plain: Tensor, values: Tensor, size: tuple[int, ...], layout: torch.layout, check: bool = False
+    starts: Tensor,
+    plain: Tensor,
+    values: Tensor,
+    size: tuple[int, ...],
+    layout: torch.layout | None,
+    check: bool = False,
 ) -> Tensor:
     """torch's tensor of a compressed layout; of its beta state torch warns once, and not at a line of ours."""
 
@@ -161,7 +166,7 @@ def torch_compressed(
 
 
 # The layouts of torch of which it has warned, or would have.
-_made: set[torch.layout] = set()
+_made: set[torch.layout | None] = set()
 
 
 @dataclass(frozen=True)

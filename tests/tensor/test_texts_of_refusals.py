@@ -22,7 +22,7 @@ WAYS = (
     "Choose their value with x.to_tensor(fill), or keep the mask: masked_dispatch.interop.to_numpy_masked(x), "
     "to_pandas(x) or to_arrow(x)."
 )
-ARRAYS = "An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array). "
+ARRAYS = " An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array)."
 COMPARED = (
     "the value of a masked tensor of shape () and dtype torch.bool was asked for as a Python value, and it is invalid. "
     "Replace an invalid element first, x.to_tensor(False), or check x.get_mask(). Python's max(), min() and sorted() "
@@ -33,9 +33,9 @@ COMPARED = (
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "to_dlpack": (lambda: torch.utils.dlpack.to_dlpack(X), f"to_dlpack() of {WITH_HOLES}{WAYS}"),
     "torch.to_dlpack": (lambda: torch.to_dlpack(X), f"to_dlpack() of {WITH_HOLES}{WAYS}"),
-    "x + array": (lambda: X + ARRAY, f"np.asarray() of {WITH_HOLES}{ARRAYS}{WAYS}"),
-    "x @ array": (lambda: X @ ARRAY, f"np.asarray() of {WITH_HOLES}{ARRAYS}{WAYS}"),
-    "np.add(array, x)": (lambda: np.add(ARRAY, X), f"np.asarray() of {WITH_HOLES}{ARRAYS}{WAYS}"),
+    "x + array": (lambda: X + ARRAY, f"np.asarray() of {WITH_HOLES}{WAYS}{ARRAYS}"),
+    "x @ array": (lambda: X @ ARRAY, f"np.asarray() of {WITH_HOLES}{WAYS}{ARRAYS}"),
+    "np.add(array, x)": (lambda: np.add(ARRAY, X), f"np.asarray() of {WITH_HOLES}{WAYS}{ARRAYS}"),
     "max(list)": (lambda: max(list(X)), COMPARED),
     "sorted(list)": (lambda: sorted(list(X)), COMPARED),  # noqa: C414 - the elements, as tensors
 }

@@ -189,6 +189,7 @@ def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
     """The rank of the median in the order; NaN come last among the valid elements."""
     values = order.values.detach()
     nans = Dense(values, as_int8(values.isnan())).count(dim, keepdim=True)
+    assert isinstance(nans, Tensor)
     numbers = order.count - nans
     half = (numbers - 1).div(2, rounding_mode="floor").clamp(min=0)
     return half if ignore_nan else torch.where(nans > 0, numbers, half)
