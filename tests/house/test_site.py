@@ -36,8 +36,10 @@ def test_every_exported_name_is_in_the_reference() -> None:
     assert named == set(masked_dispatch.__all__)
 
 
-def test_a_paragraph_of_arguments_becomes_a_list(as_markdown: Callable[[str], str]) -> None:
-    text = """What it does, as :func:`other` does.
+def test_a_paragraph_of_arguments_becomes_a_list_and_a_name_with_an_entry_a_link(
+    as_markdown: Callable[[str], str],
+) -> None:
+    text = """What it does, as :func:`other` and :func:`masked_dispatch.from_nan` do; see `md.explain`, `explain(f)`.
 
 data, mask  a tensor, and where
             it is valid
@@ -46,7 +48,8 @@ dim         an int
 Raises ValueError."""
     assert (
         as_markdown(text)
-        == """What it does, as `other` does.
+        == """What it does, as `other` and [`masked_dispatch.from_nan`][masked_dispatch.from_nan] do; \
+see [`md.explain`][masked_dispatch.explain], `explain(f)`.
 
 - `data`, `mask`: a tensor, and where it is valid
 - `dim`: an int
@@ -61,7 +64,7 @@ def test_the_site_has_every_page() -> None:
     (navigation,) = re.findall(r"^nav:\n(.*)", configuration, re.MULTILINE | re.DOTALL)
     shown = set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
     (behind,) = re.findall(r"^not_in_nav: \|\n((?:  .*\n)+)", configuration, re.MULTILINE)
-    (excluded,) = re.findall(r"^exclude_docs: (.*)$", configuration, re.MULTILINE)
+    (excluded,) = re.findall(r"^exclude_docs: \|\n((?:  .*\n)+)", configuration, re.MULTILINE)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     in_the_repository = {page for page in pages if page.startswith(tuple(excluded.split()))}
     linked = {page.strip().removeprefix("/") for page in behind.splitlines()}
