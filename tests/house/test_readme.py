@@ -20,10 +20,13 @@ from pages import (
     COMMANDS_OF_OP_REGISTRY,
     FENCED,
     LONG_COMMANDS,
+    LONGEST_LINE,
+    ON_THE_SITE,
     PAGES,
     PAGES_THAT_TAKE_LONG,
     PAGES_WITH_EXAMPLES,
     README,
+    WrappedOutput,
     commands_of,
     name_of,
     run_command,
@@ -71,6 +74,21 @@ def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
             assert text.startswith(">>> "), f"not an example that is run:\n{text}"
     for command in commands_of(page):
         assert command.startswith(COMMANDS_OF), f"not a command that is known: {command}"
+
+
+@pytest.mark.parametrize("page", [README, *ON_THE_SITE], ids=name_of)
+def test_code_fits_its_box(page: Path) -> None:
+    """A longer line is wrapped: outputs at a space, which the tests of examples allow them."""
+    long = [line for _, text in FENCED.findall(text_of(page)) for line in text.splitlines() if len(line) > LONGEST_LINE]
+    assert long == []
+
+
+def test_an_output_is_wrapped_where_it_is_long_and_nowhere_else() -> None:
+    wrapped = WrappedOutput().check_output
+    long = f"({'1234, ' * 20}5)\n"
+    assert wrapped(long.replace("1234, " * 10, "1234, " * 10 + "\n    ", 1), long, 0)
+    assert not wrapped(long.replace("1234", "123", 1), long, 0)
+    assert not wrapped("1,\n2\n", "1, 2\n", 0)
 
 
 def test_the_pages_with_examples_are_found() -> None:
