@@ -8,8 +8,8 @@ masked_tensor([2., 4.], valid=2/2, True=valid)
 Make one     masked_tensor, as_masked_tensor, from_nan, from_lengths, pad_sequence, pad_stack; interop: from and to
              NumPy, pandas, Arrow, tokenizers and others
 Use it       torch's own functions, methods, modules and losses; here are its reductions and scans with skipna and
-             min_count (sum, mean, cumsum …), accumulate, and the modules missing, metrics, optim, functional (torch.func)
-             and distributed
+             min_count (sum, mean, cumsum …), accumulate, and the modules missing, metrics, optim, functional
+             (torch.func) and distributed
 Leave        x.to_tensor(fill), x.get_mask(), x.compressed(); export, a program of plain operators
 Look inside  trace: where did validity go; explain: what happens to one call; plot
 Decide       densify, updates, windows, patches: with-blocks that say what is allowed, or what a call means

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -12,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 import masked_dispatch
+from masked_dispatch import plot
+from masked_dispatch.tensor import notebooks
 from repository import ROOT
 
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
@@ -104,3 +107,13 @@ def test_the_pictures_are_as_drawn_and_described() -> None:
         assert (folder / f"{name}.svg").read_text(encoding="utf-8") == drawn
         assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
         assert re.search(rf"!\[[^]]{{30,}}\]\(pictures/{name}\.svg\)", pages)
+
+
+def test_invalid_has_one_colour_everywhere() -> None:
+    """In pictures of masks, notebooks, the drawings of the site and the demonstration."""
+    pictures = (ROOT / "docs/extensions/pictures.py").read_text(encoding="utf-8")
+    (names, colours) = re.findall(r"^(VALID, INVALID, .*) = (.*)$", pictures, re.MULTILINE)[0]
+    drawn = dict(zip(names.split(", "), ast.literal_eval(colours), strict=True))
+    assert drawn["INVALID"] == plot.INVALID
+    assert bytes.fromhex(plot.VALID[1:]) == bytes(notebooks.VALID)
+    assert "import INVALID, VALID" in (ROOT / "examples/demo/plots.py").read_text(encoding="utf-8")
