@@ -46,7 +46,7 @@ def refusing(name: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: MaskedTensor, *args: Any, **kwargs: Any) -> Any:
     """`distribute_tensor` as modules call it for their parameters and buffers."""
     if is_distributed(tensor):  # by the style, before its module's other parameters
         return tensor

@@ -6,7 +6,6 @@ lose the mask is refused while anything is invalid, with the way out.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.interop.doors import door
 from masked_dispatch.interop.numpy_masked import masked_array_of
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 # Functions of NumPy that numpy.ma has under the same name and that heed the mask in every argument.
@@ -25,7 +25,6 @@ OF_NUMPY_MA = frozenset(
         *("amax", "amin", "min", "prod", "ptp", "std", "sum", "var"),
     )
 )
-torch_to_dlpack: Callable[[Any], Any] = getattr(torch.utils.dlpack, "to_dlpack")  # noqa: B009
 # Functions of NumPy that ask for the shape only.
 OF_SHAPES = frozenset(("ndim", "shape", "size"))
 
@@ -75,15 +74,16 @@ def dlpack(self: MaskedTensor, **options: Any) -> Any:
     return self._all_valid_data("DLPack").__dlpack__(**options)
 
 
-@functools.wraps(torch_to_dlpack)
-def to_dlpack(tensor: Any) -> Any:
-    return torch_to_dlpack(tensor._all_valid_data("to_dlpack()") if isinstance(tensor, MaskedTensor) else tensor)
+def to_dlpack(original: Callable[[Any], Any], tensor: MaskedTensor) -> Any:
+    """torch's function of this name, for the values, if every element is valid."""
+    return original(tensor._all_valid_data("to_dlpack()"))
 
 
 def install() -> None:
     """Called once, when the package is imported."""
-    setattr(torch, "to_dlpack", to_dlpack)  # noqa: B010 - mypy takes it for a name that torch has by chance
-    setattr(torch.utils.dlpack, "to_dlpack", to_dlpack)  # noqa: B010
+    owners: Any = (torch, torch.utils.dlpack)  # both have it by name
+    for owner in owners:
+        replace(owner, "to_dlpack", to_dlpack, lambda tensor: isinstance(tensor, MaskedTensor))
     added: dict[str, Any] = {
         "__array_function__": call_numpy,
         "__arrow_array__": arrow_array,

@@ -108,6 +108,25 @@ TABLE = (
         "2.13",
         18,
     ),
+    *(
+        Replacement(
+            owner,
+            ("to_dlpack",),
+            IMPORT,
+            "torch says that the tensor has no memory",
+            "2.13",
+            "tests/tensor/test_texts_of_refusals.py",
+        )
+        for owner in ("torch", "torch.utils.dlpack")
+    ),
+    Replacement(
+        "torch.storage.UntypedStorage",
+        ("__repr__",),
+        IMPORT,
+        "to print the storage of a masked tensor raises",
+        "2.13",
+        "tests/tensor/test_texts_of_refusals.py",
+    ),
     Replacement(
         "torch.testing._comparison.TensorLikePair",
         ("compare",),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
+from masked_dispatch.replacements.replacing import no_call, replace
 from masked_dispatch.tensor.messages import called_on_memory, data_pointer_requested, memory_requested, memory_shown
 from op_registry import MaskedSemanticsError
 
@@ -38,13 +39,11 @@ class WithoutMemory(_Base):
 
 def install() -> None:
     """Print the storage of a wrapper, by which torch tells what shares memory; called once, at import."""
-    printed = torch.UntypedStorage.__repr__
 
-    @functools.wraps(printed)
-    def shown(self: torch.UntypedStorage) -> str:
+    def shown(original: Callable[..., str], storage: torch.UntypedStorage) -> str:
         try:
-            return printed(self)
+            return original(storage)
         except RuntimeError:  # there is a size, but no memory
-            return memory_shown(self.nbytes(), self.device)
+            return memory_shown(storage.nbytes(), storage.device)
 
-    torch.UntypedStorage.__repr__ = shown  # type: ignore[method-assign, assignment]
+    replace(torch.UntypedStorage, "__repr__", shown, no_call, always=True)

@@ -303,12 +303,9 @@ def test_an_invalid_value_that_overwrites_nothing_is_caught(monkeypatch: pytest.
 
 
 def test_p4_leaves_operands_plain() -> None:
-    kinds = {
-        description.split()[3] for description, _ in trials_of(operator_named("mul"), "P4", records, Settings(), True)
-    }
-    assert {"half", "half_first", "half_others"} <= kinds
-    index_put = trials_of(operator_named("index_put"), "P4", records, Settings(), True)
-    assert "half_values" in {description.split()[3] for description, _ in index_put}
+    for entry, kinds in (("mul", {"half", "half_first", "half_others"}), ("index_put", {"half_values"})):
+        trials = trials_of(operator_named(entry), "P4", records, Settings(), True)
+        assert kinds <= {description.split()[3] for description, _ in trials}
 
 
 # -------------------------------------------------------------------------------------- what is kept, what is refused

@@ -22,6 +22,7 @@ FLOORS = {
         ("autocast", "resolve"),
         ("sparse",),
         ("categories",),
+        ("words",),
         ("slice_rules", "derivatives", "inside"),
         ("whole_slices",),
         ("authoring",),

@@ -143,6 +143,9 @@ GIVEN = {
     "torch.utils.data._utils.collate.default_collate_fn_map[torch.Tensor]": lambda make: default_collate(
         [tensor(make, ROWS)] * 2
     ),
+    "torch.to_dlpack": lambda make: torch.from_dlpack(torch.to_dlpack(tensor(make, ROWS))),
+    "torch.utils.dlpack.to_dlpack": lambda make: torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor(make, ROWS))),
+    "torch.storage.UntypedStorage.__repr__": lambda make: repr(tensor(make, ROWS).untyped_storage()),
     "torch.testing._comparison.TensorLikePair.compare": compared,
     "torch._vmap_internals._unwrap_batched": lambda make: torch.autograd.functional.jacobian(
         lambda x: x * 2, tensor(make, ROWS[0]), vectorize=True
@@ -286,7 +289,7 @@ def test_a_plain_call_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(result, theirs) if isinstance(theirs, Tensor) else result == theirs
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", [name for name in GIVEN if name != "torch.storage.UntypedStorage.__repr__"])
 def test_a_masked_call_that_relies_on_one_raises_while_it_is_off(name: str) -> None:
     with patches(False), pytest.raises(RuntimeError) as error:
         GIVEN[name](masked)
@@ -299,6 +302,13 @@ def test_a_masked_call_that_relies_on_one_raises_while_it_is_off(name: str) -> N
         "Switch it on, masked_dispatch.patches(True), or call it with plain tensors: x.to_tensor(value)."
     )
     assert not str(outcome(GIVEN[name], masked)).startswith(asked)
+
+
+def test_what_no_argument_tells_is_torchs_own_while_it_is_off() -> None:
+    storage = masked(ROWS).untyped_storage()
+    assert "device=cpu" in repr(storage)
+    with patches(False), pytest.raises(RuntimeError, match="its data is not allocated yet"):
+        repr(storage)
 
 
 # ---------------------------------------------------------------------------------------------------------- the switch

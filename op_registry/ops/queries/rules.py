@@ -256,7 +256,7 @@ def distinct(op: OpOverload, self: Dense, *flags: Any, inverse: bool) -> tuple[A
             result[1] = Dense(result[1])
         return tuple(result)
     valid = valid.expand(self.shape)
-    result = list(op(self.data[valid], *flags))
+    result = list(op(self.data.masked_select(valid), *flags))  # (an index would ask whether a 0-dim mask selects)
     if inverse:
         result[1] = self.like(torch.zeros_like(self.data, dtype=torch.int64).masked_scatter(valid, result[1]))
     return tuple(result)
