@@ -1,4 +1,5 @@
-"""The performance page: ``python -m benchmarks.page FILE [FILE ...]`` writes docs/performance.md and its plot.
+"""The performance page: ``python -m benchmarks.page FILE [FILE ...]`` writes docs/performance.md and its plot, and
+docs/costs.md, the few figures of it that users ask for (benchmarks/costs_page.py).
 
 A FILE is what ``python -m benchmarks … --json FILE`` has written. Of a benchmark that is in several files, the last one
 counts. No figure in the page is written by hand: one that should change is measured again. Why goals are missed, and
@@ -10,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import costs_page
 from benchmarks.harness import Goal
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -43,6 +46,9 @@ TITLES = {
 INTRODUCTION = """\
 # Performance
 
+This is the list of all goals that the project has set itself. If you ask what the library will cost you, read [what it
+costs](costs.md).
+
 Every figure here is a *ratio* of two things that were run side by side in one process, in turns, on one thread; its
 goal stands next to it. Seconds depend on the machine, ratios much less. Candidates' results are compared before they
 are timed. The whole page is measured and written by
@@ -70,11 +76,11 @@ processor cannot forward: a masked sum over 2048² elements took 4.2 times as lo
 # Why a benchmark's goals are missed, where they are, and what would close them.
 MISSED = {
     "training": (
-        "In evaluation an encoder layer of torch is one operator on the tokens that are there. BERT's is fifty, each "
-        "of which runs Python above torch (R5 says for how long): at the small size that is most of its time, and "
-        "its attention as one operator, as `nn.MultiheadAttention` has it, or nodes and dispatch in C++ would take "
-        "it out. In packed evaluation of the large encoder both sides multiply valid tokens alone: torch's own fast "
-        "path packs with NestedTensor."
+        "In evaluation, an encoder layer of torch is one operator, which computes the valid tokens only. A layer of "
+        "BERT is about fifty operators, and this library runs Python code for each of them (R5 has the time of a "
+        "call). At the small size, that code takes most of the time. Attention as one operator, as "
+        "`nn.MultiheadAttention` has it, or dispatch in C++ would remove it. In packed evaluation of the large "
+        "encoder, both sides multiply valid tokens only: torch's own fast path packs the batch with NestedTensor."
     ),
     "overhead": (
         "Without derivatives a call is one Python function and one new tensor subclass, each of which takes "
@@ -83,20 +89,19 @@ MISSED = {
     "eager_reductions": (
         "With a remembered mask a fill and torch's own kernel are left. For softmax and logsumexp that kernel "
         "alone takes about a third of the line by hand, var and std read the data twice, and for whole rows "
-        "the line's `where` is nearly free. One kernel that reads data and mask once, in C++, would close "
-        "them."
+        "the line's `where` takes next to no time. One C++ kernel that reads data and mask once would reach them."
     ),
     "chain": ("Eager: what R5 says, six times. Compiled: the load of masks (above)."),
-    "packed": ("Both sides are bound by products of matrices, of which AVX2 makes a larger part of the time."),
+    "packed": ("Both sides spend most of their time in matrix products, which take a larger share of it on AVX2."),
     "reductions": ("The load of masks (above): the limit is a kernel written by hand with the load that torch lacks."),
     "masked_mean": (
         "Compiled: the load of masks (above). Peak: the mask is kept for backward, a byte an element beside "
         "four of the gradient."
     ),
     "sparse": (
-        "Sums and maxima of rows are made of torch's kernels (`embedding_bag`, `segment_reduce`), of which "
-        "each goes over the values again; the limit is one pass. A kernel in C++ would close them. What is "
-        "stored of very sparse matrices takes less time than a call from Python."
+        "Sums and maxima of rows are made of torch's kernels (`embedding_bag`, `segment_reduce`), each of which "
+        "reads the values again; the limit is one pass. A C++ kernel would reach the goals. The work on the few "
+        "elements of a very sparse matrix takes less time than a call from Python."
     ),
     "conversions": (
         "CSC needs the mask in another order; tiles of bytes are transposed, which costs more than all else."
@@ -240,8 +245,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PAGE, help="the page; the plot is written beside it")
     arguments = parser.parse_args()
     runs = [json.loads(file.read_text(encoding="utf-8")) for file in arguments.files]
-    arguments.output.write_text(page(runs), encoding="utf-8")
+    text = page(runs)
+    arguments.output.write_text(text, encoding="utf-8")
     plot(measured_in(runs), arguments.output.with_suffix(".svg"))
+    costs = arguments.output.with_name(costs_page.PAGE.name)
+    try:
+        costs.write_text(costs_page.page(text), encoding="utf-8")
+    except ValueError as missing:
+        print(f"{costs} is left as it is: {missing}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,23 @@
 """Masked tensors for PyTorch: a tensor subclass that carries a mask (True = valid) through every operator.
 
-From the ground up; a room imports from those above it in this list:
+>>> import torch, masked_dispatch as md
+>>> x = md.from_nan(torch.tensor([[1.0, float("nan")], [3.0, 4.0]]))
+>>> x.mean(0)
+masked_tensor([2., 4.], valid=2/2, True=valid)
 
-versions.py               which releases of torch the library was tested with
-compiler_internals.py     private parts of torch's compiler, each assumption with a test
-distributed_internals.py  private parts of torch.distributed, likewise
-replacements/             what is replaced in torch: the table, how, and the switch
-engine_internals.py       private parts of the autograd engine, and who calls, likewise
-torch_internals.py        all other private torch, likewise
-forks.py                  locks that a forked process has for itself
-later_import.py           code that waits for an import
-densification.py          reports of sparse operands stored densely
-scopes.py                 which scopes are in force, and in force again in backward
-densify_policy.py         when that is allowed
-update_policy.py          what an assignment that drops a mask says
-tensor/                   the tensor subclasses as values
-autograd/                 the differentiable boundary between tensors and records
-interop/                  doors to other libraries; parts of torch that dispatch does not reach
-dispatch/                 how a call reaches its rule
-api/                      the exported functions
-functional.py             torch.func's transforms
-missing.py                pandas' words for missing values
-metrics.py                accuracy, mean squared error, perplexity
-distributed/              collectives of masked tensors, statistics and losses over all ranks
-torchax/                  masked tensors on XLA, by torchax
-optim/                    optimizers for masked gradients
-plot.py                   pictures of masks
-seeing/                   tracing where validity goes
-testing.py                comparing masked tensors in tests
-assumptions/              checks of what is assumed of torch
-conformance_subject.py    MaskedTensor as the subject of op_registry's conformance
-command_line/             the commands of python -m masked_dispatch
-__main__.py               python -m masked_dispatch
+Make one     masked_tensor, as_masked_tensor, from_nan, from_lengths, pad_sequence, pad_stack; interop: from and to
+             NumPy, pandas, Arrow, tokenizers and others
+Use it       torch's own functions, methods, modules and losses; here are its reductions and scans with skipna and
+             min_count (sum, mean, cumsum …), accumulate, and the modules missing, metrics, optim, functional
+             (torch.func) and distributed
+Leave        x.to_tensor(fill), x.get_mask(), x.compressed(); export, a program of plain operators
+Look inside  trace: where did validity go; explain: what happens to one call; plot
+Decide       densify, updates, windows, patches: with-blocks that say what is allowed, or what a call means
+Extend       op_registry.authoring: a rule for your own operator; registry holds the rules
+
+Documentation: README.md and docs/ of the repository, which `make docs` builds as a site: a tour, recipes by task, what
+each operator means (docs/semantics.md), every public name (docs/reference.md), and how the library is made
+(docs/architecture.md, which also lists the rooms of this package).
 """
 
 import typing as _typing

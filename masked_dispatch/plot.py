@@ -34,6 +34,7 @@ def __dir__() -> list[str]:
 MOST_BLOCKS = 400
 # The most lines that are drawn between the slices of a dimension.
 MOST_LINES = 40
+# The colours of validity, in every picture of this project: invalid is grey.
 INVALID, VALID, COUNTS = "#e3e3e3", "#2f6fb5", "#7a9cc4"
 
 

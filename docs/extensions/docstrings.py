@@ -1,19 +1,31 @@
-"""Docstrings as the site shows them: a paragraph of arguments, ``name  what it is``, becomes a list."""
+"""Docstrings as the site shows them: a paragraph of arguments, ``name  what it is``, becomes a list, and the name of
+something that the reference has an entry for becomes a link."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
 
 ARGUMENT = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
-ROLE = re.compile(r":\w+:`([^`]*)`")
+REFERENCE = Path(__file__).parents[1] / "reference.md"
+ENTRIES = frozenset(
+    re.findall(r"^::: masked_dispatch\.(\w+)\n(?! )", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+)
+NAME = re.compile(r"(?::\w+:)?`(?:masked_dispatch\.|md\.)?([^`]*)`")
 
 
 def as_markdown(text: str) -> str:
     """A docstring in Markdown."""
-    return "\n\n".join(_paragraph(part) for part in ROLE.sub(r"`\1`", text).split("\n\n"))
+    return "\n\n".join(_paragraph(part) for part in NAME.sub(_linked, text).split("\n\n"))
+
+
+def _linked(name: re.Match[str]) -> str:
+    """A name in Markdown: a link, if the reference has an entry of that name."""
+    shown = re.sub(r"^:\w+:", "", name[0])
+    return f"[{shown}][masked_dispatch.{name[1]}]" if name[1] in ENTRIES else shown
 
 
 def _paragraph(text: str) -> str:

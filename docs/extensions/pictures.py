@@ -13,7 +13,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "pictures"
 WIDTH = 440
 INK, SOFT, PAPER = "#1f2933", "#52606d", "#fbfbf9"
-VALID, INVALID, PLAIN, RULE = "#b2dfdb", "#eceff1", "#fff3c4", "#d9e2f7"
+# Valid and invalid have the colours of masked_dispatch/plot.py, valid a tint of it, on which ink can be read.
+VALID, INVALID, NEUTRAL, PLAIN, RULE = "#bcd2ea", "#e3e3e3", "#f4f4f0", "#fff3c4", "#dcefe0"
 CELL = 26
 
 Row = Sequence[object]
@@ -32,11 +33,9 @@ class Picture:
             f"{escape(words.strip('`'))}</text>"
         )
 
-    def rectangle(self, x: float, y: float, width: float, height: float, fill: str, *, dashed: bool = False) -> None:
-        dash = ' stroke-dasharray="3 3"' if dashed else ""
+    def rectangle(self, x: float, y: float, width: float, height: float, fill: str) -> None:
         self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{fill}" '
-            f'stroke="{SOFT}"{dash}/>'
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{fill}" stroke="{SOFT}"/>'
         )
 
     def arrow(self, x: float, start: float, end: float, color: str = INK) -> None:
@@ -59,7 +58,7 @@ class Picture:
             for j, value in enumerate(row):
                 invalid = value in (None, "F", "0")
                 left, top = x + j * size, y + i * size
-                self.rectangle(left, top, size, size, INVALID if invalid else VALID, dashed=invalid)
+                self.rectangle(left, top, size, size, INVALID if invalid else VALID)
                 shown = "–" if value is None else str(value)
                 self.text(left + size / 2, top + size / 2 + 5, shown, color=SOFT if invalid else INK, anchor="middle")
 
@@ -78,7 +77,7 @@ class Picture:
 def packages() -> Picture:
     """Which package imports which."""
     picture = Picture("Two packages; imports run downwards")
-    picture.box(["tests, benchmarks, examples"], INVALID)
+    picture.box(["tests, benchmarks, examples"], NEUTRAL)
     for name, lines, fill in (
         (
             "masked_dispatch: how a call gets there",
@@ -114,7 +113,7 @@ def one_call() -> Picture:
     steps = (
         (VALID, ["`F.linear(x, w)`", "x is masked, w a plain parameter"], "", ""),
         (
-            INVALID,
+            NEUTRAL,
             ["kernel at PreDispatch", "above functorch, autocast and autograd"],
             "x and w",
             "x.grad masked, w.grad plain",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,12 +20,22 @@ from op_registry.records.validity import intersect
 from op_registry.sparse.layout import OF_TORCH
 
 
+class SupportsArray(Protocol):
+    """What NumPy can make an array of: an array, masked or not, a number of NumPy's."""
+
+    def __array__(self, *args: Any, **options: Any) -> Any: ...
+
+
+# What torch.as_tensor takes.
+ArrayLike: TypeAlias = "Tensor | SupportsArray | complex | Sequence[ArrayLike]"
+
+
 def is_masked_tensor(value: object) -> bool:
     """Whether `value` is a masked tensor."""
     return isinstance(value, MaskedTensor)
 
 
-def masked_tensor(data: object, mask: object = None, *, requires_grad: bool = False) -> MaskedTensor:
+def masked_tensor(data: ArrayLike, mask: ArrayLike | None = None, *, requires_grad: bool = False) -> MaskedTensor:
     """A new leaf from copies of data and mask, as torch.tensor makes one.
 
     data  a plain tensor of any shape and dtype (or anything torch.as_tensor takes). A torch.sparse tensor keeps its
@@ -55,7 +65,7 @@ def _checked(tensor: Tensor, requires_grad: bool) -> bool:
     return requires_grad
 
 
-def as_masked_tensor(data: object, mask: object = None) -> MaskedTensor:
+def as_masked_tensor(data: ArrayLike, mask: ArrayLike | None = None) -> MaskedTensor:
     """A masked tensor that shares memory with `data`; differentiable with respect to it.
 
     The mask is copied: later writes to it do not show, and writes to the result do not reach it. Data that is already

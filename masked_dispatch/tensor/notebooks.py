@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 MOST_ROWS, MOST_COLUMNS = 64, 96
-VALID = (66, 133, 214)
+VALID = (47, 111, 181)
 # The longer side of the picture in CSS pixels, unless a block would be larger than LARGEST_BLOCK.
 LONGER_SIDE, LARGEST_BLOCK = 288, 16
 

@@ -1,7 +1,8 @@
-"""The performance page is made of what the benchmarks have written, and of nothing else."""
+"""The performance page is made of what the benchmarks have written, and of nothing else; the page of costs, of it."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import page
+from benchmarks import costs_page, page
 from benchmarks.__main__ import NAMES, QUICK
 from repository import ROOT
 
+PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 MACHINE = {"processor": "a processor", "architecture": "x86_64", "capability": "AVX2", "cores": 2, "threads": 1}
 
 
@@ -78,7 +80,9 @@ def test_a_figure_is_divided_by_its_goal(measured: float, bound: float, at_least
     assert goal.reached is (share <= 1)
 
 
-def test_the_command_writes_the_page_and_its_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_the_page_and_its_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     file, output = tmp_path / "all.json", tmp_path / "performance.md"
     file.write_text(json.dumps(RUN), encoding="utf-8")
@@ -89,6 +93,8 @@ def test_the_command_writes_the_page_and_its_plot(tmp_path: Path, monkeypatch: p
     assert output.read_text(encoding="utf-8") == page.page([RUN])
     page.main()
     assert (tmp_path / "performance.svg").read_bytes() == first
+    assert "costs.md is left as it is: no figure of the benchmark training says how long" in capsys.readouterr().err
+    assert not (tmp_path / "costs.md").exists()
 
 
 def test_every_benchmark_has_a_place_on_the_page_and_a_quick_form() -> None:
@@ -97,8 +103,28 @@ def test_every_benchmark_has_a_place_on_the_page_and_a_quick_form() -> None:
 
 
 def test_the_page_names_benchmarks_that_exist() -> None:
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    named = re.findall(r"^`python -m benchmarks (\w+)`$", text, re.MULTILINE)
+    named = re.findall(r"^`python -m benchmarks (\w+)`$", PERFORMANCE, re.MULTILINE)
     assert named
     assert set(named) <= set(NAMES)
-    assert "performance.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def test_the_page_of_costs_has_the_figures_of_the_performance_page() -> None:
+    """``python -m benchmarks.costs_page`` writes it again."""
+    assert costs_page.PAGE.read_text(encoding="utf-8") == costs_page.page(PERFORMANCE)
+
+
+def test_the_page_of_costs_has_the_least_and_the_most_of_its_figures() -> None:
+    figures = {"fill": {"a: times": 0.5, "b: times": 1.25, "c": 7.0}}
+    of = functools.partial(costs_page.Cost, "a fill", "where", "fill")
+    assert costs_page.figure(of(r".*: times"), figures) == "0.50–1.25"
+    assert costs_page.figure(of(r".*: times", inverted=True), figures) == "0.80–2.0"
+    with pytest.raises(ValueError, match="no figure of the benchmark fill says how long 'a fill' takes"):
+        costs_page.figure(of(r".*: seconds"), figures)
+
+
+def test_the_page_says_of_missed_goals_what_is_written_here() -> None:
+    for part in PERFORMANCE.split("\n## ")[1:]:
+        (name,) = re.findall(r"^`python -m benchmarks (\w+)`$", part, re.MULTILINE)
+        missed = page.MISSED.get(name, "") if "| **no** |" in part else ""
+        assert re.findall(r"^\*Missed because:\* (.*)$", part, re.MULTILINE) == ([missed] if missed else [])
+    assert PERFORMANCE.startswith(page.INTRODUCTION.partition("{runs}")[0])

@@ -20,10 +20,13 @@ from pages import (
     COMMANDS_OF_OP_REGISTRY,
     FENCED,
     LONG_COMMANDS,
+    LONGEST_LINE,
+    ON_THE_SITE,
     PAGES,
     PAGES_THAT_TAKE_LONG,
     PAGES_WITH_EXAMPLES,
     README,
+    WrappedOutput,
     commands_of,
     name_of,
     run_command,
@@ -55,7 +58,8 @@ def prose_of(page: Path) -> str:
     return FENCED.sub("", text_of(page))
 
 
-COMMANDS = commands_of(README)
+PAGE_OF_COMMANDS = ROOT / "docs/commands.md"
+COMMANDS = commands_of(PAGE_OF_COMMANDS)
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
@@ -70,6 +74,21 @@ def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
             assert text.startswith(">>> "), f"not an example that is run:\n{text}"
     for command in commands_of(page):
         assert command.startswith(COMMANDS_OF), f"not a command that is known: {command}"
+
+
+@pytest.mark.parametrize("page", [README, *ON_THE_SITE], ids=name_of)
+def test_code_fits_its_box(page: Path) -> None:
+    """A longer line is wrapped: outputs at a space, which the tests of examples allow them."""
+    long = [line for _, text in FENCED.findall(text_of(page)) for line in text.splitlines() if len(line) > LONGEST_LINE]
+    assert long == []
+
+
+def test_an_output_is_wrapped_where_it_is_long_and_nowhere_else() -> None:
+    wrapped = WrappedOutput().check_output
+    long = f"({'1234, ' * 20}5)\n"
+    assert wrapped(long.replace("1234, " * 10, "1234, " * 10 + "\n    ", 1), long, 0)
+    assert not wrapped(long.replace("1234", "123", 1), long, 0)
+    assert not wrapped("1,\n2\n", "1, 2\n", 0)
 
 
 def test_the_pages_with_examples_are_found() -> None:
@@ -162,12 +181,13 @@ def test_there_is_a_command_of_each_kind() -> None:
     assert {c.split()[3] for c in COMMANDS if "op_registry" in c} >= {"explain", "coverage", "check", "mutants"}
 
 
-def test_the_options_that_the_readme_names_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_that_the_page_of_commands_names_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["coverage", "--help"])
     assert left.value.code == 0
     assert "--measure" in capsys.readouterr().out
-    assert f"{len(list(coverage.entries()))} OpInfos" in text_of(README)
+    assert "--measure" in text_of(PAGE_OF_COMMANDS)
+    assert f"{len(list(coverage.entries()))} OpInfos" in text_of(PAGE_OF_COMMANDS)
 
 
 def test_the_targets_of_make_are_there() -> None:
@@ -178,9 +198,20 @@ def test_the_targets_of_make_are_there() -> None:
 
 
 def test_the_benchmarks_are_there() -> None:
-    (line,) = [line for line in text_of(README).splitlines() if line.startswith("python -m benchmarks ")]
-    named = [shlex.split(line, comments=True)[3], *re.split(r",\s*", line.partition("also: ")[2])]
+    text = text_of(PAGE_OF_COMMANDS)
+    run = {shlex.split(command)[3] for command in COMMANDS if command.startswith("python -m benchmarks ")}
+    named = re.findall(r"`(\w+)`", text.partition("The benchmarks are ")[2].partition(". ")[0])
     assert sorted(named) == sorted(BENCHMARKS)
+    assert run
+    assert run <= set(BENCHMARKS)
+
+
+def test_the_readme_is_a_page_that_begins_with_how_to_install() -> None:
+    text = text_of(README)
+    assert len(text.splitlines()) <= 115
+    language, first = FENCED.findall(text)[0]
+    assert (language, first.split()[:2]) == ("", ["pip", "install"])
+    assert commands_of(README)[1:] == ["make demo", "make test"]
 
 
 def test_the_readme_names_the_versions_that_are_supported() -> None:

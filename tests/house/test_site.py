@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -12,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 import masked_dispatch
+from masked_dispatch import plot
+from masked_dispatch.tensor import notebooks
 from repository import ROOT
 
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
@@ -36,8 +39,10 @@ def test_every_exported_name_is_in_the_reference() -> None:
     assert named == set(masked_dispatch.__all__)
 
 
-def test_a_paragraph_of_arguments_becomes_a_list(as_markdown: Callable[[str], str]) -> None:
-    text = """What it does, as :func:`other` does.
+def test_a_paragraph_of_arguments_becomes_a_list_and_a_name_with_an_entry_a_link(
+    as_markdown: Callable[[str], str],
+) -> None:
+    text = """What it does, as :func:`other` and :func:`masked_dispatch.from_nan` do; see `md.explain`, `explain(f)`.
 
 data, mask  a tensor, and where
             it is valid
@@ -46,7 +51,8 @@ dim         an int
 Raises ValueError."""
     assert (
         as_markdown(text)
-        == """What it does, as `other` does.
+        == """What it does, as `other` and [`masked_dispatch.from_nan`][masked_dispatch.from_nan] do; \
+see [`md.explain`][masked_dispatch.explain], `explain(f)`.
 
 - `data`, `mask`: a tensor, and where it is valid
 - `dim`: an int
@@ -57,26 +63,31 @@ Raises ValueError."""
 
 def test_the_site_has_every_page() -> None:
     """So does the build, which fails for a page that is left out; this test fails earlier."""
-    (navigation,) = re.findall(
-        r"^nav:\n(.*)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    configuration = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (navigation,) = re.findall(r"^nav:\n(.*)", configuration, re.MULTILINE | re.DOTALL)
+    shown = set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
+    (behind,) = re.findall(r"^not_in_nav: \|\n((?:  .*\n)+)", configuration, re.MULTILINE)
+    (excluded,) = re.findall(r"^exclude_docs: \|\n((?:  .*\n)+)", configuration, re.MULTILINE)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == pages
+    in_the_repository = {page for page in pages if page.startswith(tuple(excluded.split()))}
+    linked = {page.strip().removeprefix("/") for page in behind.splitlines()}
+    assert shown | linked == pages - in_the_repository
+    assert not shown & linked
+    texts = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in shown]
+    assert [page for page in linked if not any(f"]({page})" in text for text in texts)] == []
 
 
 def test_every_family_of_the_semantics_has_an_example() -> None:
+    """A section of the same title, but for a family that is refused, and for a scope."""
     semantics = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
-    table = semantics.partition("## Families")[2].partition("\n\n|")[2].partition("\n\n")[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    families = [row[0] for row in rows if row[1] != "—"]  # a family that is refused has none
+    sections = semantics.partition("\n## Families\n")[2].partition("\n## ")[0].split("\n### ")[1:]
+    titles = [section.partition("\n")[0] for section in sections]
+    without = {"Products of block-scaled matrices", "Windows of padding"}
     page = (ROOT / "docs/semantics-examples.md").read_text(encoding="utf-8")
-    sections = page.split("\n## ")[1:]
-    assert len(sections) > 20
-    for family, section in zip(families, sections, strict=True):
-        title, _, text = section.partition("\n")
-        first = re.findall(r"\w+", title)[0].lower()
-        assert re.search(rf"\b{first}", family.lower()), f"the example {title!r} does not belong to {family!r}"
-        assert "```python\n>>> " in text
+    examples = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
+    assert len(examples) > 20
+    assert list(examples) == [title for title in titles if title not in without]
+    assert [title for title, text in examples.items() if "```python\n>>> " not in text] == []
 
 
 def test_the_pictures_are_as_drawn_and_described() -> None:
@@ -94,3 +105,13 @@ def test_the_pictures_are_as_drawn_and_described() -> None:
         assert (folder / f"{name}.svg").read_text(encoding="utf-8") == drawn
         assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
         assert re.search(rf"!\[[^]]{{30,}}\]\(pictures/{name}\.svg\)", pages)
+
+
+def test_invalid_has_one_colour_everywhere() -> None:
+    """In pictures of masks, notebooks, the drawings of the site and the demonstration."""
+    pictures = (ROOT / "docs/extensions/pictures.py").read_text(encoding="utf-8")
+    (names, colours) = re.findall(r"^(VALID, INVALID, .*) = (.*)$", pictures, re.MULTILINE)[0]
+    drawn = dict(zip(names.split(", "), ast.literal_eval(colours), strict=True))
+    assert drawn["INVALID"] == plot.INVALID
+    assert bytes.fromhex(plot.VALID[1:]) == bytes(notebooks.VALID)
+    assert "import INVALID, VALID" in (ROOT / "examples/demo/plots.py").read_text(encoding="utf-8")

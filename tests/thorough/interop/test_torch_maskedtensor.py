@@ -1,7 +1,7 @@
 """PyTorch's own tests of its masked tensors, run against this library: what passes, and what contradicts the contract.
 
 Set TORCH_SOURCE to a source tree of pytorch: the file is not in its wheels, and none of it is here. The table is in
-docs/torch_masked_tests.md.
+docs/results/torch_masked_tests.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from repository import HELPERS, ROOT
 
 SHIM = HELPERS / "torch_maskedtensor_shim.py"
-DOCUMENT = ROOT / "docs" / "torch_masked_tests.md"
+DOCUMENT = ROOT / "docs" / "results" / "torch_masked_tests.md"
 SOURCE = os.environ.get("TORCH_SOURCE", "")
 FILE = Path(SOURCE) / "test" / "test_maskedtensor.py"
 
