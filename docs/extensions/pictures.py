@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+from masked_dispatch.tensor.colours import INVALID
+
 FOLDER = Path(__file__).parents[1] / "pictures"
 WIDTH = 440
 INK, SOFT, PAPER = "#1f2933", "#52606d", "#fbfbf9"
-VALID, INVALID, PLAIN, RULE = "#b2dfdb", "#eceff1", "#fff3c4", "#d9e2f7"
+VALID, OTHER, PLAIN, RULE = "#b2dfdb", "#f4f6f7", "#fff3c4", "#d9e2f7"
 CELL = 26
 
 Row = Sequence[object]
@@ -78,7 +80,7 @@ class Picture:
 def packages() -> Picture:
     """Which package imports which."""
     picture = Picture("Two packages; imports run downwards")
-    picture.box(["tests, benchmarks, examples"], INVALID)
+    picture.box(["tests, benchmarks, examples"], OTHER)
     for name, lines, fill in (
         (
             "masked_dispatch: how a call gets there",
@@ -114,7 +116,7 @@ def one_call() -> Picture:
     steps = (
         (VALID, ["`F.linear(x, w)`", "x is masked, w a plain parameter"], "", ""),
         (
-            INVALID,
+            OTHER,
             ["kernel at PreDispatch", "above functorch, autocast and autograd"],
             "x and w",
             "x.grad masked, w.grad plain",

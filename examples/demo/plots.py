@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from examples.demo.data import weekly_co2
 from examples.demo.digits import Restored
 from examples.demo.forecasting import Forecasts
+from masked_dispatch.tensor.colours import INVALID, VALID
 
-BLUE, ORANGE, GREY, PALE = "#1f5fa8", "#d9661f", "#9a9a9a", "#e9e4da"
+BLUE, ORANGE, GREY = "#1f5fa8", "#d9661f", "#9a9a9a"
 
 
 def draw(forecasts: Forecasts, restored: Restored, folder: Path) -> list[Path]:
@@ -46,7 +47,7 @@ def co2_series(forecasts: Forecasts) -> Figure:
     whole.plot(series.index, series, color=BLUE, lw=0.9, label="measured")
     holes = series.index[series.isna()]
     low, high = whole.get_ylim()
-    whole.vlines(holes, low, high, color=ORANGE, lw=0.8, alpha=0.6, label=f"{len(holes)} weeks missing")
+    whole.vlines(holes, low, high, color=INVALID, lw=1, zorder=0, label=f"{len(holes)} weeks missing")
     whole.set_ylim(low, high)
     whole.set(title="Weekly CO₂ above Mauna Loa, with its gaps", ylabel="ppm")
     whole.legend(loc="lower right", frameon=False)
@@ -81,20 +82,20 @@ def digits(restored: Restored, count: int = 12) -> Figure:
         ("restored", restored.restored),
     )
     figure, grid = plt.subplots(3, count, figsize=(count, 3.4), layout="constrained")
-    grey = plt.get_cmap("gray_r").with_extremes(bad="#f3b48c")
+    shades = plt.get_cmap("Blues").with_extremes(bad=INVALID)
     for (name, images), line in zip(rows, grid, strict=True):
         for axes, image in zip(line, images[:count, 0].numpy(), strict=True):
-            axes.imshow(np.ma.masked_invalid(image), cmap=grey, vmin=0, vmax=1)
+            axes.imshow(np.ma.masked_invalid(image), cmap=shades, vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
         line[0].set_ylabel(name)
-    figure.suptitle("Held-out digits before and after; missing pixels in orange")
+    figure.suptitle("Held-out digits before and after; missing pixels in grey")
     return figure
 
 
 def masks(forecasts: Forecasts, restored: Restored) -> Figure:
     """The masks themselves: training windows by week, and one held-out digit after another."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
-    colours = ListedColormap([ORANGE, PALE])
+    colours = ListedColormap([INVALID, VALID])
     past = ~forecasts.data.train.past.isnan().numpy()
     left.imshow(past, cmap=colours, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
     left.set(title="Mask of the training windows", xlabel="week of the window", ylabel="window, by date")
@@ -104,5 +105,5 @@ def masks(forecasts: Forecasts, restored: Restored) -> Figure:
     right.set(title="Masks of 100 held-out digits", xticks=np.arange(-0.5, 80, 8), yticks=np.arange(-0.5, 80, 8))
     right.grid(color="white", lw=1.5)
     right.tick_params(length=0, labelbottom=False, labelleft=False)
-    figure.suptitle("True (valid) is pale, False (invalid) is orange")
+    figure.suptitle("True (valid) is blue, False (invalid) is grey")
     return figure
