@@ -7,6 +7,7 @@ operator: a rule that replaces it starts without them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.digests import digest_of_code
+from op_registry.errors import MaskedSemanticsError
 from op_registry.traits import NO_TRAITS, Slices, Traits
 
 Run = Callable[..., Any]
@@ -112,6 +114,15 @@ class Rule:
 
     def bind(self, op: OpOverload) -> Run:
         """`run` for one overload, called with that overload's arguments."""
+        function = self._bound(op)
+        return function if self.is_built_in else naming_its_rule(self, op, function)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of op_registry's own; errors in these are torch's or the user's, and don't name a rule."""
+        return self.where.startswith("op_registry/")
+
+    def _bound(self, op: OpOverload) -> Run:
         if not self.takes_op:
             return self.run
         run, traits = self.run, self.traits
@@ -217,6 +228,50 @@ class InsideRule(Rule):
     def holds(self, variables: Mapping[str, object]) -> bool:
         """Whether the function's local variables have the values that the rule asks for."""
         return all(variables.get(name) == value for name, value in self.when.items())
+
+
+def naming_its_rule(rule: Rule, op: OpOverload, function: Run) -> Run:
+    """`function`, what another library's rule does: an error in it says which rule, and so does a mask that misfits."""
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+            for record in result if isinstance(result, (tuple, list)) else (result,):
+                _check_mask(record)
+            return result
+        except MaskedSemanticsError:
+            raise  # the rule's own words for its users
+        except Exception as error:
+            name_rule(error, rule, op)
+            raise
+
+    return named
+
+
+def name_rule(error: Exception, rule: Rule, op: OpOverload) -> None:
+    """Add to an error's text which rule raised it.
+
+    Python 3.10 prints no notes (BaseException.add_note), so that the line is part of the message.
+    """
+    if rule.is_built_in or IN_A_RULE in str(error) or not error.args or str(error) != error.args[0]:
+        return  # a rule that this one calls has been named; or the text is no plain message
+    run = getattr(rule.run, "__name__", type(rule.run).__name__)
+    error.args = (f"{error.args[0]}{IN_A_RULE}{op}: {run}, {rule.category.name}, at {rule.where}", *error.args[1:])
+
+
+IN_A_RULE = "\n  in the rule of "
+
+
+def _check_mask(record: Any) -> None:
+    """ValueError if a record's validity does not broadcast to its data. Symbolic sizes are not compared."""
+    validity = getattr(record, "validity", None)
+    if validity is None or not hasattr(record, "data"):
+        return
+    mask, data = tuple(validity.shape), tuple(record.data.shape)
+    sizes = zip(reversed(mask), reversed(data), strict=False)
+    if len(mask) > len(data) or any(type(m) is type(d) is int and m not in (1, d) for m, d in sizes):
+        raise ValueError(f"a result of shape {data} cannot have a mask of shape {mask}, which does not broadcast to it")
 
 
 def packet_name(op: OpOverload | OpOverloadPacket) -> str:

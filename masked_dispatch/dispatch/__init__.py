@@ -5,6 +5,7 @@ kernel_table.py   the kernel registered for each overload, and a kernel around i
 run_rule.py       finding masked arguments, running a rule on records, wrapping its result
 divided_operands.py  rules on distributed tensors, where DTensor has refused one of their operators
 plain_results.py  refusing results that would lose the mask
+selections.py     what a mask with invalid entries has selected, for errors about sizes
 fast_paths.py     kernels for the most common calls without derivatives
 views.py          views: torch's own view node, and the same view of data and mask
 writes.py         in-place and out= forms

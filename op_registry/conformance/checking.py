@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -15,7 +16,7 @@ ALSO_STORED = ("csr", "bsr")
 
 
 def check(
-    op: OpOverload | OpOverloadPacket | str,
+    op: OpOverload | OpOverloadPacket | Callable[..., Any] | str,
     *,
     subject: str | None = None,
     laws: Sequence[str] = ALL_LAWS,
@@ -24,7 +25,7 @@ def check(
     allow: Mapping[str, str] | None = None,
     allow_broken: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """Run the laws on an operator: one of torch's, by overload, packet or name, or one of your own that has a rule.
+    """Run the laws on an operator: one of torch's, by overload, packet, function or name, or one of your own.
 
     op            the operator; for another library's operator, every overload that has a rule is run, and its in-place
                   and out= forms
@@ -35,8 +36,8 @@ def check(
     allow_broken  laws that may be broken, each with the reason; to except single trials, use ``rule.gap``
 
     An allowance that is not needed makes the verdict false. Samples of your own operator come from ``rule.samples``, or
-    are generated from its schema. Raises LookupError for an operator without a rule, and where there is no masked
-    tensor to test; ValueError for an unknown law.
+    are generated from its schema. Raises TypeError for what is no operator, LookupError for an operator without a rule
+    and for want of a masked tensor to test, ValueError for an unknown law.
     """
     unknown = [law for law in (*laws, *(allow or {}), *(allow_broken or {})) if law not in ALL_LAWS]
     if unknown:

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import Expected, NoOracle, Refused, expected
 from op_registry.conformance.oracles.python_functions import as_oracles_run
-from op_registry.conformance.plain_torch import weighted_sum, weighting
+from op_registry.conformance.plain_torch import STEP, close_to_differences, weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Observed
 from op_registry.conformance.trees import tree_leaves
@@ -28,9 +29,8 @@ from op_registry.errors import MaskedSemanticsError
 ROUNDING = 1e-7
 # For samples with a float32 tensor (a weight, say) whatever dtype was requested.
 ROUNDING_NARROW = 1e-4
-# The defaults of torch.autograd.gradcheck.
-STEP, RELATIVE, ABSOLUTE = 1e-6, 1e-3, 1e-5
-
+# The namespaces of torch's operators.
+TORCHS_OWN = ("aten", "prims")
 
 # One gradient for each tensor of the sample; None where there is none.
 Gradients = Sequence[Observed | None]
@@ -43,10 +43,13 @@ def gradients_are_derivatives(trial: Trial) -> None:
     """P5 at first order, and at second order where torch has one."""
     if trial.derivative_order == 0:
         raise NotAsked(f"no derivative: {plain_torch.derivative(trial.sample, trial.seed).why}")
+    wrong = plain_torch.wrong_derivative(trial.sample, trial.seed) if _is_of_another_library(trial) else None
+    if wrong and trial.masking.kind == "unstored":
+        raise Broken(f"the operator's own derivative is wrong, not the rule's: {wrong}")
     observed_derivatives = derivatives_or_refusal(trial)
     first = observed_derivatives[0]
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
-        _masked_like_its_tensor(f"gradient {position}", gradient, mask)
+        _masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
     try:
         wanted = _derivatives_of(trial, expected)
     except (NoOracle, Refused) as reason:
@@ -61,6 +64,8 @@ def gradients_are_derivatives(trial: Trial) -> None:
     try:
         _same_derivatives(observed_derivatives, wanted, trial)
     except Broken:
+        if wrong:
+            raise NotAsked("the operator's own derivative, with which the rule's is compared, is wrong") from None
         # Some of torch's own gradients (with repeated indices, for example) are not the derivative. Don't count that
         # against the subject: compare with torch where all is valid, and skip the trial where something is invalid.
         whole = _all_valid(trial)
@@ -73,6 +78,11 @@ def gradients_are_derivatives(trial: Trial) -> None:
                 raise
             raise NotAsked("plain torch's own gradient differs from the oracle's derivative") from None
         _same_derivatives(observed_derivatives, from_torch, trial)
+
+
+def _is_of_another_library(trial: Trial) -> bool:
+    """Whether the call is one operator that torch does not bring: the derivatives of those that it brings, it tests."""
+    return isinstance(trial.sample.fn, OpOverload) and trial.sample.fn.namespace not in TORCHS_OWN
 
 
 def _all_valid(trial: Trial) -> Trial:
@@ -109,7 +119,9 @@ def plain_result(
 def _same_derivatives(got: Derivatives, want: PlainDerivatives, trial: Trial) -> None:
     narrow = any(t.is_floating_point() and t.element_size() < 8 for t in trial.sample.tensors)
     rounding = ROUNDING_NARROW if narrow else ROUNDING
-    for order, gradients, references in zip(("gradient", "second-order gradient"), got, want, strict=True):
+    for order, gradients, references in zip(
+        ("the rule's gradient", "the rule's second-order gradient"), got, want, strict=True
+    ):
         if references is None:
             continue
         per_tensor = zip(gradients or [None] * len(references), references, trial.masks, strict=True)
@@ -244,17 +256,13 @@ def _against_differences(trial: Trial, gradients: Gradients) -> None:
     # Central differences are no reference where even plain torch's derivative disagrees with them (kinks, ties).
     unmasked = _all_valid(trial)
     from_torch = _derivatives_of(unmasked, plain_result)
-    if from_torch is not None and not _close(
+    if from_torch is not None and not close_to_differences(
         _directional(_as_observed(from_torch)[0], directions), _slope(unmasked, directions)
     ):
         raise NotAsked("plain torch's own derivative differs from central differences")
     along, slope = _directional(gradients, directions), _slope(trial, directions)
-    if not _close(along, slope):
-        raise Broken(f"the gradient along a direction is {along:.8g}, central differences give {slope:.8g}")
-
-
-def _close(along: float, slope: float) -> bool:
-    return abs(slope - along) <= ABSOLUTE + RELATIVE * abs(slope) or slope != slope
+    if not close_to_differences(along, slope):
+        raise Broken(f"the rule's gradient along a direction is {along:.8g}, central differences give {slope:.8g}")
 
 
 def _directional(gradients: Gradients, directions: Sequence[Tensor | None]) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.conformance.compare import bit_difference
 from op_registry.conformance.randomness import start_random_numbers
@@ -103,6 +104,75 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
     except Exception as error:
         return Derivative(1, f"plain torch raises {one_line(error)}", sloped)
     return Derivative(2, sloped=sloped, curved=_any_nonzero(second))
+
+
+@functools.lru_cache(maxsize=256)
+def wrong_derivative(sample: Sample, seed: int = 0) -> str | None:
+    """How the operator's own derivative differs from central differences of the plain operator; None if it does not.
+
+    Asked along one direction for each float64 tensor, at first order and, where torch has it, at second order.
+    """
+    order = derivative(sample, seed).order
+    wanted = [n for n in sorted(variables(sample, seed)) if sample.tensors[n].dtype is torch.float64]
+    for n in wanted if order else ():
+        direction = weighting(sample.tensors[n], 300 + n)
+        for which, scalar_of in (("derivative", _value_at), ("second derivative", _slope_at))[:order]:
+            slope = scalar_of(sample, seed, n, direction, 0.0)[1]
+            ahead, behind = (scalar_of(sample, seed, n, direction, step)[0] for step in (STEP, -STEP))
+            differences = (ahead - behind) / (2 * STEP)
+            if not close_to_differences(slope, differences):
+                return (
+                    f"the {which} by {_named_argument(sample, n)} along a direction is {slope:.6g}, central "
+                    f"differences of the plain operator give {differences:.6g}"
+                )
+    return None
+
+
+# The defaults of torch.autograd.gradcheck.
+STEP, RELATIVE, ABSOLUTE = 1e-6, 1e-3, 1e-5
+
+
+def close_to_differences(along: float, slope: float) -> bool:
+    """Whether a directional derivative agrees with central differences, which are inexact; also where these are NaN."""
+    return abs(slope - along) <= ABSOLUTE + RELATIVE * abs(slope) or slope != slope
+
+
+def _value_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[float, float]:
+    """A weighted sum of the results with tensor `n` moved by a step, and its derivative along the direction."""
+    scalar, moved = _scalar_of_moved(sample, seed, n, direction, step)
+    return float(scalar), 0.0 if step else _along(scalar, moved, direction)
+
+
+def _slope_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[float, float]:
+    """The derivative of that along another direction, and its own derivative along the first."""
+    scalar, moved = _scalar_of_moved(sample, seed, n, direction, step)
+    (gradient,) = torch.autograd.grad(scalar, moved, allow_unused=True, create_graph=True)
+    if gradient is None:
+        return 0.0, 0.0
+    slope = (gradient * weighting(gradient, 400 + n)).sum()
+    return float(slope), 0.0 if step or not slope.requires_grad else _along(slope, moved, direction)
+
+
+def _along(scalar: Tensor, moved: Tensor, direction: Tensor) -> float:
+    (gradient,) = torch.autograd.grad(scalar, moved, allow_unused=True)
+    return 0.0 if gradient is None else float((gradient * direction).sum())
+
+
+def _scalar_of_moved(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    args, kwargs, copies = _copies(sample, frozenset({n}))
+    with torch.no_grad():
+        copies[n] += step * direction
+    start_random_numbers(seed)
+    result = sample.differentiable_part(sample.fn(*args, **kwargs))
+    scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+    return (copies[n].sum() * 0 if scalar is None else scalar), copies[n]
+
+
+def _named_argument(sample: Sample, n: int) -> str:
+    """The name of the argument that tensor `n` of a sample is."""
+    names = [a.name for a in sample.fn._schema.arguments] if isinstance(sample.fn, OpOverload) else []
+    given = [*zip(names, sample.args, strict=False), *sample.kwargs.items()]
+    return next((name for name, value in given if value is sample.tensors[n]), f"tensor {n}")
 
 
 def error_of_whole_gradient(sample: Sample, seed: int = 0) -> str | None:

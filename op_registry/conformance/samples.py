@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from op_registry.conformance.sample import chosen as chosen
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.variant_calls import in_place, into_out
 from op_registry.conformance.watching import Recorder, calls_of
+from op_registry.registration import no_operator
 from op_registry.registry import registry
 from op_registry.rule import packet_name
 
@@ -327,10 +329,19 @@ def in_each_dtype(name: str) -> list[str]:
     return [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator_named(name).dtypes, key=str)] or [name]
 
 
-def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
-    """What to run in order to check `op`: the database entries that call it, or the operator itself."""
+def operators_of(op: OpOverload | OpOverloadPacket | Callable[..., Any] | str) -> list[Operator]:
+    """What to run in order to check `op`: the database entries that call it, or the operator itself.
+
+    A function of torch's (torch.softmax) stands for the entries of this function, or for the aten operator of its name.
+    TypeError for any other.
+    """
     if isinstance(op, str):
         return [operator_named(op)]
+    if not isinstance(op, (OpOverload, OpOverloadPacket)):
+        entries_of_function = _entries_of_function(op)
+        if entries_of_function:
+            return [*entries_of_function]
+        op = _aten_operator_of(op)
     overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
     # The database has only torch's operators, and searching it takes a while.
     callers = entries_by_overload() if overloads[0].namespace == "aten" else {}
@@ -341,6 +352,32 @@ def operators_of(op: OpOverload | OpOverloadPacket | str) -> list[Operator]:
     if not registered:
         raise LookupError(f"{packet_name(op)} has no rule, and torch's operator database does not call it")
     return [o for overload in registered for o in (RegisteredOperator(overload), *forms_of(overload))]
+
+
+def _entries_of_function(function: Callable[..., Any]) -> list[DatabaseOperator]:
+    """The entries of the database that are this very function, or of which it is another name."""
+    if not callable(function):
+        return []
+    found = []
+    for operator in database().values():
+        info = operator.info
+        spellings = (info.op, info.method_variant, info.inplace_variant, *(alias.op for alias in info.aliases))
+        if any(function is spelling for spelling in spellings):
+            found.append(operator)
+    return found
+
+
+def _aten_operator_of(function: object) -> OpOverloadPacket:
+    """The aten operator that a function written in C++ dispatches, which has its name; TypeError for any other."""
+    name = getattr(function, "__name__", "")
+    in_cpp = isinstance(function, BUILTIN) and getattr(function, "__module__", None) != "builtins"
+    if in_cpp and isinstance(getattr(torch.ops.aten, name, None), OpOverloadPacket):
+        packet: OpOverloadPacket = getattr(torch.ops.aten, name)
+        return packet
+    raise TypeError(f"check({function!r}): {no_operator(function)}, or the name of an entry of torch's database")
+
+
+BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
 
 @functools.cache

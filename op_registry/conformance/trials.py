@@ -20,6 +20,7 @@ from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gap_tracker import GapTracker
 from op_registry.conformance.gaps import gaps_of
 from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
+from op_registry.conformance.oracles import Misdeclared, OracleFailed
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.report import Outcome, Report, Status
 from op_registry.conformance.sample import Operator, Sample
@@ -48,6 +49,7 @@ from op_registry.conformance.trial import (
 )
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.zeros import zeros_verified
+from op_registry.rule import IN_A_RULE
 
 LAWS: dict[str, Law] = {
     "P1": laws.all_valid_identity,
@@ -140,7 +142,7 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P1": WHOLE,
     "P2": ("stored", *PARTIAL),  # of "unstored" P1 says all
     "P3": PARTIAL,
-    "P4": ("half", "slices", "empty", ONE_HOLE),
+    "P4": ("half", "half_first", "half_others", "half_values", "slices", "empty", ONE_HOLE),
     "P6": ("unstored", "half", "empty", "broadcast"),
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
@@ -443,8 +445,10 @@ def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
         return "densified", str(reason)
     except RefusedRightly as reason:
         return "refused rightly", str(reason)
-    except Broken as reason:
+    except (Broken, Misdeclared) as reason:
         return "broken", str(reason)
+    except OracleFailed as reason:
+        return "error", f"not the rule, but {reason}"
     except (Refusal, MaskedSemanticsError) as reason:
         if refused_by_the_semantics(trial):
             return "not asked", f"refused, as the semantics require: {_first_line(reason)}"
@@ -452,7 +456,9 @@ def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-        return "error", f"{type(error).__name__}: {_first_line(error)}{where}"
+        rule = str(error).partition(IN_A_RULE)[2]
+        named = f"{IN_A_RULE.strip()} {rule}: " if rule else ""
+        return "error", f"{named}{type(error).__name__}: {_first_line(error)}{where}"
     return "pass", ""
 
 

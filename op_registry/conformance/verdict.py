@@ -15,6 +15,7 @@ allowance that is not needed makes it false too, so that no allowance outlives i
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,17 +59,45 @@ class Answer:
         return tuple(o for o in self.outcomes if o.status in ("broken", "error"))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, printed: dict[str, str] | None = None) -> str:
+        """The answer in words, with a trial of each kind of failure.
+
+        printed  the kinds of messages that other answers of the operator have, by the law; new ones are added
+        """
         trials = f"{self.trials:4d} trials" if self.decision != "does not apply" else " " * 11
         lines = [
             f"{self.law} {self.decision:14s} {trials}  {NAMES[self.law]}{f': {self.reason}' if self.reason else ''}"
         ]
-        shown: dict[str, Outcome] = {}
-        for outcome in self.failures or self.outcomes:
-            shown.setdefault(outcome.message, outcome)
-        for outcome in list(shown.values())[:SHOWN]:
+        for outcome, law in self._shown({} if printed is None else printed):
+            if law != self.law:
+                lines.append(f"   {outcome.status} in {outcome.description}: as under {law}")
+                continue
             lines.append(f"   {outcome.status} in {outcome.description}: {outcome.message}")
             lines.append(f"   {outcome.repro}")
         return "\n".join(lines)
+
+    def _shown(self, printed: dict[str, str]) -> list[tuple[Outcome, str]]:
+        """One trial for each kind of message, with the first law that has it; and what is printed from now on."""
+        by_kind: dict[str, Outcome] = {}
+        for outcome in self.failures or self.outcomes:
+            by_kind.setdefault(kind_of_message(outcome.message), outcome)
+        shown = []
+        for kind, outcome in list(by_kind.items())[:SHOWN]:
+            is_error = kind != outcome.message
+            law = printed.setdefault(kind, self.law) if is_error else self.law
+            shown.append((outcome, law))
+        earlier = [pair for pair in shown if pair[1] != self.law]
+        return [pair for pair in shown if pair[1] == self.law] + earlier[:1]
+
+
+def kind_of_message(message: str) -> str:
+    """A message; of an error, what it says without numbers and shapes, by which errors of one cause differ."""
+    if "Error: " not in message:
+        return message
+    error = message.rpartition("Error: ")[2]
+    return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "", re.sub(r"[(\[{][^()\[\]{}]*[)\]}]", "", error))[:100]
 
 
 def answer_of(report: Report, law: str) -> Answer:
@@ -152,12 +181,12 @@ class Verdict:
 
     def __str__(self) -> str:
         lines: list[str] = []
-        operator = None
+        operator, printed = None, dict[str, str]()
         for answer in self.answers:
             if answer.operator != operator:
-                operator = answer.operator
+                operator, printed = answer.operator, {}
                 lines.append(operator)
-            lines += [f"  {line}" for line in str(answer).splitlines()]
+            lines += [f"  {line}" for line in answer.text(printed).splitlines()]
             allowed = {"undecided": self.allow, "broken": self.allow_broken}.get(answer.decision, {})
             if answer.law in allowed:
                 lines.append(f"     allowed: {allowed[answer.law]}")

@@ -99,17 +99,28 @@ class Spread:
         """Validity of a statistic of the slice."""
         return as_int8(self.count > 0)
 
+    @property
+    def average(self) -> Tensor:
+        """The mean as a sum divided by the count: beside an infinite element it is infinite."""
+        return self.mean
+
 
 @dataclass(frozen=True)
 class Moments(Spread):
     """The same, and how far each element is from the mean.
 
-    deviation  each valid element less a pivot near the mean, 0 where invalid
+    pivot      near the mean, without derivatives
+    deviation  each valid element less the pivot, 0 where invalid
     shift      what is left from the pivot to the mean: element less mean is ``deviation - shift``
     """
 
+    pivot: Tensor
     deviation: Tensor
     shift: Tensor
+
+    @property
+    def average(self) -> Tensor:
+        return torch.where(self.pivot.isfinite(), self.mean, self.pivot)
 
 
 # A spread so much smaller than the error of the mean is no spread: the slice is constant.
@@ -149,36 +160,64 @@ def moments(x: Dense, over: Any) -> Moments:
     """
     count = over.count(x)
     pivot, deviation = _deviations(x, over, count)
-    deviations, square = over.sum(deviation), over.sum(abs_squared(deviation))
+    deviations, square = _missed(over.sum(deviation), pivot), over.sum(abs_squared(deviation))
     some = nonzero_count(count)
     shift = deviations / some
-    return Moments(count, pivot + shift, _about_mean(square, deviations, some), deviation, shift)
+    return Moments(count, pivot + shift, _about_mean(square, deviations, some), pivot, deviation, shift)
 
 
 def spread(x: Dense, over: Any) -> Spread:
-    """:func:`moments` without the deviations, whose memory then holds their squares, unless derivatives need them."""
+    """:func:`moments` without the deviations, whose memory then holds their squares, unless derivatives need them.
+
+    What overflows is computed again in float64, in which torch accumulates on CPU.
+    """
+    result = _spread(x, over)
+    wide = x.dtype.is_complex or result.square.dtype is torch.float64
+    if wide or not may_be_read(result.square) or bool(result.square.isfinite().all()):
+        return result
+    return _spread(x.like(x.data.to(torch.float64)), over)
+
+
+def _spread(x: Dense, over: Any) -> Spread:
     if gradients_may_flow(x.data) or being_traced(x.data) or x.dtype.is_complex:
         return moments(x, over)
     count = over.count(x)
     pivot, deviation = _deviations(x, over, count)
-    deviations = over.sum(deviation)
+    deviations = _missed(over.sum(deviation), pivot)
     square = over.sum(deviation.square_())
     some = nonzero_count(count)
     return Spread(count, pivot + deviations / some, _about_mean(square, deviations, some))
 
 
+def _pivot(x: Dense, over: Any, count: Tensor) -> Tensor:
+    """A function of its own, so that the filled copy is freed before the deviations are made."""
+    filled = Dense(x.data.detach(), x.validity).filled(0).to(accumulation_dtype(x.dtype))
+    some = nonzero_count(count)
+    if may_be_read(filled):
+        pivot: Tensor = over.sum(filled) / some
+        if bool(pivot.isfinite().all()):
+            return pivot
+    # The sum of numbers whose mean is finite may be infinite; twice the half may be rounded to infinity.
+    half = over.sum(filled / over.broadcast_to_elements(some * 2))
+    return torch.where(half.isfinite(), (half * 2).nan_to_num(), half)
+
+
 def _deviations(x: Dense, over: Any, count: Tensor) -> tuple[Tensor, Tensor]:
     """A pivot near the mean of each slice, without derivatives; and what is valid less the pivot, 0 elsewhere."""
-    dtype = accumulation_dtype(x.dtype)
-    pivot = over.sum(Dense(x.data.detach(), x.validity).filled(0).to(dtype)) / nonzero_count(count)
+    dtype, pivot = accumulation_dtype(x.dtype), _pivot(x, over, count)
     deviation = x.data.to(dtype) - over.broadcast_to_elements(pivot)
     return pivot, fill_in_place(deviation, x.validity, 0)
 
 
+def _missed(deviations: Tensor, pivot: Tensor) -> Tensor:
+    """The sum of deviations from a pivot, for a rounding that it missed; one that overflows says nothing about that."""
+    return torch.where(pivot.isfinite() & ~deviations.isfinite(), 0, deviations)
+
+
 def _about_mean(square: Tensor, deviations: Tensor, some: Tensor | int) -> Tensor:
     """The sum of squares about the mean, from those of the deviations from a pivot."""
-    about_mean = square - abs_squared(deviations) / some
-    none = about_mean.detach() <= square.detach() * _NO_SPREAD
+    about_mean = square - torch.where(square.isfinite(), abs_squared(deviations) / some, 0)
+    none = about_mean.detach() < square.detach() * _NO_SPREAD  # not where both are infinite
     # Exactly 0 for a constant slice, like torch; the derivatives are right and stay.
     return about_mean - torch.where(none, about_mean, 0).detach()
 

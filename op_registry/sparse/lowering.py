@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 from torch._ops import OpOverload
 
+from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import map_tensors
-from op_registry.rule import Rule
+from op_registry.rule import Rule, name_rule
 from op_registry.sparse.permuted import Permuted, sparse_dims_first
 from op_registry.sparse.record import NotLowered, Sparse
 
@@ -100,7 +101,13 @@ def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kw
     if isinstance(lowering, ForRule):
         return lowering.run(rule, op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):
-        return lowering(op, *args, **kwargs)
+        try:
+            return lowering(op, *args, **kwargs)
+        except (NotLowered, MaskedSemanticsError):
+            raise
+        except Exception as error:
+            name_rule(error, rule, op)
+            raise
     reasons = []
     for alternative in lowering.alternatives:
         try:

@@ -27,7 +27,7 @@ from torch._ops import OpOverload
 
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import with_leading_dims
+from op_registry.records.dims import Dims, with_leading_dims, wrap_dims
 from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
 from op_registry.sparse.pattern import Pattern, pattern_of
@@ -92,10 +92,10 @@ class Permuted:
         """Another record shown in the same way."""
         return Permuted(base, self.order)
 
-    def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """Number of valid elements over non-negative `dims`: int64."""
-        groups = self.groups
-        counts = self.base.count([d for dim in dims for d in groups[dim]], keepdim=True)
+    def count(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        """Number of valid elements over `dim`, as torch means it: int64."""
+        groups, dims = self.groups, wrap_dims(dim, self.ndim)
+        counts = self.base.count_over([d for dim in dims for d in groups[dim]], keepdim=True)
         shape = [1 if dim in dims else size for dim, size in enumerate(self.shape)]
         counts = counts.permute([d for group in groups for d in group]).reshape(shape)
         return counts if keepdim or not dims else counts.squeeze(tuple(dims))

@@ -17,6 +17,7 @@ from op_registry.errors import MaskedSemanticsError
 from op_registry.records.accumulate import accumulate, dtype_of_sum
 from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
+from op_registry.records.dims import Dims, wrap_dims
 from op_registry.records.dtypes import SIGNED, accumulation_dtype
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
@@ -101,8 +102,12 @@ class Sparse:
             return flat
         return flat.map(lambda t: torch.cat([t, t.new_zeros((1, *t.shape[1:]))]))
 
-    def count(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """Number of valid elements over non-negative `dims`: int64."""
+    def count(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        """Number of valid elements over `dim`, as torch means it: int64."""
+        return self.count_over(wrap_dims(dim, self.ndim), keepdim)
+
+    def count_over(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+        """The same over non-negative dimensions, of which there may be none."""
         flat, coordinates, sparse = self.flat, self.pattern.coordinates(), self.pattern.ndim
         valid = as_int8(full_mask(flat))
         inside = [d - sparse + 1 for d in dims if d >= sparse]

@@ -172,8 +172,8 @@ def test_records_in_another_order_are_stored_densely_if_the_policy_allows(name: 
 
 
 ADVICE = (
-    r"it is a product of matrices, a @ b, torch\.sparse\.sampled_addmm\(x, a, b, beta=0\) computes it at the elements of "
-    r"x alone\.$"
+    r"it is a product of matrices, a @ b, torch\.sparse\.sampled_addmm\(x, a, b, beta=0\) computes it at the elements "
+    r"of x alone\.$"
 )
 
 

@@ -277,3 +277,14 @@ def test_forward_mode_is_that_of_dense_storage(layout, function):
             assert torch.equal(found.get_mask() | ~result.get_mask(), torch.ones(result.shape, dtype=torch.bool))
             tangents.append(found.to_dense().to_tensor(0))
     torch.testing.assert_close(tangents[1], tangents[0])
+
+
+def test_records_count_over_dimensions_as_torch_means_them() -> None:
+    mask = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)) < 0.4
+    dense = md.masked_tensor(torch.ones(3, 4, 5), mask)
+    for x in (dense.to_layout(torch.sparse_coo), dense.to_layout(torch.sparse_coo, sparse_dim=1)):
+        for record, valid in ((x.record, mask), (x.permute(2, 0, 1).record, mask.permute(2, 0, 1))):
+            for dim in (None, 0, -1, 1, (), (0, 2), [1, -1], (-3, 1, 2)):
+                for keepdim in (False, True):
+                    got = record.count(dim, keepdim)
+                    assert torch.equal(got, valid.sum(dim, keepdim=keepdim)), (dim, keepdim)

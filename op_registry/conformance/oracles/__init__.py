@@ -32,7 +32,18 @@ from op_registry.conformance.oracles import (
     whole_slices,
     windows,
 )
-from op_registry.conformance.oracles.call import TABLE, Call, Expected, NoOracle, Oracle, Refused, all_true, valid
+from op_registry.conformance.oracles.call import (
+    TABLE,
+    Call,
+    Expected,
+    Misdeclared,
+    NoOracle,
+    Oracle,
+    OracleFailed,
+    Refused,
+    all_true,
+    valid,
+)
 from op_registry.conformance.oracles.python_functions import as_oracles_run
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
@@ -41,7 +52,9 @@ from op_registry.schema import functional_form, is_inplace, is_out, written_argu
 
 __all__ = [
     "Call",
+    "Misdeclared",
     "NoOracle",
+    "OracleFailed",
     "Refused",
     "Expected",
     "attention",
@@ -83,6 +96,16 @@ def oracle_for(op: OpOverload) -> Oracle | None:
     return by_category.BY_CATEGORY.get(rule.category.name) if not op._can_decompose() else None
 
 
+def _which(op: OpOverload) -> str:
+    """The oracle of an overload, with where it is written."""
+    rule = registry.get(op)
+    own = rule.oracles[0] if rule is not None and rule.oracles else None
+    if own is None or not hasattr(own, "__code__"):
+        return f"the oracle of {op}"
+    where = f"{own.__code__.co_filename.rpartition('/')[2]}:{own.__code__.co_firstlineno}"
+    return f"the oracle of {op} ({own.__name__}, {where})"
+
+
 class OracleInterpreter(Interpreter):
     """Computes every call by its oracle; the note of a tensor is its expected value."""
 
@@ -115,7 +138,14 @@ class OracleInterpreter(Interpreter):
             # By name, because polygamma_ takes its arguments in another order than polygamma.
             names = {argument.name for argument in served._schema.arguments}
             call = Call.of(served, (), {name: value for name, value in call.bound.items() if name in names})
-        result = oracle(call)
+        try:
+            result = oracle(call)
+        except (NoOracle, Refused, Misdeclared, OracleFailed):
+            raise
+        except Exception as error:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            failure = f"{_which(served)} raises {type(error).__name__}: {first_line}"
+            raise OracleFailed(failure) from error
         tensors = Call.of(op, args, kwargs)
         for name, updated in call.updates.items():
             self.note(tensors[name], updated)

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from op_registry.conformance.oracles import pointwise, positions
 from op_registry.conformance.oracles import whole_slices as slicewise
-from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Oracle, broadcast_valid
+from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, NoOracle, Oracle, broadcast_valid
 from op_registry.conformance.oracles.slices import map_slices, reduce_slices
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.registry import registry
@@ -38,7 +38,7 @@ def elementwise(c: Call) -> Any:
     def of_one(out: Tensor, n: int) -> Expected:
         shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
         if out.shape != shape:
-            raise ValueError(
+            raise Misdeclared(
                 f"{c.name} is not elementwise: its result has shape {tuple(out.shape)}, but its operands broadcast to "
                 f"{tuple(shape)}"
             )

@@ -26,6 +26,14 @@ class Refused(Exception):
     """The semantics refuse the operator on this input: the library must raise MaskedSemanticsError."""
 
 
+class OracleFailed(Exception):
+    """An oracle raised an error; the message says which oracle, and which error."""
+
+
+class Misdeclared(Exception):
+    """The operator does not follow the law of the category under which it is registered; the message says how."""
+
+
 @dataclass(frozen=True)
 class Expected:
     """An operand or expected result: data, its mask (bool, of the full shape), and whether it is a masked tensor."""

@@ -92,7 +92,7 @@ def updated_statistics(
         new = torch.where(slices > 0, of_batch.to(old.dtype) * momentum + old * (1 - momentum), old)
         return new if running.valid is None else torch.where(running.valid, new, old)
 
-    return updated(mean, m.mean, 1), updated(var, m.square / (m.count - 1), 2)
+    return updated(mean, m.average, 1), updated(var, m.square / (m.count - 1), 2)
 
 
 def write(running: Dense | None, values: Tensor | None) -> None:

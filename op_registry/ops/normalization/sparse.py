@@ -243,7 +243,7 @@ def _normalised(
     if not own:
         return _by_given_statistics(x, weight, bias, mean, var, eps), None, None
     result, m, scale = _by_own_statistics(x, weight, bias, dims, eps)
-    by_row = Spread(*(t.reshape(-1, x.shape[1]) for t in (m.count, m.mean, m.square)))
+    by_row = Spread(*(t.reshape(-1, x.shape[1]) for t in (m.count, m.average, m.square)))
     for running, values in zip((mean, var), updated_statistics(mean, var, by_row, momentum), strict=True):
         write(running, values)
     return result, m, scale

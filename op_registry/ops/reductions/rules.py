@@ -97,21 +97,22 @@ def var(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
     """The sum of squared deviations divided by n - correction: NaN or infinity where the divisor is not positive."""
-    return variance_and_mean(op, x, dim, correction, keepdim)[0]
+    return rounded(x, variance_and_mean(op, x, dim, correction, keepdim)[0])
 
 
 @masked_slices(aten.var_mean.correction, category=REDUCTION, slices=Slices(neutral=None))
 def var_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
-    return variance_and_mean(op, x, dim, correction, keepdim)
+    var, mean = variance_and_mean(op, x, dim, correction, keepdim)
+    return rounded(x, var), mean
 
 
 @masked_slices(aten.std.correction, category=REDUCTION, slices=Slices(neutral=None))
 def std(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
-    return safe_sqrt(variance_and_mean(op, x, dim, correction, keepdim)[0])
+    return rounded(x, safe_sqrt(variance_and_mean(op, x, dim, correction, keepdim)[0]))
 
 
 @masked_slices(aten.std_mean.correction, category=REDUCTION, slices=Slices(neutral=None))
@@ -119,22 +120,25 @@ def std_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
     squared_std, mean = variance_and_mean(op, x, dim, correction, keepdim)
-    return safe_sqrt(squared_std), mean
+    return rounded(x, safe_sqrt(squared_std)), mean
+
+
+def rounded(x: Dense, spread: Dense) -> Dense:
+    """A variance or standard deviation in the dtype that torch returns: the root of what overflows there may not."""
+    return spread.like(spread.data.to(x.dtype.to_real()))
 
 
 def variance_and_mean(
     op: OpOverload, x: Dense, dim: Dims, correction: Number | None, keepdim: bool
 ) -> tuple[Dense, Dense]:
-    """Variance and mean over `dim`, in the dtypes that torch returns."""
+    """Variance over `dim`, in the dtype that it is computed in, and mean, in that of the input."""
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
     dims = reduced_dims(x, dim)
     m = spread(x, DenseSlices(dims))
     exists = squeeze_reduced(dims, m.exists, keepdim)
     squared_std = squeeze_reduced(dims, variance(m, correction), keepdim)
-    return Dense(squared_std.to(x.dtype.to_real()), exists), Dense(
-        squeeze_reduced(dims, m.mean, keepdim).to(x.dtype), exists
-    )
+    return Dense(squared_std, exists), Dense(squeeze_reduced(dims, m.mean, keepdim).to(x.dtype), exists)
 
 
 def variance(m: Spread, correction: Number | None) -> Tensor:

@@ -34,7 +34,7 @@ from op_registry.authoring import (
     spread,
 )
 from op_registry.ops.reductions import rules as reductions
-from op_registry.ops.reductions.rules import variance
+from op_registry.ops.reductions.rules import rounded, variance
 
 aten = torch.ops.aten
 
@@ -79,9 +79,9 @@ def var(over: Segments, x: Dense, op: OpOverload, *, correction: Number | None =
     if not is_inexact(x.dtype) or isinstance(correction, complex):
         raise NotLowered("torch refuses it")
     m = spread(x, over)
-    result = Dense(variance(m, correction).to(x.dtype.to_real()), m.exists)
+    result = Dense(variance(m, correction), m.exists)
     name = op._schema.name
-    result = safe_sqrt(result) if "std" in name else result
+    result = rounded(x, safe_sqrt(result) if "std" in name else result)
     return (result, Dense(m.mean.to(x.dtype), m.exists)) if "mean" in name else result
 
 

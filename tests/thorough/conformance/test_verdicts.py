@@ -245,7 +245,7 @@ def test_an_elementwise_rule_of_a_reduction_is_told_why() -> None:
     elementwise(OWN.summed)
     verdict = check(OWN.summed, laws=("P2",))
     said = "verdicts::summed is not elementwise: its result has shape (), but its operands broadcast to (5,)"
-    assert any(failure.message.startswith(f"ValueError: {said}") for failure in verdict.failures), str(verdict)
+    assert any(failure.message.startswith(said) for failure in verdict.failures), str(verdict)
 
 
 def test_a_silent_plain_result_breaks_p8(monkeypatch: pytest.MonkeyPatch) -> None:

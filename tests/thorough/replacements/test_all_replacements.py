@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+import torch
+
+import masked_dispatch as md
 from repository import ROOT
 
 OCCASIONS = r"""
@@ -39,3 +43,12 @@ def test_all_that_is_listed_is_replaced_and_nothing_else() -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout == "not listed: []\nnot replaced: []\n"
+
+
+def test_a_graph_follows_the_switch() -> None:
+    x = md.masked_tensor(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False]))
+    mean = torch.compile(lambda x: torch.masked.mean(x), backend="eager")
+    assert mean(x).item() == 1.5
+    with md.patches(False), pytest.raises(md.MaskedSemanticsError, match=r"torch\.masked\.mean of masked"):
+        mean(x)
+    assert mean(x).item() == 1.5

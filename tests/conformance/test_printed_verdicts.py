@@ -1,0 +1,286 @@
+"""What `check` prints of operators and rules with faults: which side is wrong, and each message once.
+
+The operators are those of a stranger's library; each test registers rules in an overlay.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline as expect
+from torch import Tensor
+
+import masked_dispatch as md
+from op_registry import check, registry
+from op_registry.authoring import ELEMENTWISE, Dense, Sparse, elementwise, masked_rule
+from op_registry.conformance.plain_torch import wrong_derivative
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.samples import operators_of
+
+OWN = torch.ops.printed
+
+
+def defined(name: str, function: Callable[..., Any], derivative: Callable[..., Any] | None = None) -> None:
+    operator = torch.library.custom_op(f"printed::{name}", function, mutates_args=())
+    operator.register_fake(lambda *args: function(*args).clone())
+    if derivative is not None:
+        operator.register_autograd(derivative, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def total(x: Tensor, dim: int) -> Tensor:
+    return x.sum(dim)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def squared(x: Tensor) -> Tensor:
+    return x * x
+
+
+def cubed(x: Tensor) -> Tensor:
+    return x * x * x
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+class Detached(torch.autograd.Function):
+    """3 x², of which the derivative is said to be 3."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 3 * x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 3 * grad
+
+
+defined("total", total)
+defined("doubled", doubled, lambda ctx, grad: 2 * grad)
+defined("squared", squared, lambda ctx, grad: 2 * grad * ctx.saved_tensors[0])
+defined("misdifferentiated", squared, lambda ctx, grad: grad * ctx.saved_tensors[0])
+defined("misdifferentiated_twice", cubed, lambda ctx, grad: grad * Detached.apply(ctx.saved_tensors[0]))
+defined("one_of_two", product, lambda ctx, grad: (grad * ctx.saved_tensors[1], grad * 2 * ctx.saved_tensors[0]))
+
+
+@pytest.fixture(autouse=True)
+def _overlay() -> Iterator[None]:
+    with registry.overlay():
+        yield
+
+
+def printed(name: str, *laws: str, most: int = 1) -> str:
+    """What `check` prints, without the lines that repeat a trial, and without line numbers."""
+    text = str(check(getattr(OWN, name), laws=laws, most=most))
+    kept = [line for line in text.splitlines() if "python -m op_registry" not in line]
+    text = re.sub(r"\.py:\d+", ".py:N", "\n".join(kept))
+    return "\n".join(textwrap.fill(line, 112, subsequent_indent=" " * 8) for line in text.splitlines())
+
+
+def test_a_misdeclared_operator_is_told_so() -> None:
+    elementwise(OWN.total)
+    expect(
+        printed("total", "P1", "P2", most=3),
+        """\
+printed.total.default
+  P1 broken            6 trials  all valid: as plain torch
+     error in float32 sample 2 stored printed.total.default: in the rule of printed.total.default:
+        run_elementwise, elementwise, at tests/conformance/test_printed_verdicts.py:N: ValueError: a result of
+        shape () cannot have a mask of shape (5,), which does not broadcast to it (rule.py:N)
+  P2 broken           21 trials  valid elements: as the oracle
+     broken in float32 sample 2 stored printed.total.default: printed::total is not elementwise: its result has
+        shape (), but its operands broadcast to (5,)
+     broken in float32 sample 6 stored printed.total.default: printed::total is not elementwise: its result has
+        shape (3, 4), but its operands broadcast to (2, 3, 4)
+verdict: printed.total.default P1 is broken; printed.total.default P2 is broken""",
+    )
+
+
+def test_a_misdifferentiated_operator_is_told_from_its_rule() -> None:
+    elementwise(OWN.misdifferentiated)
+    expect(
+        printed("misdifferentiated", "P2", "P5"),
+        """\
+printed.misdifferentiated.default
+  P2 holds             8 trials  valid elements: as the oracle
+  P5 broken           15 trials  gradients
+     broken in float64 sample 0 unstored printed.misdifferentiated.default: the operator's own derivative is
+        wrong, not the rule's: the derivative by x along a direction is 4.89427, central differences of the
+        plain operator give 9.78854
+verdict: printed.misdifferentiated.default P5 is broken""",
+    )
+
+
+def test_a_rule_with_another_derivative_is_told_from_its_operator() -> None:
+    @masked_rule(OWN.squared, category=ELEMENTWISE)
+    def half_the_slope(x: Dense) -> Dense:
+        return x.like(x.filled(1) * x.filled(1).detach())
+
+    expect(
+        printed("squared", "P5"),
+        """\
+printed.squared.default
+  P5 broken           15 trials  gradients
+     broken in float64 sample 0 unstored printed.squared.default: the rule's gradient 0: 1 of 1 values differ,
+        the first -11.959669658526417 instead of -23.919339317052835
+     broken in float64 sample 1 one_hole printed.squared.default: the rule's gradient 0: 4 of 4 values differ,
+        the first -5.2876099443017495 instead of -10.575219888603499
+verdict: printed.squared.default P5 is broken""",
+    )
+
+
+def test_a_right_rule_of_a_misdifferentiated_operator_is_not_blamed() -> None:
+    @masked_rule(OWN.misdifferentiated, category=ELEMENTWISE)
+    def in_other_operators(x: Dense) -> Dense:
+        return x.like(x.filled(1).square())
+
+    (answer,) = check(OWN.misdifferentiated, laws=("P5",), subject="records").answers
+    assert {o.message.partition(",")[0] for o in answer.failures} == {"the operator's own derivative is wrong"}
+    assert {o.description.split()[3] for o in answer.failures} == {"unstored"}
+
+
+def test_a_derivative_that_is_meant_to_be_another_is_a_gap() -> None:
+    """A straight-through estimator, say: the other masks compare the rule's derivative with the operator's."""
+    elementwise(OWN.misdifferentiated).gap("P5", why="it estimates", where="unstored")
+    verdict = check(OWN.misdifferentiated, laws=("P5",), subject="records")
+    assert verdict, str(verdict)
+    assert verdict.of("P5") == "holds"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("misdifferentiated", "the derivative by x along a direction is"),
+        ("misdifferentiated_twice", "the second derivative by x along a direction is"),
+        ("one_of_two", "the derivative by y along a direction is"),
+        ("squared", None),
+        ("doubled", None),
+    ],
+)
+def test_differences_find_which_derivative_is_wrong(name: str, said: str | None) -> None:
+    tensors = [torch.linspace(0.5, 2, 6, dtype=torch.float64).reshape(2, 3) for _ in range(1 + (name == "one_of_two"))]
+    found = wrong_derivative(Sample(getattr(OWN, name).default, tuple(tensors), {}, 0, torch.float64))
+    assert (found is None) == (said is None)
+    assert (found or "").startswith(said or "")
+
+
+@pytest.mark.parametrize("function", [torch.matmul, torch.nn.functional.gelu, torch.pow, torch.std])
+def test_torchs_own_derivatives_agree_with_differences(function: Any) -> None:
+    for operator in operators_of(function):
+        for sample in operator.samples(torch.float64)[:3]:
+            assert wrong_derivative(sample) is None
+
+
+# ----------------------------------------------------------------------------------------- errors of rules and oracles
+
+
+def test_an_error_in_a_rule_names_the_rule_and_is_printed_once() -> None:
+    @masked_rule(OWN.doubled, category=ELEMENTWISE)
+    def misspelt(x: Dense) -> Dense:
+        return x.like(x.dta * 2)  # type: ignore[attr-defined]
+
+    expect(
+        printed("doubled", "P1", "P2", "P3", "P8"),
+        """\
+printed.doubled.default
+  P1 broken            2 trials  all valid: as plain torch
+     error in float32 sample 0 unstored printed.doubled.default: in the rule of printed.doubled.default:
+        misspelt, elementwise, at tests/conformance/test_printed_verdicts.py:N: AttributeError: 'Dense' object
+        has no attribute 'dta' (test_printed_verdicts.py:N)
+  P2 broken            7 trials  valid elements: as the oracle
+     error in float32 sample 0 stored printed.doubled.default: as under P1
+  P3 broken            4 trials  the data under the mask has no effect
+     error in float32 sample 0 half printed.doubled.default: as under P1
+  P8 broken            2 trials  masked results, or a refusal that names the operator
+     error in float32 sample 0 half printed.doubled.default: as under P1
+verdict: printed.doubled.default P1 is broken; printed.doubled.default P2 is broken; printed.doubled.default P3
+        is broken; printed.doubled.default P8 is broken""",
+    )
+
+
+def test_an_oracles_error_is_told_from_the_rules() -> None:
+    rule = elementwise(OWN.doubled)
+
+    @rule.oracle
+    def misspelt(x: Any) -> Any:
+        return x.dta * 2
+
+    expect(
+        printed("doubled", "P1", "P2", "P5"),
+        """\
+printed.doubled.default
+  P1 holds             2 trials  all valid: as plain torch
+  P2 broken            8 trials  valid elements: as the oracle
+     error in float32 sample 0 stored printed.doubled.default: not the rule, but the oracle of
+        printed.doubled.default (misspelt, test_printed_verdicts.py:N) raises AttributeError: 'Expected' object
+        has no attribute 'dta'
+  P5 broken           15 trials  gradients
+     error in float64 sample 0 unstored printed.doubled.default: as under P2
+verdict: printed.doubled.default P2 is broken; printed.doubled.default P5 is broken""",
+    )
+
+
+def test_a_plain_result_is_printed_once() -> None:
+    @masked_rule(OWN.doubled, category=ELEMENTWISE)
+    def loses_the_mask(x: Dense) -> Tensor:
+        return x.data * 2
+
+    text = str(check(OWN.doubled, laws=("P1", "P2", "P3", "P8"), most=2))
+    assert text.count("which would lose the mask") == 1
+    assert text.count(": as under P1") == 3
+
+
+def test_errors_name_the_rule_in_every_python() -> None:
+    """Python 3.10 prints no notes, so that the rule is named in the message itself."""
+
+    @masked_rule(OWN.doubled, category=ELEMENTWISE)
+    def raises(x: Dense) -> Dense:
+        if x.ndim == 1:
+            raise md.MaskedSemanticsError("not of one dimension")
+        raise LookupError("nothing found")
+
+    @raises.lowering(Sparse)
+    def lowered(op: Any, x: Sparse) -> Sparse:
+        raise ArithmeticError("no number")
+
+    x = md.masked_tensor([[1.0, 2.0]], [[True, False]])
+    named = r"\n  in the rule of printed\.doubled\.default: raises, elementwise, at \S*test_printed_verdicts\.py:\d+$"
+    for operand, error, said in ((x, LookupError, "nothing found"), (x.to_sparse_csr(), ArithmeticError, "no number")):
+        with pytest.raises(error, match=f"^{said}{named}") as caught:
+            OWN.doubled(operand)
+        assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(md.MaskedSemanticsError, match=r"^not of one dimension$"):  # the rule's own words to its users
+        OWN.doubled(x[0])
+
+
+# ---------------------------------------------------------------------------------------------------- what to check
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (torch.softmax, ["softmax", "softmax_with_dtype"]),
+        (torch.nn.functional.softmax, ["softmax", "softmax_with_dtype"]),
+        (torch.Tensor.sum, ["sum"]),
+        (torch.cumsum, ["cumsum"]),
+    ],
+)
+def test_a_function_of_torch_stands_for_its_entries(function: Any, names: list[str]) -> None:
+    assert [operator.name for operator in operators_of(function)] == names
+
+
+@pytest.mark.parametrize("what", [squared, 3, torch.nn.Linear, len], ids=["function", "number", "class", "builtin"])
+def test_what_is_no_operator_is_refused(what: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"is no operator of torch's dispatcher, which rules belong to: pass torch\.ops"
+    ):
+        check(what)
