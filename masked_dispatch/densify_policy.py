@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from masked_dispatch import scopes
 from masked_dispatch.densification import Densification, bytes_needed, report, storage_of
-from masked_dispatch.engine_internals import NO_CALLER, frames_to_caller
+from masked_dispatch.engine_internals import NO_CALLER, current_node, frames_to_caller
 from op_registry.errors import MaskedSemanticsError
 
 When = Literal["never", "warn", "auto", "always"]
@@ -21,7 +22,15 @@ _LIMITED = ("auto", "warn")
 
 
 class DensificationWarning(UserWarning):
-    """Sparsely stored operands are stored densely for a call, inside ``densify("warn")``."""
+    """Inside ``densify("warn")``: sparsely stored operands are stored densely for a call, or one of its operands is
+    dense of which the call reads a small part.
+    """
+
+
+_TO_STAY_SPARSE = (
+    "Keep it sparse by an operator or a storage that has a sparse form for it (masked_dispatch.explain names the "
+    "reason), store it densely yourself by x.to_dense(), or leave it to masked_dispatch.densify('auto')."
+)
 
 
 class Site(NamedTuple):
@@ -70,7 +79,8 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
 
     when   "auto" (the default): they are stored densely if that takes at most `limit` bytes together.
            "warn": as "auto", with a :class:`DensificationWarning` for each line and operator of the caller's code, once
-           in a block. "never": the operator is refused. "always": they are stored densely, however large.
+           in a block; also where a dense operand, such as a product of matrices, is only read where a sparse one stores
+           elements. "never": the operator is refused. "always": they are stored densely, however large.
     limit  in bytes, for "auto" and "warn"
 
     What is compiled warns while it is traced, at the line that calls the compiled function; backward warns at the line
@@ -98,7 +108,8 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str, instead: 
     if policy.when == "always" or (policy.when in _LIMITED and needed <= policy.limit):
         report(operation, tensors, why)
         if policy.when == "warn":
-            _warn_once(policy, Densification(operation, tuple(map(storage_of, tensors)), needed, why))
+            densification = Densification(operation, tuple(map(storage_of, tensors)), needed, why)
+            _warn_once(policy, operation, f"{densification}. {_TO_STAY_SPARSE}")
         return
     layouts = ", ".join(storage_of(t) for t in tensors)
     by_hand = "Store them densely by x.to_dense(), or allow it"
@@ -112,16 +123,33 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str, instead: 
     )
 
 
-def _warn_once(policy: Policy, densification: Densification) -> None:
-    """Warn about a densification, unless the same operator has been warned about at this line in the block."""
+def warn_of_dense_operands(operation: str, sparse: Sequence[Any], dense: Sequence[Tensor]) -> None:
+    """Inside ``densify("warn")``: warn if the call reads less than half of an operand that the caller made dense.
+
+    sparse  the masked tensors stored sparsely; dense: the other tensors of an elementwise call or a loss
+    """
+    policy = current()
+    if policy.when != "warn" or current_node() is not None:
+        return
+    for x in sparse:
+        for y in dense:
+            # What is traced may not know how many elements are stored.
+            if y.shape == x.shape and isinstance(x.nnz, int) and x.nnz < y.numel() / 2:
+                size = math.prod(y.shape) * y.dtype.itemsize
+                _warn_once(
+                    policy,
+                    operation,
+                    f"{operation} reads a dense operand of shape {tuple(y.shape)}, {size:,} bytes, only where the "
+                    f"other one, of {storage_of(x)}, has elements. If it is a product of matrices, a @ b, "
+                    "torch.sparse.sampled_addmm(x, a, b, beta=0) computes it at the elements of x alone.",
+                )
+
+
+def _warn_once(policy: Policy, operation: str, message: str) -> None:
+    """Warn at the caller's line, unless the same operator has been warned about there in the block."""
     name, frame = frames_to_caller()[-1]
     site = Site(NO_CALLER, 0, __name__) if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, name)
-    if (site, densification.op) in policy.warned.seen:
+    if (site, operation) in policy.warned.seen:
         return
-    policy.warned.seen.add((site, densification.op))
-    message = (
-        f"{densification}. Keep it sparse by an operator or a storage that has a sparse form for it "
-        "(masked_dispatch.explain names the reason), store it densely yourself by x.to_dense(), or leave it to "
-        "masked_dispatch.densify('auto')."
-    )
+    policy.warned.seen.add((site, operation))
     warnings.warn_explicit(message, DensificationWarning, site.file, site.line, site.module)

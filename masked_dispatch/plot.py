@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.tensor.colours import INVALID, VALID
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.printing import is_readable, share_of
 from masked_dispatch.tensor.validity_blocks import ValidityBlocks, validity_blocks
@@ -34,8 +35,7 @@ def __dir__() -> list[str]:
 MOST_BLOCKS = 400
 # The most lines that are drawn between the slices of a dimension.
 MOST_LINES = 40
-# The colours of validity, in every picture of this project: invalid is grey.
-INVALID, VALID, COUNTS = "#e3e3e3", "#2f6fb5", "#7a9cc4"
+COUNTS = "#8fb3e3"
 
 
 def mask(x: Tensor, *, row_dims: int | None = None, figure: Figure | None = None) -> Figure:

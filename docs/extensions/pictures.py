@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+from masked_dispatch.tensor.colours import INVALID
+
 FOLDER = Path(__file__).parents[1] / "pictures"
 WIDTH = 440
 INK, SOFT, PAPER = "#1f2933", "#52606d", "#fbfbf9"
-# Valid and invalid have the colours of masked_dispatch/plot.py, valid a tint of it, on which ink can be read.
-VALID, INVALID, NEUTRAL, PLAIN, RULE = "#bcd2ea", "#e3e3e3", "#f4f4f0", "#fff3c4", "#dcefe0"
+VALID, OTHER, PLAIN, RULE = "#b2dfdb", "#f4f6f7", "#fff3c4", "#d9e2f7"
 CELL = 26
 
 Row = Sequence[object]
@@ -77,7 +78,7 @@ class Picture:
 def packages() -> Picture:
     """Which package imports which."""
     picture = Picture("Two packages; imports run downwards")
-    picture.box(["tests, benchmarks, examples"], NEUTRAL)
+    picture.box(["tests, benchmarks, examples"], OTHER)
     for name, lines, fill in (
         (
             "masked_dispatch: how a call gets there",
@@ -113,7 +114,7 @@ def one_call() -> Picture:
     steps = (
         (VALID, ["`F.linear(x, w)`", "x is masked, w a plain parameter"], "", ""),
         (
-            NEUTRAL,
+            OTHER,
             ["kernel at PreDispatch", "above functorch, autocast and autograd"],
             "x and w",
             "x.grad masked, w.grad plain",

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from examples.demo.data import weekly_co2
 from examples.demo.digits import Restored
 from examples.demo.forecasting import Forecasts
-from masked_dispatch.plot import INVALID, VALID
+from masked_dispatch.tensor.colours import INVALID, VALID
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9661f", "#9a9a9a"
 
@@ -47,7 +47,7 @@ def co2_series(forecasts: Forecasts) -> Figure:
     whole.plot(series.index, series, color=BLUE, lw=0.9, label="measured")
     holes = series.index[series.isna()]
     low, high = whole.get_ylim()
-    whole.vlines(holes, low, high, color=ORANGE, lw=0.8, alpha=0.6, label=f"{len(holes)} weeks missing")
+    whole.vlines(holes, low, high, color=INVALID, lw=1, zorder=0, label=f"{len(holes)} weeks missing")
     whole.set_ylim(low, high)
     whole.set(title="Weekly CO₂ above Mauna Loa, with its gaps", ylabel="ppm")
     whole.legend(loc="lower right", frameon=False)
@@ -82,13 +82,13 @@ def digits(restored: Restored, count: int = 12) -> Figure:
         ("restored", restored.restored),
     )
     figure, grid = plt.subplots(3, count, figsize=(count, 3.4), layout="constrained")
-    blues = plt.get_cmap("Blues").with_extremes(bad=INVALID)
+    shades = plt.get_cmap("Blues").with_extremes(bad=INVALID)
     for (name, images), line in zip(rows, grid, strict=True):
         for axes, image in zip(line, images[:count, 0].numpy(), strict=True):
-            axes.imshow(np.ma.masked_invalid(image), cmap=blues, vmin=0, vmax=1)
+            axes.imshow(np.ma.masked_invalid(image), cmap=shades, vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
         line[0].set_ylabel(name)
-    figure.suptitle("Held-out digits before and after; missing pixels are grey")
+    figure.suptitle("Held-out digits before and after; missing pixels in grey")
     return figure
 
 

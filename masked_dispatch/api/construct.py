@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -44,9 +45,18 @@ def masked_tensor(data: ArrayLike, mask: ArrayLike | None = None, *, requires_gr
     mask  bool, or integers 0 and 1, True where valid; of data's shape or broadcastable to it; None: all valid
 
     Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit, and
-    RuntimeError, as torch.tensor does, where data of this dtype cannot require grad.
+    RuntimeError, as torch.tensor does, where data of this dtype cannot require grad. Warns, as torch.tensor does, where
+    data requires grad: no gradient of the new leaf reaches it. (In a compiled function it says nothing.)
     """
     data, mask = as_data_and_mask(data, mask, caller="masked_tensor")
+    # Dynamo can't trace a warning.
+    if data.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"masked_tensor(data, mask) copies data of shape {tuple(data.shape)}, which requires grad, into a leaf: "
+            "no gradient reaches data. as_masked_tensor(data, mask) keeps the graph; to cut it on purpose, write "
+            "masked_tensor(data.detach(), mask)",
+            stacklevel=2,
+        )
     if data.layout is not torch.strided:
         masked = from_torch_sparse(data.detach().clone())
         if mask is not None:

@@ -15,14 +15,14 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_sparse_record
-from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.densify_policy import check_allowed, warn_of_dense_operands
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse_writes import store
 from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
 from op_registry import resolve
-from op_registry.categories import REFUSED
+from op_registry.categories import ELEMENTWISE, LOSS, REFUSED
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.rule import Rule, Run
@@ -56,9 +56,15 @@ def lowered_by(
         records = [map_tensors(to_record, a, Tensor) for a in args]
         named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
         try:
-            return run_in_steps(_run_lowering, (op, rule, args, records, named), {})
+            result = run_in_steps(_run_lowering, (op, rule, args, records, named), {})
         except NotLowered as reason:
             why = str(reason)
+        else:
+            if rule.category in (ELEMENTWISE, LOSS):
+                tensors = [a for a in args if isinstance(a, Tensor)]
+                sparse = [t for t in tensors if isinstance(t, SparseMaskedTensor)]
+                warn_of_dense_operands(str(op), sparse, [t for t in tensors if not isinstance(t, SparseMaskedTensor)])
+            return result
         if rule.category is REFUSED:
             return rule.bind(op)(*args, **kwargs)
     return _run_densely(op, args, kwargs, why, on_dense)

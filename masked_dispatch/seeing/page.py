@@ -7,13 +7,15 @@ from html import escape
 
 from masked_dispatch.seeing.calls import Call, Operand
 from masked_dispatch.seeing.text import duration, summary
+from masked_dispatch.tensor.colours import INVALID_OVER_ANY_PAGE, VALID
 
+COLOURS = f":root {{ --valid: {VALID}; --invalid: {INVALID_OVER_ANY_PAGE}; }}"
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1d2129; --quiet: #5b6472; --line: #dfe3e8;
-  --hover: #f3f5f8; --valid: #3b7dd8; --rest: #d5dae1; --lost: #b3261e; --lost-back: #fdecea; --grown: #1d6b34;
+  --hover: #f3f5f8; --lost: #b3261e; --lost-back: #fdecea; --grown: #1d6b34;
   --grown-back: #e8f5ec; --dense: #7a4d00; --dense-back: #fff3dc; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171c; --text: #e4e7ec; --quiet: #9aa4b2; --line: #2c323b;
-  --hover: #1d222a; --valid: #6aa5f0; --rest: #3a424e; --lost: #ff9d94; --lost-back: #43201d; --grown: #86d79d;
+  --hover: #1d222a; --lost: #ff9d94; --lost-back: #43201d; --grown: #86d79d;
   --grown-back: #1b3524; --dense: #f2c46d; --dense-back: #3d2f12; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1.25rem 3rem; max-width: 76rem; background: var(--page); color: var(--text);
@@ -37,7 +39,7 @@ details[open] > summary .name::before { content: "\\25BE  "; }
 .shares { display: grid; grid-template-columns: 1fr 1.2rem 1fr; align-items: center; }
 .arrow { color: var(--quiet); text-align: center; }
 .share { display: block; margin: .1rem 0; font-size: .8rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.bar { display: block; height: .4rem; border-radius: .2rem; background: var(--rest); overflow: hidden; }
+.bar { display: block; height: .4rem; border-radius: .2rem; background: var(--invalid); overflow: hidden; }
 .bar i { display: block; height: 100%; background: var(--valid); }
 .rule { font-size: .82rem; color: var(--quiet); }
 .time { text-align: right; font-size: .82rem; color: var(--quiet); font-variant-numeric: tabular-nums; }
@@ -87,7 +89,7 @@ def page(calls: Sequence[Call], notes: Iterable[str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Where validity went</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>Where validity went</title>\n<style>{COLOURS}{STYLE}</style>\n</head>\n<body>\n"
         f"<h1>Where validity went</h1>\n<p>{escape(summary(calls))}</p>\n{remarks}{CONTROLS}\n"
         f'<main class="tree">\n{HEADINGS}\n{tree or NOTHING}\n</main>\n</body>\n</html>\n'
     )

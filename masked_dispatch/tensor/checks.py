@@ -56,7 +56,7 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
     if not broadcasts_to(mask.shape, data.shape):
         raise ValueError(
             f"the mask has shape {tuple(mask.shape)}, which does not broadcast to the data's shape "
-            f"{tuple(data.shape)}{_dimension_to_add(mask.shape, data.shape)}"
+            f"{tuple(data.shape)}{_dimension_to_add(mask.shape, data.shape)}{_one_for_each_stored(data, mask)}"
         )
     if mask.layout is not torch.strided:
         raise TypeError(f"the mask has layout {mask.layout}; pass mask.to_dense()")
@@ -72,6 +72,17 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
                 f"integers in a mask have to be 0 (invalid) or 1 (valid). Compare it: mask != 0.{swapped}"
             )
     return mask if mask.dtype is torch.int8 else mask.to(torch.int8)
+
+
+def _one_for_each_stored(data: Tensor, mask: Tensor) -> str:
+    """The end of a message: how one flag for each stored element chooses among them."""
+    if getattr(data, "storage_layout", torch.strided) is torch.strided or mask.shape != (data.nnz,):  # type: ignore[attr-defined]
+        return ""
+    return (
+        ". It has one flag for each stored element, which choose among the triplets that the tensor is made from: with "
+        "coo = x.to_sparse(), as_masked_tensor(torch.sparse_coo_tensor(coo.indices()[:, flags], coo.values()[flags], "
+        "x.shape))"
+    )
 
 
 def _dimension_to_add(mask: torch.Size, data: torch.Size) -> str:

@@ -236,7 +236,8 @@ def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
     return (
         f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
         "values. Choose their value with x.to_tensor(fill), or keep the mask: "
-        f"masked_dispatch.interop.to_numpy_masked(x), to_pandas(x) or to_arrow(x).{operators}"
+        "x.to_numpy(), a masked array of NumPy, which matplotlib draws with gaps; or masked_dispatch.interop."
+        f"to_numpy_masked(x, fill_value), to_pandas(x) or to_arrow(x).{operators}"
     )
 
 

@@ -1,7 +1,7 @@
 """What a notebook shows of a masked tensor: its mask as a small picture, and below it what `repr` says.
 
 The picture is a PNG inside the page, of at most 64 by 96 pixels however large the tensor is. Each pixel is as opaque as
-its block of elements is valid, over a half-transparent grey: so it reads on light and on dark pages.
+its block of elements is valid, over a transparent grey: so it reads on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from masked_dispatch.tensor.colours import INVALID_OVER_ANY_PAGE, VALID, red_green_blue
 from masked_dispatch.tensor.printing import count_valid, is_readable, printed, record_size, share_of
 from masked_dispatch.tensor.validity_blocks import ValidityBlocks, validity_blocks
 from masked_dispatch.torch_internals import plainly
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 MOST_ROWS, MOST_COLUMNS = 64, 96
-VALID = (47, 111, 181)
 # The longer side of the picture in CSS pixels, unless a block would be larger than LARGEST_BLOCK.
 LONGER_SIDE, LARGEST_BLOCK = 288, 16
 
@@ -55,7 +55,7 @@ def picture_of(blocks: ValidityBlocks, description: str) -> str:
     """The blocks as an image element."""
     rows, columns = blocks.valid.shape
     scale = min(LARGEST_BLOCK, LONGER_SIDE / max(rows, columns))
-    style = "image-rendering:pixelated;background:rgba(128,128,128,.25);outline:1px solid rgba(128,128,128,.6)"
+    style = f"image-rendering:pixelated;background:{INVALID_OVER_ANY_PAGE};outline:1px solid rgba(128,128,128,.6)"
     encoded = base64.b64encode(png_of(blocks.shares)).decode()
     return (
         f'<img alt="validity of {description}" width="{max(round(columns * scale), 2)}" '
@@ -67,7 +67,8 @@ def png_of(shares: Tensor) -> bytes:
     """A PNG with one pixel for each share, between transparent (0) and opaque (1)."""
     rows, columns = shares.shape
     alphas = (shares * 255).round().int().tolist()
-    lines = b"".join(b"\0" + b"".join(bytes((*VALID, alpha)) for alpha in line) for line in alphas)
+    colour = red_green_blue(VALID)
+    lines = b"".join(b"\0" + b"".join(bytes((*colour, alpha)) for alpha in line) for line in alphas)
     header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)  # 8 bits each of red, green, blue and alpha
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(

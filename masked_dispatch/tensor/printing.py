@@ -1,7 +1,8 @@
 """How a masked tensor prints: as torch prints the data, with -- where invalid, and what is stored.
 
 Everything that torch.set_printoptions sets holds here too. A large tensor is summarized as torch does it, and of its
-data only the elements that are shown are read (its mask is counted).
+data only the elements that are shown are read (its mask is counted). Of one that is mostly invalid, and whose corners
+hold nothing to be seen, the first and last valid elements are listed, each with its index.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.shown_elements import all_elements, edges
+from masked_dispatch.tensor.shown_elements import all_elements, edges, first_and_last_valid
 from masked_dispatch.torch_internals import (
     NumberFormatter,
     default_device_type,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 _HIDDEN = "--"
+# The valid share below which elements may be listed with their indices.
+MOSTLY_INVALID = 0.1
 _PREFIX = "masked_tensor("
 
 
@@ -42,9 +45,10 @@ def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
     with plainly():
         readable = is_readable(tensor, record)
         summarized = readable and record_size(record) > print_options().threshold
-        body = _body(record, summarized) if readable else "..."
+        valid = count_valid(record) if readable else 0
+        body = _body(record, summarized, valid) if readable else "..."
         facts = [
-            *_facts_of_values(record, tensor.device, readable, summarized),
+            *_facts_of_values(record, valid, tensor.device, readable, summarized),
             *_facts_of_storage(tensor, readable, summarized),
         ]
     text = with_facts(_PREFIX + body, [*facts, *facts_of_autograd(tensor)], len(_PREFIX), False)
@@ -78,12 +82,13 @@ def count_valid(record: AnyRecord) -> int:
 # -------------------------------------------------------------------------------------------------------------- facts
 
 
-def _facts_of_values(record: AnyRecord, device: torch.device, readable: bool, summarized: bool) -> list[str]:
+def _facts_of_values(
+    record: AnyRecord, valid: int, device: torch.device, readable: bool, summarized: bool
+) -> list[str]:
     """How many elements are valid, the shape where it is not seen, and device and dtype where torch prints them."""
     size = f"size={tuple(record.shape)}"
     if readable:
         total = record_size(record)
-        valid = count_valid(record)
         share = f" ({share_of(valid, total)})" if summarized else ""
         facts = [size] if summarized or (total == 0 and record.ndim != 1) else []
         facts += [f"valid={valid}/{total}{share}", "True=valid"]
@@ -139,18 +144,44 @@ class _Cells:
     width: int
 
 
-def _body(record: AnyRecord, summarized: bool) -> str:
-    """The values in brackets, with -- where invalid."""
+def _body(record: AnyRecord, summarized: bool, valid: int) -> str:
+    """The values in brackets, with -- where invalid; or the first and last valid ones in braces.
+
+    valid  number of valid elements
+    """
     if record_size(record) == 0:
         return "[]"
     options = print_options()
     shown = edges(record, options.edgeitems) if summarized else all_elements(record)
     validity = shown.full_validity
     mask = torch.ones_like(shown.data, dtype=torch.bool) if validity is None else as_bool(validity)
+    listed = min(valid, 2 * options.edgeitems)
+    if summarized and valid < MOSTLY_INVALID * record_size(record) and int(mask.sum()) < listed:
+        return _list(record, valid, options.edgeitems)
     values = _computable(shown.data, record.dtype)
     cells = _cells_of(values[mask], bool(mask.all()))
     edge = options.edgeitems if summarized else None
     return _rows(values.tolist(), mask.tolist(), list(record.shape), len(_PREFIX), edge, cells)
+
+
+def _list(record: AnyRecord, valid: int, edge: int) -> str:
+    """``{index: value}`` for the first and last `edge` of the valid elements, aligned."""
+    coordinates, shown = first_and_last_valid(record, edge)
+    values = _computable(shown.data, record.dtype)
+    cells = _cells_of(values, True)
+    widths = [len(str(int(c.max()))) for c in coordinates]
+    elements = zip(*(c.tolist() for c in coordinates), strict=True)
+    indices = [", ".join(str(i).rjust(w) for i, w in zip(index, widths, strict=True)) for index in elements]
+    several = len(coordinates) > 1
+    pieces = [
+        f"{f'({index})' if several else index}: {cells.text(value)}"
+        for index, value in zip(indices, values.tolist(), strict=True)
+    ]
+    per_line = 1 if several else max(1, (print_options().linewidth - len(_PREFIX)) // (len(pieces[0]) + 2))
+    if valid > len(pieces):
+        pieces[edge:edge] = ["..." if per_line == 1 else " ..."]
+    lines = [", ".join(pieces[i : i + per_line]) for i in range(0, len(pieces), per_line)]
+    return "{" + (",\n" + " " * (len(_PREFIX) + 1)).join(lines) + "}"
 
 
 def _rows(values: Any, valid: Any, sizes: list[int], indent: int, edge: int | None, cells: _Cells) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from masked_dispatch.tensor.validity_blocks import CHUNK, valid_positions_of_sparse
 from op_registry.records.dense import Dense
+from op_registry.records.validity import as_bool
 from op_registry.sparse.coordinates import Coordinates, unravel
 from op_registry.sparse.permuted import AnyRecord, Permuted
 from op_registry.sparse.record import Sparse
@@ -29,6 +32,53 @@ def edges(record: AnyRecord, edgeitems: int) -> Dense:
 def all_elements(record: AnyRecord) -> Dense:
     """Every element, on the CPU."""
     return edges(record, max(record.shape, default=0))
+
+
+def first_and_last_valid(record: AnyRecord, count: int) -> tuple[Coordinates, Dense]:
+    """The coordinates of the first and last `count` valid elements in row-major order, and the elements, on the CPU."""
+    if isinstance(record, Dense):
+        validity = record.validity
+        validity = torch.ones_like(record.data, dtype=torch.bool) if validity is None else validity.expand(record.shape)
+        found = {*_valid_from(validity, count, True), *_valid_from(validity, count, False)}
+        along = torch.tensor(sorted(found), dtype=torch.int64, device=record.device).reshape(-1, record.ndim)
+        coordinates = along.unbind(1)
+    else:
+        first = last = torch.empty(0, dtype=torch.int64, device=record.device)
+        for positions in valid_positions_of_sparse(record):
+            first, last = (torch.cat([kept, positions]) for kept in (first, last))
+            first = first.topk(min(count, len(first)), largest=False).values
+            last = last.topk(min(count, len(last))).values
+        coordinates = unravel(torch.cat([first, last]).unique(), record.shape)
+    return tuple(c.cpu() for c in coordinates), on_cpu(elements_at(record, coordinates))
+
+
+def _valid_from(validity: Tensor, count: int, start: bool) -> list[tuple[int, ...]]:
+    """The coordinates of the first `count` valid elements, or of the last ones."""
+    if validity.ndim == 0:
+        return [()] if bool(validity) else []
+    found: list[tuple[int, ...]] = []
+    for row in _rows_with_valid(validity, start):
+        found += [(row, *inner) for inner in _valid_from(validity[row], count - len(found), start)]
+        if len(found) == count:
+            break
+    return found
+
+
+def _rows_with_valid(validity: Tensor, start: bool) -> Iterator[int]:
+    """The indices of dimension 0 at which something is valid, from the start or from the end."""
+    rows = validity.shape[0]
+    for dim, stride in enumerate(validity.stride()):
+        validity = validity.narrow(dim, 0, 1) if stride == 0 and validity.shape[dim] else validity
+    if validity.shape[0] != rows:  # one validity for all of them
+        if bool(as_bool(validity).any()):
+            yield from range(rows) if start else reversed(range(rows))
+        return
+    step = max(1, CHUNK // max(math.prod(validity.shape[1:]), 1))
+    starts = range(0, rows, step)
+    for first in starts if start else reversed(starts):
+        part = as_bool(validity[first : first + step])
+        indices = (part.flatten(1).any(1) if part.ndim > 1 else part).nonzero()[:, 0].tolist()
+        yield from (first + i for i in (indices if start else reversed(indices)))
 
 
 def edge_indices(size: int, edgeitems: int, device: torch.device) -> Tensor:

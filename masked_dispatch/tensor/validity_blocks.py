@@ -108,23 +108,26 @@ def _cut_at_blocks(start: int, stop: int, per_row: int) -> Iterator[tuple[int, i
 def _valid_of_sparse(
     record: Sparse | Permuted, split: int, per_row: int, per_column: int, blocks: tuple[int, int]
 ) -> Tensor:
+    total = torch.zeros(math.prod(blocks), dtype=torch.int64, device=record.device)
+    columns = math.prod(record.shape[split:])
+    for position in valid_positions_of_sparse(record):
+        row, column = position // columns, position % columns
+        total += ((row // per_row) * blocks[1] + column // per_column).bincount(minlength=len(total))
+    return total.reshape(blocks)
+
+
+def valid_positions_of_sparse(record: Sparse | Permuted) -> Iterator[Tensor]:
+    """The positions of the valid elements in the flattened tensor, in the order in which they are stored, by chunks."""
     base = record.base if isinstance(record, Permuted) else record
     groups = record.groups if isinstance(record, Permuted) else tuple((d,) for d in range(base.ndim))
     flat, stored, sizes = base.flat, base.pattern.coordinates(), base.shape
     dense = flat.shape[1:]
     validity = flat.full_validity
-    total = torch.zeros(math.prod(blocks), dtype=torch.int64, device=base.device)
     inside = [torch.arange(size, device=base.device) for size in dense]
     step = max(1, CHUNK // max(math.prod(dense), 1))
     for start in range(0, flat.shape[0], step):
         part = [c[start : start + step].reshape(-1, *(1 for _ in dense)) for c in stored]
         part += [c.reshape(-1, *(1 for _ in dense[d + 1 :])) for d, c in enumerate(inside)]
         visible = [ravel([part[d] for d in group], [sizes[d] for d in group]) for group in groups]
-        row = ravel(visible[:split], record.shape[:split]) if split else torch.zeros_like(visible[0])
-        column = ravel(visible[split:], record.shape[split:]) if split < len(visible) else torch.zeros_like(visible[0])
-        block = (row // per_row) * blocks[1] + column // per_column
-        block = block.expand(len(part[0]), *dense)
-        if validity is not None:
-            block = block[as_int8(validity[start : start + step]).bool()]
-        total += block.reshape(-1).bincount(minlength=len(total))
-    return total.reshape(blocks)
+        position = ravel(visible, record.shape).expand(len(part[0]), *dense)
+        yield position[as_int8(validity[start : start + step]).bool()] if validity is not None else position.reshape(-1)

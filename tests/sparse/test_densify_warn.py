@@ -169,3 +169,31 @@ def test_records_in_another_order_are_stored_densely_if_the_policy_allows(name: 
         call(x)
     with md.densify("never"), pytest.raises(md.MaskedSemanticsError, match=rf"^{name} has no sparse form for this "):
         call(x)
+
+
+ADVICE = (
+    r"it is a product of matrices, a @ b, torch\.sparse\.sampled_addmm\(x, a, b, beta=0\) computes it at the elements "
+    r"of x alone\.$"
+)
+
+
+@every_layout
+def test_a_dense_product_that_is_only_read_where_the_other_stores_is_named(layout: torch.layout, warned: Any) -> None:
+    x = md.masked_tensor(torch.ones(8, 10), torch.eye(8, 10).bool()).to_layout(
+        layout, blocksize=(1, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    )
+    a, b = torch.ones(8, 3, requires_grad=True), torch.ones(3, 10, requires_grad=True)
+    with md.densify("warn"):
+        for _ in range(2):
+            (a @ b - x).square().mean().backward()
+        torch.nn.functional.mse_loss(a @ b, x)
+        torch.nn.functional.mse_loss(torch.sparse.sampled_addmm(x, a, b, beta=0), x).backward()
+        x * torch.ones(10), x @ torch.ones(10, 8), x + 1
+    assert [found.filename for found in warned] == [__file__] * 2
+    (first, second) = (str(found.message) for found in warned)
+    pattern = (
+        r"^aten\.sub\.Tensor reads a dense operand of shape \(8, 10\), 320 bytes, only where the other one, of shape "
+        rf"\(8, 10\) as {re.escape(str(layout))} with \d+ stored, has elements\. If "
+    )
+    assert re.search(pattern + ADVICE, first)
+    assert second.startswith("aten.mse_loss.default reads a dense operand of shape (8, 10)")

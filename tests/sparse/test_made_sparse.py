@@ -46,3 +46,19 @@ def test_the_largest_elements_of_a_vector() -> None:
     assert state(top) == ([T, F, F, T], [3.0, 1.0, 1.0, 5.0])
     assert md.sparse_relu(torch.tensor([-1.0, 2.0])).compressed().tolist() == [2.0]
     assert md.sparse_topk(sample(), 2).storage_layout is torch.sparse_csr
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_one_flag_for_each_stored_element_is_no_mask_and_the_error_says_what_to_do_with_them(
+    layout: torch.layout,
+) -> None:
+    x = md.masked_tensor(torch.arange(12.0).reshape(2, 6), torch.arange(12).reshape(2, 6) % 5 == 1).to_layout(layout)
+    flags = torch.tensor([True, False, True])
+    with pytest.raises(ValueError, match=r"does not broadcast .*\(2, 6\)\. It has one flag for each stored") as caught:
+        x.mask_with(flags)
+    advice = str(caught.value).partition("coo = x.to_sparse(), ")[2]
+    coo = x.to_sparse()
+    with torch.sparse.check_sparse_tensor_invariants():
+        chosen = eval(advice, {"torch": torch, "as_masked_tensor": md.as_masked_tensor, **locals()})
+    assert torch.equal(chosen.indices(), coo.indices()[:, flags])
+    assert torch.equal(chosen.values(), coo.values()[flags])

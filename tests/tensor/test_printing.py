@@ -223,6 +223,71 @@ def test_only_the_shown_elements_of_the_data_are_read(mask: Tensor | None) -> No
     )
 
 
+def ratings(hidden: float = 0.0) -> md.MaskedTensor:
+    """1 % of (200, 300), none of it in a corner."""
+    mask = torch.arange(60_000).reshape(200, 300) % 97 == 50
+    return md.masked_tensor(torch.where(mask, torch.arange(60_000).reshape(200, 300) % 5 + 0.5, hidden), mask)
+
+
+@pytest.mark.parametrize("hidden", [0.0, float("nan"), 1e38])
+@pytest.mark.parametrize("layout", STORAGES[:-1], ids=str)
+def test_a_mostly_invalid_tensor_lists_its_first_and_last_values(layout: torch.layout, hidden: float) -> None:
+    x = stored(ratings(hidden), layout)
+    assert repr(x).startswith(
+        """\
+masked_tensor({(  0,  50): 0.5000,
+               (  0, 147): 2.5000,
+               (  0, 244): 4.5000,
+               ...,
+               (199, 102): 2.5000,
+               (199, 199): 4.5000,
+               (199, 296): 1.5000}, size=(200, 300), valid=619/60000 (1.0%),
+              True=valid, stored as """
+        + str(layout)
+    )
+    assert repr(x[:, :200].t()).startswith("masked_tensor({(  0,  81): 0.5000,\n               (  0, 178): 0.5000,\n")
+    with torch._tensor_str.printoptions(edgeitems=1, sci_mode=True, precision=1):
+        assert repr(x).startswith("masked_tensor({(  0,  50): 5.0e-01,\n               ...,\n")
+
+
+def test_a_mostly_invalid_vector_lists_its_values_side_by_side() -> None:
+    mask = torch.arange(2000) % 400 == 399
+    x = md.masked_tensor(torch.arange(2000), mask)
+    expect(
+        repr(x),
+        """\
+masked_tensor({ 399:  399,  799:  799, 1199: 1199, 1599: 1599, 1999: 1999},
+              size=(2000,), valid=5/2000 (0.2%), True=valid,
+              stored as torch.strided)""",
+    )
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.jagged], ids=str)
+def test_a_view_lists_what_it_shows(layout: torch.layout) -> None:
+    """Stored rows, the second of whose four heads is valid in one feature; dimensions in another order, and merged."""
+    mask = torch.zeros(9, 20, 8, dtype=torch.bool)
+    mask[4, :2, 3] = True
+    rows = md.masked_tensor(torch.arange(9.0 * 20 * 8).reshape(9, 20, 8), mask)
+    x: Any = (
+        rows if layout is torch.strided else rows.to_layout(layout, sparse_dim=None if layout is torch.jagged else 2)
+    )
+    expect(
+        repr(x.unflatten(2, (4, 2)).transpose(1, 2)).partition(" size")[0],
+        """\
+masked_tensor({(4, 1, 0, 1): 643.,
+               (4, 1, 1, 1): 651.},""",
+    )
+    assert repr(x.transpose(0, 1)).startswith("masked_tensor({(0, 4, 3): 643.,\n")
+
+
+def test_one_validity_for_many_elements_is_listed_without_reading_them() -> None:
+    mask = torch.zeros(10**6, 1, dtype=torch.bool)
+    mask[70] = True
+    text = repr(md.as_masked_tensor(torch.full((), 2.5).expand(10**6, 10**6), mask))
+    assert text.startswith("masked_tensor({(70,      0): 2.5000,\n               (70,      1): 2.5000,\n")
+    assert "(70, 999999): 2.5000}, size=(1000000, 1000000)" in text
+
+
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 def test_huge_shapes_print_what_is_stored(layout: torch.layout) -> None:
     indices = torch.tensor([[0, 2**20 - 1], [1, 2**30 - 1]])
