@@ -2,7 +2,7 @@
 
 From the ground up; a room imports from those above it in this list:
 
-versions.py               which releases of torch the library was tested with
+versions.py               the version, and the releases of torch that it was tested with
 compiler_internals.py     private parts of torch's compiler, each assumption with a test
 distributed_internals.py  private parts of torch.distributed, likewise
 replacements/             what is replaced in torch: the table, how, and the switch
@@ -18,8 +18,8 @@ interop/                  doors to other libraries; parts of torch that dispatch
 dispatch/                 how a call reaches its rule
 api/                      the exported functions
 functional.py             torch.func's transforms
-missing.py                pandas' words for missing values
-metrics.py                accuracy, mean squared error, perplexity
+missing/                  pandas' words for missing values
+metrics.py                measures of predictions
 distributed/              collectives of masked tensors, statistics and losses over all ranks
 torchax/                  masked tensors on XLA, by torchax
 optim/                    optimizers for masked gradients
@@ -41,6 +41,7 @@ from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
+from masked_dispatch.api.average import average
 from masked_dispatch.api.construct import (
     as_masked_tensor,
     from_lengths,
@@ -107,6 +108,7 @@ from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.update_policy import MaskDroppedWarning, updates
+from masked_dispatch.versions import __version__ as __version__
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 if _versions.is_untested(_torch.__version__):
@@ -148,6 +150,7 @@ __all__ = [
     "argmax",
     "argmin",
     "as_masked_tensor",
+    "average",
     "cummax",
     "cummin",
     "cumprod",
@@ -212,4 +215,6 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
     def __getattr__(name: str) -> _typing.NoReturn:
         inside = (functional, optim, metrics, missing, interop)
         elsewhere = {word: f"{module.__name__}.{word}" for module in inside for word in module.__all__}
-        _messages.no_such_name(__name__, name, _known_words.WORDS | elsewhere)
+        words = _known_words.WORDS | elsewhere
+        words = _known_words.WORDS | elsewhere
+        _messages.no_such_name(__name__, name, words, torch=_known_words.function_of_torch(name))
