@@ -8,6 +8,8 @@ distributed_internals.py  private parts of torch.distributed, likewise
 replacements/             what is replaced in torch: the table, how, and the switch
 engine_internals.py       private parts of the autograd engine, and who calls, likewise
 torch_internals.py        all other private torch, likewise
+forks.py                  locks that a forked process has for itself
+later_import.py           code that waits for an import
 densification.py          reports of sparse operands stored densely
 scopes.py                 which scopes are in force, and in force again in backward
 densify_policy.py         when that is allowed
@@ -97,7 +99,10 @@ from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import attention_module as _attention_module
 from masked_dispatch.interop import collate as _collation
 from masked_dispatch.interop import distributions as _distributions
+from masked_dispatch.interop import gradients_of_others as _gradients_of_others
+from masked_dispatch.interop import guessed_backends as _guessed_backends
 from masked_dispatch.interop import low_rank as _low_rank
+from masked_dispatch.interop import parameter_vectors as _parameter_vectors
 from masked_dispatch.interop import processes as _processes
 from masked_dispatch.interop import protocols as _protocols
 from masked_dispatch.interop import torch_masked as _torch_masked
@@ -106,6 +111,7 @@ from masked_dispatch.replacements.replacing import patches
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
+from masked_dispatch.tensor import no_memory as _no_memory
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.update_policy import MaskDroppedWarning, updates
 from masked_dispatch.versions import __version__ as __version__
@@ -125,12 +131,16 @@ _low_rank.install()
 _distributions.install()
 _torch_script.install()
 _gradients.install()
+_gradients_of_others.install()
 _collation.install()
 _processes.install()
+_guessed_backends.install()
+_parameter_vectors.install()
 _protocols.install()
 _methods.install()
 _known_words.install()
 _buffers.install()
+_no_memory.install()
 distributed.install()
 testing.install()
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from masked_dispatch.replacements.replacing import is_replaced, replace
+from masked_dispatch.replacements.replacing import is_replaced, no_call, replace
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext
@@ -166,7 +166,7 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
                 raise Refused(str(cause)) from cause
             raise
 
-    replace(utils, "run_node", run_node, None)
+    replace(utils, "run_node", run_node, no_call, always=True)
 
 
 @functools.cache
@@ -322,6 +322,52 @@ def place_views_of(kind: type) -> None:
     replace(runtime_wrappers, "gen_alias_from_base", gen_alias_from_base, is_own_view)
 
 
+@functools.cache
+def give_plain_gradients(kind: type, plain: Callable[..., Any], refusal: Callable[[Any], str | None]) -> None:
+    """Let Dynamo, which is loaded, trace backwards of autograd functions with plain gradients of results of `kind`.
+
+    plain    the operator that makes a gradient plain
+    refusal  why a result's gradient cannot be plain in a graph, which breaks there; None if it can
+    """
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.variables import VariableTracker, higher_order_ops
+
+    class WithPlainGradients(VariableTracker):
+        """A backward, which is given plain gradients."""
+
+        def __init__(self, backward: Any) -> None:
+            super().__init__()
+            self.backward = backward
+
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            given = [_made_plain(tx, arg) if _is_of(kind, arg) else arg for arg in args]
+            return self.backward.call_function(tx, given, kwargs)
+
+    def _made_plain(tx: Any, gradient: Any) -> Any:
+        build = VariableTracker.build
+        return build(tx, plain).call_function(tx, [gradient, build(tx, None)], {})
+
+    def prepare_fn_vt(original: Callable[..., Any], self: Any, tx: Any, ctx: Any, method: str, results: Any) -> Any:
+        function, given = original(self, tx, ctx, method, results)
+        masked = [result for result in results if _is_of(kind, result)] if method == "backward" else []
+        for result in masked:
+            reason = refusal(_example_of(result))
+            if reason is not None:
+                raise Unsupported(reason, gb_type="refused by masked_dispatch")
+        return (WithPlainGradients(function), given) if masked else (function, given)
+
+    owner = higher_order_ops.AutogradFunctionApplyVariable
+    replace(owner, "prepare_fn_vt", prepare_fn_vt, no_call, always=True)
+
+
+def _example_of(variable: Any) -> Any:
+    return variable.as_proxy().node.meta.get("example_value")
+
+
+def _is_of(kind: type, variable: Any) -> bool:
+    return bool(variable.is_tensor()) and isinstance(_example_of(variable), kind)
+
+
 def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, FakeTensor):
         return True
@@ -397,7 +443,7 @@ def before_export_unwraps(split: Callable[[torch.nn.Module], object]) -> None:
         split(module)
         return original(module)
 
-    replace(subclass_parametrization, "unwrap_tensor_subclass_parameters", unwrap_parameters, None)
+    replace(subclass_parametrization, "unwrap_tensor_subclass_parameters", unwrap_parameters, no_call, always=True)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,8 +88,11 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
         _policy.reset(token)
 
 
-def check_allowed(operation: str, tensors: Sequence[Tensor], why: str) -> None:
-    """Raise if the current policy does not allow storing `tensors` densely for `operation`; otherwise report it."""
+def check_allowed(operation: str, tensors: Sequence[Tensor], why: str, instead: str = "") -> None:
+    """Raise if the current policy does not allow storing `tensors` densely for `operation`; otherwise report it.
+
+    instead  a sentence about what needs no dense storage, for the error
+    """
     policy = current()
     needed = bytes_needed(tensors)
     if policy.when == "always" or (policy.when in _LIMITED and needed <= policy.limit):
@@ -98,11 +101,14 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str) -> None:
             _warn_once(policy, Densification(operation, tuple(map(storage_of, tensors)), needed, why))
         return
     layouts = ", ".join(storage_of(t) for t in tensors)
+    by_hand = "Store them densely by x.to_dense(), or allow it"
+    if needed > DEFAULT.limit:
+        by_hand = "To take a part first, x[…], needs less. Whoever has the memory allows it"
     raise MaskedSemanticsError(
         f"{operation} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would "
         f"take {needed:,} bytes densely, which the current policy does not allow (densify({policy.when!r}"
-        f"{f', limit={policy.limit:,}' if policy.when in _LIMITED else ''})). Store them densely by x.to_dense(), or "
-        "allow it inside `with masked_dispatch.densify('always'):`."
+        f"{f', limit={policy.limit:,}' if policy.when in _LIMITED else ''})). {instead}{by_hand} "
+        "inside `with masked_dispatch.densify('always'):`."
     )
 
 

@@ -17,7 +17,7 @@ from torch import _vmap_internals
 from torch.utils import checkpoint
 
 from masked_dispatch.compiler_internals import not_compiled
-from masked_dispatch.replacements.replacing import put, replace
+from masked_dispatch.replacements.replacing import no_call, put, replace
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -154,10 +154,10 @@ def _remember_in_functions(remember: Callable[[Any], None], run_as_recorded: Cal
     def apply(original: Callable[..., Any], recorded: Any, *grads: Any) -> Any:
         return run_as_recorded(recorded, original, recorded, *grads)
 
-    replace(node, "__init__", init, None)
+    replace(node, "__init__", init, no_call, always=True)
     for name in ("apply", "apply_boxed"):
         if hasattr(node, name):
-            not_compiled(replace(node, name, apply, None))
+            not_compiled(replace(node, name, apply, no_call, always=True))
 
 
 def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: Callable[..., Any]) -> None:
@@ -201,3 +201,25 @@ def let_older_vmap_return(
         return results if isinstance(outputs, tuple) else results[0]
 
     replace(_vmap_internals, "_unwrap_batched", unwrap_batched, has_such)
+
+
+def call_functions_by(call: Callable[..., Any], relies: Callable[..., bool]) -> None:
+    """From now on, let `call(apply, function, *arguments, **keywords)` call autograd functions, by torch's `apply`.
+
+    `relies(function, *arguments, **keywords)` tells the calls that need it. Classes that have taken torch's `apply`
+    before keep it (op_registry/records/own_function.py).
+    """
+    not_compiled(replace(torch.autograd.Function, "apply", call, relies, always=True).__func__)
+
+
+# Functions of torch that hand gradients on unread: to the graph of a compiled region, and to the engine as roots. What
+# they call has boundaries of its own.
+HAND_GRADIENTS_ON = ("torch._functorch._aot_autograd", "torch.utils.checkpoint")
+
+
+def become_node_of(node: Any, function: Any, derived: Any) -> bool:
+    """Let the node of a call of `function` be one of a class derived from that; False if it is another node."""
+    if type(node) is not function._backward_cls:
+        return False
+    node.__class__ = derived._backward_cls
+    return True

@@ -82,6 +82,9 @@ What they assume of the releases in versions.py, each with a check of the same n
 45. ``x[i] = v`` writes a tensor v by assignments (``index_put_``, ``copy_``, ``fill_``); a number it writes with
     ``masked_fill_`` or ``index_fill_`` too, since 2.15
 46. the operators of torch.distributed are ``torch.ops.c10d``'s; since 2.15 gather_single calls one of its own
+47. autograd functions are called by the class method ``apply`` of ``torch.autograd.Function``, whose node looks
+    backward and jvp up in its class's ``_forward_cls``, and may become a node of a derived class; Dynamo prepares the
+    tracing of a backward in ``AutogradFunctionApplyVariable.prepare_fn_vt``
 
 Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
 without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

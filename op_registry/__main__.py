@@ -28,7 +28,9 @@ from op_registry.report.names import UnknownName, nearest
 TIERS = {
     # A few samples of different kinds, four partial masks, float32; every law, P7 without inductor.
     "quick": Settings(
-        most=4, masks=("unstored", "stored", "half", "slices", "empty", ONE_HOLE), also_stored=("csr", "bsr")
+        most=4,
+        masks=("unstored", "stored", "half", "half_values", "slices", "empty", ONE_HOLE),
+        also_stored=("csr", "bsr"),
     ),
     # P7 alone, on a call of each entry's own function: how much of the database compiles.
     "compiled": Settings(laws=("P7",), whole_entries=True),

@@ -48,21 +48,13 @@ from op_registry.categories import (
     SCAN,
     SORTING,
     contract,
-    contraction,
     data_of,
-    elementwise,
     known_all_valid,
-    masked_rule,
-    movement,
-    opaque,
-    reduction,
     refusal,
-    refused,
     results_like,
     run_elementwise,
     run_movement,
     run_opaque,
-    scan,
 )
 from op_registry.derivatives import bind_by_name, derivative, requested_gradients, run_plain, vjp
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
@@ -213,6 +205,16 @@ from op_registry.whole_slices import (
     spread_diagonal,
     whole_slices,
     whole_validity,
+)
+from op_registry.words import (
+    contraction,
+    elementwise,
+    masked_rule,
+    movement,
+    opaque,
+    reduction,
+    refused,
+    scan,
 )
 
 __all__ = [

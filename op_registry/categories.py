@@ -1,20 +1,12 @@
 """The categories: each a law that many operators share, and a generic dense run that obeys it.
 
-A category function registers operators in one line and returns their :class:`Rule`::
-
-    exp = elementwise(aten.exp)
-    amax = reduction(aten.amax, identity=lowest)
-
-Operators that follow a law but need a run of their own are functions with the operator's signature::
-
-    @masked_rule(aten.cummax.default, category=SCAN)
-    def cummax(x, dim): ...
+The words that register operators under them are in words.py.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,16 +22,14 @@ from op_registry.records.slices import has_whole_slices
 from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8
 from op_registry.records.zeros import known_zero, remember_zero
-from op_registry.registration import Registration
-from op_registry.registry import registry
-from op_registry.rule import Category, Rule, Run, packet_name, written_at
+from op_registry.rule import Category, packet_name
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
 from op_registry.sparse.elementwise import ON_VALUES as ELEMENTWISE_LOWERING
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.permuted_slices import SLICEWISE_ON_BASE
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.slicewise import SLICEWISE
-from op_registry.traits import NO_TRAITS, OF_A_FUNCTION, OF_ANY_RULE, Slices, Traits
+from op_registry.traits import NO_TRAITS, Slices, Traits
 
 Operator = OpOverload | OpOverloadPacket
 
@@ -430,89 +420,6 @@ COMPOSITE = Category("composite", "other operators, each under its own law", clo
 PLUMBING = Category("plumbing", "queries by autograd and the compiler; data and mask alike", plainly=True)
 
 
-# --------------------------------------------------------------------------------------------------- registration
-
-
 def categories() -> dict[str, Category]:
     """The categories of this module, by their names in op_registry.authoring."""
     return {name: value for name, value in globals().items() if isinstance(value, Category)}
-
-
-def identity_needed(category: str, op: OpOverload) -> str:
-    """Why `category` cannot be registered without an identity, and what to write."""
-    name = packet_name(op).replace("::", ".")
-    return (
-        "it needs identity=…, the number that takes the place of invalid elements and "
-        "changes no result: 0 for a sum, 1 for a product, op_registry.authoring.lowest (a function of the dtype) for a "
-        "maximum. Where no number does that, as for a mean, write the rule as a function: "
-        f"@masked_rule(torch.ops.{name}, category={category.upper()})"
-    )
-
-
-def of_category(category: Category) -> Callable[..., Rule]:
-    assert category.run is not None
-    run: Run = category.run
-    word = category.name.replace(" ", "_")
-    known = (*category.traits, *OF_ANY_RULE)
-
-    def register(*operators: Operator, **traits: Any) -> Rule:
-        registration = Registration.of_caller(word)
-        ops = registration.overloads(operators, category)
-        if "identity" in category.needs and "identity" not in traits:
-            raise registration.error(identity_needed(category.name, ops[0]))
-        stated = registration.traits(traits, known, category.needs)
-        if category.slices is not None:
-            registration.arguments_of_slices(ops, stated.slices or category.slices, stated.slices is not None)
-        if stated.over is not None:
-            registration.argument(ops, "over", stated.over)
-        return registry.add(Rule(ops, category, run, takes_op=True, where=registration.where, traits=stated))
-
-    register.__name__ = register.__qualname__ = word
-    register.__doc__ = (
-        f"Register operators under the law: {category.law}. Keyword arguments are the rule's traits. Raises TypeError "
-        "where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule."
-    )
-    return register
-
-
-elementwise = of_category(ELEMENTWISE)
-movement = of_category(MOVEMENT)
-reduction = of_category(REDUCTION)
-scan = of_category(SCAN)
-contraction = of_category(CONTRACTION)
-opaque = of_category(OPAQUE)
-# refused(op, reason="…", instead="…"): both are clauses of the error's text.
-refused = of_category(REFUSED)
-
-
-def masked_rule(
-    *operators: Operator,
-    category: Category,
-    takes_op: bool = False,
-    register: Callable[[Rule], Rule] = registry.add,
-    **traits: Any,
-) -> Callable[[Run], Rule]:
-    """Decorator: a function with the operator's own signature becomes its rule.
-
-    With `takes_op`, the function gets the overload as its first argument, for functions that serve several. Keyword
-    arguments are the rule's traits: the `reason` of a refusal; ``slices=Slices(…)``, how the operator works slice by
-    slice, so that it can run on the stored elements of sparse slices; ``rows=…``, of an operator with one result that
-    treats each row of its first argument by itself, a function that is called with the call's arguments and says how
-    many last dimensions a row has (None: not in this call); ``identity=…``, of a reduction that without derivatives is
-    torch's own on elements filled with it, and ``divided=True``, that this is the sum divided by their number;
-    ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of a product that torch also
-    has for plain torch.sparse tensors, which other rules get stored densely; ``data_sizes=True``, that it computes
-    tensors in between whose sizes depend on data. `register` takes the rule; an overlay's ``add``, for example. Raises
-    TypeError where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule.
-    """
-
-    registration = Registration.of_caller("masked_rule")
-    category = registration.category(category, categories())
-    ops = registration.overloads(operators, category)
-    stated = registration.traits(traits, OF_A_FUNCTION)
-
-    def decorate(function: Run) -> Rule:
-        registration.function(function, ops, takes_op)
-        return register(Rule(ops, category, function, takes_op, where=written_at(2), traits=stated))
-
-    return decorate

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import of_category
 from op_registry.derivatives import bind_by_name
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors
@@ -31,6 +30,7 @@ from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Category
 from op_registry.traits import NO_TRAITS, Traits
+from op_registry.words import of_category
 
 MATRIX = (-2, -1)
 

@@ -13,6 +13,7 @@ from torch.utils import checkpoint
 
 from masked_dispatch.api.construct import masked_tensor
 from masked_dispatch.assumptions.checks import assumed, assumption, expect, expect_equal, replaced, wrapper_class
+from masked_dispatch.engine_internals import become_node_of
 
 
 def in_the_engine() -> bool:
@@ -153,3 +154,24 @@ def the_older_vmap_takes_the_batch_dimension_off_in_one_function() -> None:
         (batch,) = torch.autograd.grad((x * 3).to_tensor(0.0), x, torch.eye(2), is_grads_batched=True)
         expect_equal(batch.to_tensor(0.0).tolist(), [[3.0, 0.0], [0.0, 0.0]])
         expect_equal(batch.get_mask().tolist(), [[True, False]] * 2)
+
+
+@assumption(47, silent=True)
+def a_node_may_become_one_of_a_derived_class() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+    class Derived(Doubled):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * 3
+
+    with assumed("apply is a class method of Function, and a node's class says whose backward the engine calls"):
+        expect(isinstance(torch.autograd.Function.__dict__["apply"], classmethod))
+        x = torch.ones(2, requires_grad=True)
+        y: Any = Doubled.apply(x)
+        expect(become_node_of(y.grad_fn, Doubled, Derived), y.grad_fn)
+        y.sum().backward()
+        expect(x.grad is not None and x.grad.tolist() == [3, 3], x.grad)

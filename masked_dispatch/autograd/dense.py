@@ -34,6 +34,7 @@ from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense, same_sizes
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced, savable, traced_elsewhere
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import hand_on
@@ -47,7 +48,7 @@ class Context(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-class Wrap(torch.autograd.Function):
+class Wrap(OwnFunction):
     """Plain data and validity → masked tensor. Tangents are zero where invalid."""
 
     @staticmethod
@@ -71,13 +72,13 @@ class Wrap(torch.autograd.Function):
         return result
 
 
-class Unwrap(torch.autograd.Function):
+class Unwrap(OwnFunction):
     """Masked tensor → its plain data, as stored. Tangents get the tensor's mask."""
 
     @staticmethod
     @never_compiled
     def forward(ctx: Context, tensor: MaskedTensor) -> Tensor:
-        validity = _savable_validity(tensor)
+        validity = savable_validity(tensor)
         keep_validity(ctx, validity)
         data = in_layout_of_gradient(_alias(tensor._data))
         hand_on(tensor._data, data, validity)
@@ -157,7 +158,7 @@ def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:
 def unwrap(tensor: MaskedTensor) -> Dense:
     """The record that a rule sees; its data is connected to the autograd graph if derivatives are needed."""
     check_usable(tensor, tensor._data)
-    validity = _savable_validity(tensor)
+    validity = savable_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         check_not_captured(tensor)
         return Dense(Unwrap.apply(tensor), validity)
@@ -166,7 +167,7 @@ def unwrap(tensor: MaskedTensor) -> Dense:
     return Dense(tensor._data, validity)
 
 
-def _savable_validity(tensor: MaskedTensor) -> Tensor | None:
+def savable_validity(tensor: MaskedTensor) -> Tensor | None:
     """The validity as a tensor that may be saved for backward, unless `tensor` itself is an inference tensor."""
     validity = shared_validity(tensor)
     return validity if validity is None or tensor.is_inference() else savable(validity)

@@ -64,7 +64,7 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     if type(x) is MaskedTensor and type(y) is MaskedTensor and x._validity is y._validity and can_add_data(x, y):
         return sum_under_one_mask(x, y)
     if type(x) is SparseMaskedTensor and type(y) is SparseMaskedTensor and can_add_values(x, y):
-        return x.storing(x._kept_values + y._kept_values, None)
+        return x.storing(x._kept_values + y._kept_values, None, x._pattern)
     records = [_record_of(x), _record_of(y)]
     sparse = [record for record in records if not isinstance(record, Dense)]
     if len(sparse) == len(records):

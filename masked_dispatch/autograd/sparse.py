@@ -16,11 +16,12 @@ from masked_dispatch.autograd.dense import Context, check_not_captured, check_us
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
+from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, Stored, wrap_sparse
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH
@@ -37,7 +38,7 @@ class SparseContext(Context, Protocol):
     shape: torch.Size
 
 
-class SparseWrap(torch.autograd.Function):
+class SparseWrap(OwnFunction):
     """Plain values → a masked tensor that stores them. Tangents are zero where a value is invalid."""
 
     @staticmethod
@@ -65,27 +66,27 @@ class SparseWrap(torch.autograd.Function):
         return result
 
 
-class SparseUnwrap(torch.autograd.Function):
-    """A sparsely stored tensor → its values. Tangents are stored in the tensor's pattern."""
+class SparseUnwrap(OwnFunction):
+    """A sparsely stored tensor, and what it stores → its values. Tangents are stored in the tensor's pattern."""
 
     @staticmethod
     @never_compiled
-    def forward(ctx: SparseContext, tensor: SparseMaskedTensor) -> Tensor:
-        keep_validity(ctx, tensor._kept_validity)
-        ctx.pattern, ctx.order = tensor._pattern, tensor._order
-        ctx.shape = tensor._kept_values.shape
-        return tensor._kept_values.detach()
+    def forward(ctx: SparseContext, tensor: SparseMaskedTensor, stored: Stored) -> Tensor:
+        keep_validity(ctx, stored.validity)
+        ctx.pattern, ctx.order = stored.pattern, tensor._order
+        ctx.shape = stored.values.shape
+        return stored.values.detach()
 
     @staticmethod
     @never_compiled
-    def backward(ctx: SparseContext, grad: Tensor | None) -> Tensor | None:
+    def backward(ctx: SparseContext, grad: Tensor | None) -> tuple[Tensor | None, None]:
         if grad is None:
-            return None
-        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.validity), ctx.pattern), ctx.order))
+            return None, None
+        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.validity), ctx.pattern), ctx.order)), None
 
     @staticmethod
     @never_compiled
-    def jvp(ctx: SparseContext, tangent: Tensor) -> Tensor:
+    def jvp(ctx: SparseContext, tangent: Tensor, _: None) -> Tensor:
         return _values_of(tangent, ctx, ctx.validity)
 
 
@@ -174,15 +175,14 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
         if tensor.requires_grad and torch.is_grad_enabled():
             check_not_captured(tensor)
         # What is computed from a pattern in a transform carries it, and must not be memoized on the pattern.
-        pattern = tensor._pattern
-        stored = Dense(tensor._kept_values, tensor._kept_validity)
-        return tensor.permuted_like_self(Sparse(stored, pattern.with_pieces(pattern.pieces)))
+        values, validity, pattern = tensor._kept.copied()
+        return tensor.permuted_like_self(Sparse(Dense(values, validity), pattern.with_pieces(pattern.pieces)))
     if not tensor.is_inference():
         tensor._kept.make_savable()
     if (tensor.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
-        return tensor.permuted_like_self(
-            Sparse(Dense(SparseUnwrap.apply(tensor), tensor._kept_validity), tensor._pattern)
-        )
+        stored = tensor._kept.copied()
+        connected = Dense(SparseUnwrap.apply(tensor, stored), stored.validity)
+        return tensor.permuted_like_self(Sparse(connected, stored.pattern))
     return tensor.record
 
 

@@ -6,6 +6,7 @@ run_rule.py       finding masked arguments, running a rule on records, wrapping 
 measures.py       errors inside of libraries that measure predictions
 divided_operands.py  rules on distributed tensors, where DTensor has refused one of their operators
 plain_results.py  refusing results that would lose the mask
+selections.py     what a mask with invalid entries has selected, for errors about sizes
 fast_paths.py     kernels for the most common calls without derivatives
 views.py          views: torch's own view node, and the same view of data and mask
 writes.py         in-place and out= forms

@@ -5,6 +5,7 @@
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
 * x.new_tensor(data) is the method of the masked tensor; x[index] = value of a sparsely stored one is a method too.
 * What is refused breaks the graph.
+* The backward of an autograd function is traced with plain gradients.
 * torch.export takes masked parameters and buffers, and refuses masked arguments.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import functools
 
+import torch
 from torch import nn
 
 from masked_dispatch.compiler_internals import (
@@ -22,6 +24,7 @@ from masked_dispatch.compiler_internals import (
     dynamo_is_loaded,
     exported_arguments,
     fused_multiply_add,
+    give_plain_gradients,
     know_storages_of,
     place_views_of,
     record_new_tensor_of,
@@ -30,6 +33,7 @@ from masked_dispatch.compiler_internals import (
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.plain_state import split_masked_state
+from masked_dispatch.interop.gradients_of_others import in_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import passed_to_export
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
@@ -59,6 +63,7 @@ def prepare() -> None:
         record_writes_of(SparseMaskedTensor, SparseMaskedTensor._written.__name__)
         break_graphs_at(MaskedSemanticsError)
         know_storages_of(MaskedTensor)
+        give_plain_gradients(MaskedTensor, torch.ops.masked_dispatch.plain_gradient.default, in_torch_sparse)
         _teach_fused_multiply_add()
 
 

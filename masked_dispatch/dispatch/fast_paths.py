@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from masked_dispatch.autograd.dense import checked_validity
 from masked_dispatch.autograd.engine import sum_of_gradients
 from masked_dispatch.dispatch.run_rule import Kernel, rule_kernel
+from masked_dispatch.dispatch.selections import name_selections
 from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -74,9 +75,10 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         ):
             return general(keyset, x, *rest, **kwargs)
         if isinstance(x, SparseMaskedTensor):
-            if being_traced(x._kept_values) or rule.lowerings:
+            values, validity, pattern = x._kept.copied()
+            if being_traced(values) or rule.lowerings:
                 return general(keyset, x, *rest)
-            return x.storing(call(x._kept_values, *rest), x._kept_validity)
+            return x.storing(call(values, *rest), validity, pattern)
         data = op(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
@@ -139,9 +141,9 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 if 0 < dims <= data.ndim and (validity is None or validity.shape[-dims:].numel() == 1):
                     return wrap(call(data, *rest), validity)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
-                data = x._kept_values
-                if x._kept_validity is None and 0 < plain_rows(dims_of_row, x, data, rest) < data.ndim:
-                    return wrap_sparse(Sparse(Dense(call(data, *rest)), x._pattern))
+                data, validity, pattern = x._kept.copied()
+                if validity is None and 0 < plain_rows(dims_of_row, x, data, rest) < data.ndim:
+                    return wrap_sparse(Sparse(Dense(call(data, *rest)), pattern))
         return general(keyset, x, *rest, **kwargs)
 
     return kernel
@@ -192,19 +194,20 @@ def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Ste
 
 def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: object) -> SparseMaskedTensor | None:
     """The operator on the values of two operands with the same pattern, or of one and a number; None otherwise."""
-    validity = x._kept_validity
-    if being_traced(x._kept_values) or (_grad_enabled() and x.requires_grad):
+    values, validity, pattern = x._kept.copied()
+    if being_traced(values) or (_grad_enabled() and x.requires_grad):
         return None
     if type(y) is not SparseMaskedTensor:
-        return x.storing(call(x._kept_values, y), validity)
+        return x.storing(call(values, y), validity, pattern)
+    others, validity_of_others, others_pattern = y._kept.copied()
     if (
-        y._pattern is not x._pattern
+        others_pattern is not pattern
         or y._order != x._order
-        or y._kept_values.shape != x._kept_values.shape
+        or others.shape != values.shape
         or (_grad_enabled() and y.requires_grad)
     ):
         return None
-    return x.storing(call(x._kept_values, y._kept_values), intersect(validity, y._kept_validity))
+    return x.storing(call(values, others), intersect(validity, validity_of_others), pattern)
 
 
 def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
@@ -228,7 +231,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
         ):
             return general(keyset, x, y)
-        both_zero = False
+        both_zero, given = False, y
         if type(y) is MaskedTensor:
             if keeps_zero and id(y._data) in known_tensors:
                 both_zero = known_zero(x._data, validity) and known_zero(y._data, validity)
@@ -240,7 +243,11 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             y = y._data
         elif isinstance(y, Tensor) and (isinstance(y, MaskedTensor) or y.layout is not torch.strided):
             return general(keyset, x, y)
-        data = call(x._data, y)
+        try:
+            data = call(x._data, y)
+        except RuntimeError as error:
+            name_selections(error, (x, given))
+            raise
         if both_zero and validity is not None:
             remember_zero(data, validity)
         if validity is not None and validity.ndim != data.ndim:

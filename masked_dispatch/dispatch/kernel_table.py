@@ -9,7 +9,6 @@ somebody watches, who gets a kernel around each. Nobody pays for that while nobo
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.library import Library
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.engine_internals import delegating
+from masked_dispatch.forks import Lock
 from masked_dispatch.torch_internals import exchange_function, overload_named, register_kernel
 
 Kernel = Callable[..., Any]
@@ -42,17 +42,17 @@ class KernelTable:
         self._known: dict[OpOverload, Known] = {}
         self._libraries: dict[str, Library] = {}
         self._watch: Watch | None = None
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def serve(self, names: Iterable[str], make: Callable[[OpOverload], Kernel]) -> None:
         """Serve the overloads of these qualified names by the kernels that `make` gives when they are first called."""
-        with self._lock:
+        with self._lock.here:
             for name in names:
                 self._serve(name, self._made_on_call(name, make), with_keyset=True)
 
     def put(self, op: OpOverload, kernel: Kernel, *, with_keyset: bool = True) -> None:
         """Serve `op` by ``kernel(keyset, *args, **kwargs)``, in place of an earlier one."""
-        with self._lock:
+        with self._lock.here:
             self._known[op] = Known(never_compiled(kernel), with_keyset)
             self._put_in_force(op)
 
@@ -63,12 +63,12 @@ class KernelTable:
     @property
     def made(self) -> list[OpOverload]:
         """The overloads whose kernels have been made."""
-        with self._lock:  # one that is being made may go by a rule that has just been replaced
+        with self._lock.here:  # one that is being made may go by a rule that has just been replaced
             return list(self._known)
 
     def watch(self, watch: Watch) -> None:
         """From now on call what `watch` gives in place of each kernel, until `unwatch`."""
-        with self._lock:
+        with self._lock.here:
             assert self._watch is None
             self._watch = watch
             for op in self._known:
@@ -76,7 +76,7 @@ class KernelTable:
 
     def unwatch(self) -> None:
         """Call the kernels themselves again."""
-        with self._lock:
+        with self._lock.here:
             self._watch = None
             for op in self._known:
                 self._put_in_force(op)
@@ -94,8 +94,10 @@ class KernelTable:
     def _made_on_call(self, name: str, make: Callable[[OpOverload], Kernel]) -> Kernel:
         def first_call(*args: Any, **kwargs: Any) -> Any:
             op = overload_named(name)
-            with self._lock:
-                if op not in self._known:
+            with self._lock.here:
+                if op in self._known:  # by another thread; or an exception came before it was in force
+                    self._put_in_force(op)
+                else:
                     self.put(op, make(op))
                 place = self._places[name]
             return place(*args, **kwargs)

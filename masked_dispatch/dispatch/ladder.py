@@ -18,7 +18,6 @@ recorded with the plain operator's formula is refused there: its gradient would 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -60,6 +59,7 @@ from masked_dispatch.dispatch.writes import (
     update,
 )
 from masked_dispatch.engine_internals import calling_frame, carries_older_vmap, delegating
+from masked_dispatch.forks import Lock
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import no_rule, passed_to_torch_func, returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -431,7 +431,7 @@ def follow_registry() -> None:
             _changed(op)
 
 
-_changing = threading.Lock()
+_changing = Lock()
 
 
 def _changed(op: OpOverload) -> None:
@@ -440,7 +440,7 @@ def _changed(op: OpOverload) -> None:
         forms = [form for form in kernel_table.made if form is op or functional_form(form) is op]
     else:
         forms = [op, *mutable_forms(op)]
-    with _changing:
+    with _changing.here:
         if op in registry.ever_overlaid:
             scopes.remember()
         for form in forms:

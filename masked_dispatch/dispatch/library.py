@@ -100,7 +100,13 @@ def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
 def _for_every_element(operation: str, tensor: Tensor) -> Dense:
     """The record for a plain tensor of every element; sparse storage goes by the policy."""
     if isinstance(tensor, SparseMaskedTensor):
-        check_allowed(operation, [tensor], "it gives a plain tensor of every element, stored or not")
+        check_allowed(
+            operation,
+            [tensor],
+            "it gives a plain tensor of every element, stored or not",
+            "Of what is stored, x.to_sparse().indices() are the positions, x.values() the values, x.count() the number "
+            "of what is valid. ",
+        )
     return _record(tensor)
 
 

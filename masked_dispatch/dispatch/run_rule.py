@@ -16,6 +16,7 @@ from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.divided_operands import run_again
 from masked_dispatch.dispatch.measures import naming_pairs
 from masked_dispatch.dispatch.plain_results import refuse_plain
+from masked_dispatch.dispatch.selections import SELECTING, name_selections, remembering
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -133,6 +134,7 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
     try:
         result = run(*records, **kwargs)
     except RuntimeError as error:
+        name_selections(error, args)
         result = run_again(naming_pairs(error), run, records, kwargs)
     if type(result) is Dense:
         for argument, record in zip(args, records, strict=True):
@@ -154,4 +156,4 @@ def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return run_in_steps(run_rule, (run, rule, args, kwargs), {}) if steps else run_rule(run, rule, args, kwargs)
         return redispatch(op, keyset, args, kwargs) if storage == PLAIN else lowered(op, args, kwargs)
 
-    return kernel
+    return remembering(kernel) if op in SELECTING else kernel

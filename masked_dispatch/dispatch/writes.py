@@ -20,7 +20,7 @@ from masked_dispatch.engine_internals import called_by_engine, current_node, eng
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.shared_places import one_of_each
+from masked_dispatch.tensor.shared_places import may_share, one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
@@ -43,6 +43,7 @@ from op_registry.records.dtypes import can_cast
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
+from op_registry.records.validity import intersect
 from op_registry.rule import Category
 from op_registry.sparse.layout import OF_TORCH
 from op_registry.sparse.permuted import to_dense
@@ -231,12 +232,33 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
     if isinstance(source, SparseMaskedTensor):
         dense = to_dense(source.record)
         source = wrap(dense.data, dense.validity)
-    if isinstance(source, MaskedTensor):
-        target._data.copy_(source._data)
-        write_validity(target, shared_validity(source))
-    else:
+    if not isinstance(source, MaskedTensor):
         target._data.copy_(source)
         write_validity(target, None)
+        return
+    old, validity = target._validity, shared_validity(source)
+    if validity is None or validity is old or not may_stop_between(target):
+        target._data.copy_(source._data)
+        write_validity(target, validity)
+    elif old is None:
+        write_validity(target, validity)  # only takes away
+        target._data.copy_(source._data)
+    else:
+        try:
+            target._data.copy_(source._data)
+            write_validity(target, validity)
+        except BaseException:  # not known how far it came: valid is what is so either way
+            write_validity(target, intersect(target._validity, validity))
+            raise
+
+
+def may_stop_between(target: MaskedTensor) -> bool:
+    """Whether an exception, such as that of a signal's handler, may come between the writes of data and of validity.
+
+    Then nothing invalid becomes valid. Not where torch may refuse to write the data, to elements that share memory.
+    """
+    traced = being_traced(target._data) or target._carries_transform
+    return not traced and not may_share(target._data)
 
 
 def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...], exact: bool = False) -> Kernel:

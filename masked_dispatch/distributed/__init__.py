@@ -17,7 +17,6 @@ statistics.py      sums, means, variances and counts over all ranks; the loss of
 compression.py     sending the largest gradients only
 checkpoints.py     torch.distributed.checkpoint: what is written, and what is refused
 staging.py         copies for asynchronous checkpoints
-later_import.py    code that waits for an import
 sharded_parameters.py  masked parameters under FSDP2
 distributed_tensors.py  masked tensors of distributed tensors (DTensor)
 parallel_modules.py  tensor parallel modules
@@ -43,8 +42,8 @@ if _distributed.is_available():
         redistribute,
         to_local,
     )
-    from masked_dispatch.distributed.later_import import when_imported as _when_imported
     from masked_dispatch.distributed.statistics import count, mean, mean_loss, sum, var
+    from masked_dispatch.later_import import when_imported as _when_imported
 
     __all__ = [
         "TopK",

@@ -100,6 +100,7 @@ def agree_that_all_are_alike(group: distributed.ProcessGroup, mine: Description,
     """
     if group.size() == 1:
         return
+    check_device(mine, device)
     text = json.dumps(asdict(mine)).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
     largest = torch.tensor([digest, -digest], device=device)
@@ -116,6 +117,7 @@ def exchange(group: distributed.ProcessGroup, mine: Description, device: torch.d
     """The descriptions of all ranks, unchecked."""
     if group.size() == 1:
         return [mine]
+    check_device(mine, device)
     try:
         messages = _gathered(group, encoded(mine), device)
         first, like_first, others = _unlike_the_first(messages)
@@ -127,6 +129,16 @@ def exchange(group: distributed.ProcessGroup, mine: Description, device: torch.d
         raise RuntimeError(unanswered(mine)) from error
     common, rest = decoded(first), iter(others)
     return [common if alike else decoded(next(rest)) for alike in like_first]
+
+
+def check_device(mine: Description, device: torch.device) -> None:
+    """Refuse a device on which nothing can be said: there the other ranks are not to blame."""
+    if device.type == "meta":
+        raise MaskedSemanticsError(
+            f"{mine.call} of a masked tensor ({', '.join(mine.tensors)}) on the device meta, where a tensor has no "
+            "values and ranks cannot tell each other what they bring: move it to a device, torch.empty_like(x, "
+            "device='cpu'), or leave the call out where shapes alone are wanted"
+        )
 
 
 def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.device) -> Tensor:

@@ -7,7 +7,8 @@ mask in one piece, and torch reads the parts that a rank needs, so that the plac
 torch compares shapes alone. Here the metadata of an entry says that it is masked and how it is stored, and a load whose
 tensors differ is refused while it is planned: on all ranks, before anything is read.
 
-This module is loaded with torch.distributed.checkpoint (`later_import.py`), or by the metadata of a checkpoint.
+This module is loaded with torch.distributed.checkpoint (`masked_dispatch/later_import.py`), or by the metadata of a
+checkpoint.
 """
 
 from __future__ import annotations

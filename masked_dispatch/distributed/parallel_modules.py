@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.distributed.distributed_tensors import alike, data_of, is_distributed, mask_of, together
 from masked_dispatch.distributed_internals import PREPARING, placing_module
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements.replacing import no_call, replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 
@@ -46,7 +46,7 @@ def refusing(name: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: MaskedTensor, *args: Any, **kwargs: Any) -> Any:
     """`distribute_tensor` as modules call it for their parameters and buffers."""
     if is_distributed(tensor):  # by the style, before its module's other parameters
         return tensor
@@ -115,6 +115,6 @@ def install_styles() -> None:
     """Called once, when the styles of torch.distributed.tensor.parallel have been imported."""
     styles: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
     replace(styles, "distribute_tensor", place_parameter, is_of_masked)
-    replace(styles, "distribute_module", distribute_module, None)
+    replace(styles, "distribute_module", distribute_module, no_call, always=True)
     for owner, name in PREPARING:
         replace(getattr(styles, owner), name, place_values, has_masked_values)

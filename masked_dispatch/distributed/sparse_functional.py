@@ -21,6 +21,7 @@ from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.record import Sparse
 
@@ -36,7 +37,7 @@ class _Context(Protocol):
     back: Collective
 
 
-class Differentiable(torch.autograd.Function):
+class Differentiable(OwnFunction):
     """A collective, and another one for its derivative."""
 
     @staticmethod

@@ -17,6 +17,7 @@ from masked_dispatch.api.construct import as_masked_tensor, mask_like
 from masked_dispatch.distributed.agreement import Description, agree_that_all_are_alike, described
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.own_function import OwnFunction
 
 Dims = int | tuple[int, ...] | None
 
@@ -137,7 +138,7 @@ def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[T
     return sums
 
 
-class SumOverRanks(torch.autograd.Function):
+class SumOverRanks(OwnFunction):
     """The sum of the ranks' plain tensors, on all ranks. The derivative is the sum of the ranks' gradients."""
 
     @staticmethod
@@ -152,7 +153,7 @@ class SumOverRanks(torch.autograd.Function):
         return SumOverRanks.apply(grad, ctx.group), None
 
 
-class Replicated(torch.autograd.Function):
+class Replicated(OwnFunction):
     """A total that all ranks have, with the same use on each: its derivative needs no message."""
 
     @staticmethod

@@ -28,10 +28,13 @@ torch_masked.py  the functions of torch.masked
 attention_module.py  nn.MultiheadAttention and the Transformer layers
 torch_script.py  what torch.jit has compiled
 numpy_masked.py  masked arrays of NumPy as data
+parameter_vectors.py  torch.nn.utils.vector_to_parameters
+guessed_backends.py  opt_einsum and autoray, which go by the module of a tensor's type
 low_rank.py      torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank
 distributions.py  torch.distributions of vectors and matrices
 collate.py       torch.utils.data.DataLoader
 processes.py     sending to other processes
+gradients_of_others.py  autograd functions and hooks that are not this project's
 protocols.py     what NumPy, DLPack, Arrow and matplotlib call
 """
 

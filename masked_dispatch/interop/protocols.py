@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.interop.doors import door
 from masked_dispatch.interop.numpy_masked import masked_array_of
+from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 # Functions of NumPy that numpy.ma has under the same name and that heed the mask in every argument.
@@ -71,8 +74,16 @@ def dlpack(self: MaskedTensor, **options: Any) -> Any:
     return self._all_valid_data("DLPack").__dlpack__(**options)
 
 
+def to_dlpack(original: Callable[[Any], Any], tensor: MaskedTensor) -> Any:
+    """torch's function of this name, for the values, if every element is valid."""
+    return original(tensor._all_valid_data("to_dlpack()"))
+
+
 def install() -> None:
     """Called once, when the package is imported."""
+    owners: Any = (torch, torch.utils.dlpack)  # both have it by name
+    for owner in owners:
+        replace(owner, "to_dlpack", to_dlpack, lambda tensor: isinstance(tensor, MaskedTensor))
     added: dict[str, Any] = {
         "__array_function__": call_numpy,
         "__arrow_array__": arrow_array,

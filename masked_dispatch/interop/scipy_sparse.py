@@ -13,6 +13,7 @@ from masked_dispatch.interop.crossing import OF_NUMPY, as_masked, check_leaving,
 from masked_dispatch.interop.numpy_arrays import tensor_of_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.sparse.compressed import torch_compressed
 
 COMPRESSED = {
     "csr": (torch.sparse_csr, scipy.sparse.csr_array),
@@ -47,8 +48,7 @@ def from_scipy_sparse(matrix: Any) -> MaskedTensor:
         values = tensor_of_array(matrix.data)
     starts, plain = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
     layout, _ = COMPRESSED[kind]
-    stored = torch.sparse_compressed_tensor(starts, plain, values, size, layout=layout, check_invariants=True)
-    return from_torch_sparse(stored)
+    return from_torch_sparse(torch_compressed(starts, plain, values, size, layout, check=True))
 
 
 @takes(x=Tensor)

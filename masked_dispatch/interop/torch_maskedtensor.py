@@ -12,9 +12,10 @@ from torch.masked import as_masked_tensor as as_prototype
 from masked_dispatch.interop.crossing import as_masked, filled, mask_of, takes
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.records.own_function import OwnFunction
 
 
-class WithPlainGradient(torch.autograd.Function):
+class WithPlainGradient(OwnFunction):
     """The values as they are. Their gradient, a tensor of torch.masked, becomes a plain one."""
 
     @staticmethod

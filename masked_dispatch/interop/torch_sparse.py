@@ -3,7 +3,8 @@
 From: the pieces of a tensor in any of torch's five layouts are shared if they list every element once and in order, and
 coalesced otherwise. Indices out of bounds are refused, including those that torch accepts.
 To: the inverse. Both are differentiable to any order: a :class:`Structure` holds everything except the values, and each
-direction is the derivative of the other.
+direction is the derivative of the other. Inside functorch's transforms, which autograd functions of this kind cannot
+enter, they are torch's own operators, differentiable where these are: in `grad` and `vjp` of COO.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from masked_dispatch.autograd.sparse import unwrap_sparse, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import under_transform
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.compressed import CSR, Compressed
@@ -141,7 +144,7 @@ class StructureContext(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-class FromTorchSparse(torch.autograd.Function):
+class FromTorchSparse(OwnFunction):
     """A torch.sparse tensor → its specified values, concatenated as for `Structure.pattern`."""
 
     @staticmethod
@@ -171,7 +174,7 @@ class FromTorchSparse(torch.autograd.Function):
         return ToTorchSparse.apply(grad, structure), None
 
 
-class ToTorchSparse(torch.autograd.Function):
+class ToTorchSparse(OwnFunction):
     """Values, concatenated as for `Structure.pattern` → a torch.sparse tensor that specifies them."""
 
     @staticmethod
@@ -220,12 +223,17 @@ def from_torch_sparse(tensor: Tensor) -> MaskedTensor:
 
 def record_of(tensor: Tensor) -> Dense | Sparse:
     """The record of a torch.sparse tensor; dense if it has no sparse dimension."""
+    in_transform = under_transform()
+    if in_transform and tensor.is_sparse:
+        tensor = tensor.coalesce()  # of which alone the values have a derivative there
     structure = structure_of(tensor)
     has_values = not (being_traced(tensor) or tensor.device.type == "meta")
     if has_values:
         check_structure(structure, values_of(tensor, structure))
-    if tensor.requires_grad and torch.is_grad_enabled():
-        values: Tensor = FromTorchSparse.apply(tensor, structure)
+    if in_transform:
+        values = structure.concatenated(tensor.values())
+    elif tensor.requires_grad and torch.is_grad_enabled():
+        values = FromTorchSparse.apply(tensor, structure)
     else:
         values = values_of(tensor, structure)
     if not structure.sparse_sizes:
@@ -313,7 +321,7 @@ def to_torch_sparse(
         data = fill_where_invalid(data, values.full_validity, 0 if fill is None else fill)
     if data.dtype is not tensor.dtype:
         data = data.to(tensor.dtype)
-    if data.requires_grad and torch.is_grad_enabled():
+    if data.requires_grad and torch.is_grad_enabled() and not under_transform():
         result: Tensor = ToTorchSparse.apply(data, structure)
         return result
     return structure.build(data)

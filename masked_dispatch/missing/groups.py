@@ -96,30 +96,30 @@ class GroupBy:
     def min(self) -> MaskedTensor:
         """The least element, NaN if one is; the gradient is that of the first one that is least."""
         begins, ends = self._places()
-        return self._chosen(begins, ends, by_value=True)
+        return self._chosen(begins, greatest=ends)[0]
 
     def max(self) -> MaskedTensor:
         """The greatest element, NaN if one is; the gradient is that of the last one that is greatest."""
         _, ends = self._places()
-        return self._chosen(ends, ends, by_value=True)
+        return self._chosen(ends, greatest=ends)[0]
 
     def median(self) -> MaskedTensor:
         """The middle element, or the mean of the middle two, as pandas has it (torch.median takes the lower one)."""
         check_inexact(self._filled, "median")
         begins, ends = self._places()
-        lower = self._chosen(begins + (ends - begins) // 2, ends, by_value=True)
-        upper = self._chosen(begins + (ends - begins + 1) // 2, ends, by_value=True)
-        return torch.where((ends - begins) % 2 == 0, lower, lower / 2 + upper / 2)  # type: ignore[return-value]
+        size = ends - begins
+        lower, upper = self._chosen(begins + size // 2, begins + (size + 1) // 2, greatest=ends)
+        return torch.where(size % 2 == 0, lower, lower / 2 + upper / 2)  # type: ignore[return-value]
 
     def first(self) -> MaskedTensor:
         """The first valid element along `dim`."""
         begins, _ = self._places()
-        return self._chosen(begins)
+        return self._chosen(begins)[0]
 
     def last(self) -> MaskedTensor:
         """The last valid element along `dim`."""
         _, ends = self._places()
-        return self._chosen(ends)
+        return self._chosen(ends)[0]
 
     def rank(self) -> MaskedTensor:
         """The rank of each element among the valid ones of its group, from 1: float64, in the shape of `x`.
@@ -160,24 +160,24 @@ class GroupBy:
         ends = counts.cumsum(self._dim)
         return ends - counts, ends - 1
 
-    def _chosen(self, places: Tensor, ends: Tensor | None = None, by_value: bool = False) -> MaskedTensor:
-        """The elements at `places` in the order of groups, and of values if asked.
+    def _chosen(self, *places: Tensor, greatest: Tensor | None = None) -> list[MaskedTensor]:
+        """The elements at each of `places` in the order of groups.
 
-        ends  places of the greatest elements, taken instead where NaN is there
+        greatest  order by values too; these are the places of the greatest ones, taken instead where NaN is there
         """
         values, size = self._filled, self._filled.shape[self._dim]
         if not size:
-            return self._result(self._rows(self._sums(values)), values.dtype)
-        order = order_by_group(self._members(), self._dim, values if by_value else None)
+            return [self._result(self._rows(self._sums(values)), values.dtype) for _ in places]
+        order = order_by_group(self._members(), self._dim, None if greatest is None else values)
 
         def at(places: Tensor) -> Tensor:
             return values.gather(self._dim, order.gather(self._dim, places.clamp(min=0, max=size - 1)))
 
-        chosen = at(places)
-        if ends is not None:
-            greatest = at(ends)
-            chosen = torch.where(greatest != greatest, greatest, chosen)
-        return self._result(chosen, values.dtype)
+        chosen = [at(each) for each in places]
+        if greatest is not None:
+            last = at(greatest)
+            chosen = [torch.where(last != last, last, each) for each in chosen]
+        return [self._result(each, values.dtype) for each in chosen]
 
     def _rows(self, results: Tensor) -> Tensor:
         """Those of the groups."""

@@ -19,17 +19,24 @@ Concerns = Callable[..., bool]
 _on = True
 
 
-def replace(owner: Any, name: str, serving: Serving, concerns: Concerns | None) -> Any:
+def no_call(*args: Any, **kwargs: Any) -> bool:
+    """The `concerns` of a replacement whose calls do not tell by their arguments: none raises while it is off."""
+    return False
+
+
+def replace(owner: Any, name: str, serving: Serving, concerns: Concerns, *, always: bool = False) -> Any:
     """Replace a function of a module, or a method of a class, by one that serves the calls that `concerns` tells.
 
-    Where `concerns` is None, no argument tells: `serving` gets every call while the switch is on, and none while it is
-    off. Raises LookupError for a name that table.py does not list.
+    always  whether `serving` gets every call while the switch is on; `concerns` then tells which ones rely on it
+
+    Returns what is there now. Raises LookupError for a name that table.py does not list.
     """
-    original = getattr(owner, name)
-    called = serving_instead(f"{name_of(owner)}.{name}", original, serving, concerns)
-    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
-    setattr(owner, name, staticmethod(called) if is_static else called)
-    return called
+    there = inspect.getattr_static(owner, name)
+    kind = type(there) if isinstance(there, (staticmethod, classmethod)) else None
+    original = getattr(owner, name) if kind is None else there.__func__
+    called = serving_instead(f"{name_of(owner)}.{name}", original, serving, concerns, always)
+    setattr(owner, name, called if kind is None else kind(called))
+    return getattr(owner, name)
 
 
 def put(owner: Any, name: str, value: object) -> None:
@@ -43,13 +50,17 @@ def replace_entry(table: MutableMapping[Any, Any], key: Any, what: str, serving:
     table[key] = serving_instead(what, table[key], serving, concerns)
 
 
-def serving_instead(what: str, original: Callable[..., Any], serving: Serving, concerns: Concerns | None) -> Any:
+def serving_instead(
+    what: str, original: Callable[..., Any], serving: Serving, concerns: Concerns, always: bool = False
+) -> Any:
     """The function in torch's place."""
     row = listed(what)
 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if not (_on if concerns is None else concerns(*args, **kwargs)):
+        if always and _on:
+            return serving(original, *args, **kwargs)
+        if not concerns(*args, **kwargs):
             return original(*args, **kwargs)
         if not _on:
             raise switched_off(what, row)

@@ -56,6 +56,17 @@ TABLE = (
         "tests/interop/test_torch_masked.py",
     ),
     *(
+        Replacement(
+            owner,
+            ("vector_to_parameters",),
+            IMPORT,
+            "a plain parameter would be given the data of a masked vector, and the process would crash when it is read",
+            "2.13",
+            "tests/interop/test_parameter_vectors.py",
+        )
+        for owner in ("torch.nn.utils.convert_parameters", "torch.nn.utils")
+    ),
+    *(
         Replacement(f"torch.distributions.{owner}", names, IMPORT, _LINE_BY_LINE, "2.13", _DISTRIBUTIONS)
         for owner, names in (
             ("multivariate_normal.MultivariateNormal", ("__init__",)),
@@ -97,6 +108,25 @@ TABLE = (
         "2.13",
         18,
     ),
+    *(
+        Replacement(
+            owner,
+            ("to_dlpack",),
+            IMPORT,
+            "torch says that the tensor has no memory",
+            "2.13",
+            "tests/tensor/test_texts_of_refusals.py",
+        )
+        for owner in ("torch", "torch.utils.dlpack")
+    ),
+    Replacement(
+        "torch.storage.UntypedStorage",
+        ("__repr__",),
+        IMPORT,
+        "to print the storage of a masked tensor raises",
+        "2.13",
+        "tests/tensor/test_texts_of_refusals.py",
+    ),
     Replacement(
         "torch.testing._comparison.TensorLikePair",
         ("compare",),
@@ -104,6 +134,14 @@ TABLE = (
         "torch.testing.assert_close compares no masks, and skips what is invalid",
         "2.13",
         26,
+    ),
+    Replacement(
+        "torch.autograd.function.Function",
+        ("apply",),
+        IMPORT,
+        "a backward that adds gradients step by step would add absent ones, which stay absent",
+        "2.13",
+        "tests/autograd/test_functions_of_others.py",
     ),
     Replacement(
         "torch._vmap_internals",
@@ -177,6 +215,13 @@ TABLE = (
     *(
         Replacement(owner, (name,), GRAPH, without, since, checked)
         for owner, name, without, since, checked in (
+            (
+                "torch._dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable",
+                "prepare_fn_vt",
+                "the backward of an autograd function is traced with masked gradients",
+                "2.13",
+                "tests/thorough/autograd/test_functions_of_others_in_graphs.py",
+            ),
             ("torch._dynamo.utils", "run_node", "a refusal is reported as an internal error of Dynamo", "2.13", 38),
             (
                 "torch._dynamo.variables.higher_order_ops",

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from masked_dispatch.compiler_internals import under_compile
 from masked_dispatch.densification import Densification
 from masked_dispatch.engine_internals import engine_run
+from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.calls import Call, Kind, Operand
 from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -75,7 +76,7 @@ class Recorder:
         self.saw_graph, self.under_compile = False, False
         self.thread = threading.get_ident()
         self._stack = _Stack()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # By plain tensor: the call that made it; masked tensors know it themselves. (Weak references to parameters
         # would keep nn.Module.to from swapping them.)
         self._made: Any = WeakTensorKeyDictionary()
@@ -248,7 +249,7 @@ class Recorder:
         return () if made is None else (made,)
 
     def _made_by(self, tensor: Tensor, number: int, writes: bool) -> None:
-        with self._lock:
+        with self._lock.here:
             if isinstance(tensor, MaskedTensor):
                 _makers_of(tensor)[self] = number
             else:
@@ -262,7 +263,7 @@ class Recorder:
     def _new(self, name: str, kind: Kind, rule: str) -> Call:
         stack = self._stack.open
         parent = stack[-1].call if stack else None
-        with self._lock:
+        with self._lock.here:
             call = Call(
                 len(self.calls),
                 name,

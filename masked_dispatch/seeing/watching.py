@@ -27,6 +27,7 @@ from masked_dispatch.densification import Densification, on_densify
 from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import delegating, engine_called_in, engine_run
+from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
@@ -35,7 +36,7 @@ from op_registry.sparse.record import Sparse, on_dense
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
 # The recorders of all threads.
 _active: list[Recorder] = []
-_lock = threading.Lock()
+_lock = Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
 # Whether compiled functions run uncompiled: from the beginning, unless nothing had been compiled in the process.
@@ -65,14 +66,14 @@ def recording_calls(recorder: Recorder) -> Iterator[None]:
 
 
 def _start(recorder: Recorder) -> None:
-    with _lock:
+    with _lock.here:
         if not _active:
             _install()
         _active.append(recorder)
 
 
 def _stop(recorder: Recorder) -> None:
-    with _lock:
+    with _lock.here:
         recorder.active = False
         _active.remove(recorder)
         if not _active:
@@ -94,7 +95,7 @@ def _install() -> None:
 
 def _run_uncompiled_from_now_on() -> None:
     """For a trace that was open when the compiler was loaded: what has been compiled runs uncompiled the next time."""
-    with _lock:
+    with _lock.here:
         if _active and not _stance_is_set[0]:
             _stance_is_set[0] = True
             _installed.enter_context(torch.compiler.set_stance("force_eager"))

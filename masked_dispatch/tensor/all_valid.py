@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.messages import invalid_elements_exported
 from op_registry import InvalidValueError
 
@@ -27,8 +28,13 @@ class ReadWhereAllValid(_Base):
 
     @never_compiled
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
-        array = self.numpy(force=False)
+        array: Any = self._all_valid_data("np.asarray()").numpy()
         return array.astype(dtype or array.dtype, copy=bool(copy))
+
+    @never_compiled
+    def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> Any:
+        """What a ufunc of NumPy makes of masked tensors, ``x + array``, all valid because it has read their values."""
+        return torch.ops.masked_dispatch.as_masked_tensor(torch.as_tensor(array), None, code_version())
 
     @never_compiled
     def tolist(self) -> Any:

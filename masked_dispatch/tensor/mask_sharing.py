@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from masked_dispatch.forks import Lock
 from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
 from op_registry import MaskedSemanticsError
@@ -56,13 +57,14 @@ class ViewFamily:
     validity  its validity when the family was created
     parts     of a family that returned from a graph: the data of its members and their validity
     memory    int8, one for each element that `data` spans; None until a write changes validity
-    shared    whether a result outside the family shares `memory`, so that it must be copied before the next write
+    held      the memory that a result outside the family shares, if any: if it is `memory`, the next write copies first
     in_place  whether `memory` is never replaced, because other processes may share it: results get a copy of it
     lock      held while `memory` is replaced or written to
     writing   whether a thread is writing to `memory`
     writes    how often the graph being traced, or a functorch transform, has written to the validity
     graph_writes  notified when a graph writes to the validity of one of its inputs
     number    of a family in a graph: the members that the graph returns have it in common
+    separated  of a family that is read from a pickle: those of members whose data the pickle has copied (`apart`)
 
     Members refer to their family, not the other way round: they look their validity up (`validity_of`), and slice it
     again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
@@ -72,12 +74,13 @@ class ViewFamily:
         "__weakref__",
         "data",
         "graph_writes",
+        "held",
         "in_place",
         "lock",
         "memory",
         "number",
         "parts",
-        "shared",
+        "separated",
         "validity",
         "writes",
         "writing",
@@ -88,13 +91,14 @@ class ViewFamily:
         self.validity = validity
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.memory: Tensor | None = None
-        self.shared = False
+        self.held: weakref.ref[Tensor] | None = None
         self.in_place = in_place
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.writes = 0
         self.writing = False
         self.graph_writes: GraphWrites | None = None
         self.number: int | None = None
+        self.separated: weakref.WeakValueDictionary[int, ViewFamily] | None = None
 
     @property
     def span(self) -> int:
@@ -109,56 +113,59 @@ class ViewFamily:
 
     def unshare(self) -> None:
         """Give the family memory that nothing else shares."""
-        with self.lock:
-            self._unshare()
+        with self.lock.here:
+            self._become(self._unshared())
 
     def write(self, data: Tensor, validity: Tensor | None) -> None:
         """Assign `validity` to the elements of `data`, a view of the family's data."""
-        with self.lock:
-            self.writing = True  # before `_unshare` asks whether the memory is shared: see `share`
+        with self.lock.here:
+            self.writing = True  # before `_unshared` asks whether the memory is shared: see `share`
             try:
-                if self.memory is None and same_places(data, self.data):
-                    self.validity = None  # every element is written to
-                part = self.part_of(data, self._unshare())
+                memory = self._unshared(but_for=data)
+                part = self.part_of(data, memory)
                 if validity is None:
                     part.fill_(1)
                 else:
                     assign_validity(part, validity)
+                self._become(memory)  # written: an exception, as of a signal's handler, leaves the one or the other
             finally:
                 self.writing = False
 
     def share(self) -> None:
         """Let a result keep the memory: the next write copies it first.
 
-        A write that has not seen this is waited for. A reader sets `shared` and then asks for `writing`, and a writer
+        A write that has not seen this is waited for. A reader sets `held` and then asks for `writing`, and a writer
         does the reverse, so one of them sees the other, and readers take the lock in that case alone.
         """
-        self.shared = True
+        memory = self.memory
+        self.held = None if memory is None else weakref.ref(memory)
         if self.writing:
-            with self.lock:
+            with self.lock.here:
                 pass
 
-    def _unshare(self) -> Tensor:
+    def _unshared(self, but_for: Tensor | None = None) -> Tensor:
+        """The family's memory, or another with its contents if results share it; without those of `but_for`."""
         memory = self.memory
         if memory is None:
             memory = torch.ones(self.span, dtype=torch.int8, device=self.data.device)
             for data, validity in [(self.data, self.validity), *self.parts]:
-                if validity is not None:
+                if validity is not None and not (but_for is not None and same_places(data, but_for)):
                     assign_validity(self.part_of(data, memory), validity)
-            self.validity, self.parts = None, []
-        elif self.shared and not self.in_place:
-            memory = memory.clone()
-        else:
             return memory
-        # In this order, because readers do not take the lock: one that shares the new memory sets the flag after this.
-        self.shared = False
+        held = self.held is not None and self.held() is memory
+        return memory.clone() if held and not self.in_place else memory
+
+    def _become(self, memory: Tensor) -> None:
+        """Replace the memory, in one step: readers do not take the lock, and this may end after any."""
         self.memory = memory
-        return memory
+        self.validity, self.parts = None, []
 
     def share_with_processes(self) -> None:
         """Put the validity of all elements into shared memory, where it is written in place from now on."""
-        with self.lock:
-            self._unshare().share_memory_()
+        with self.lock.here:
+            memory = self._unshared()
+            memory.share_memory_()
+            self._become(memory)
             self.in_place = True
 
     def contents(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -180,6 +187,15 @@ class ViewFamily:
             return False
         mine, other = self.data.untyped_storage(), data.untyped_storage()
         return mine.device == other.device and mine.data_ptr() == other.data_ptr() and self.data.dtype is data.dtype
+
+    def apart(self, data: Tensor, validity: Tensor | None) -> ViewFamily:
+        """The family of a member with a copy of the family's data: one for all that have that copy."""
+        if self.separated is None:
+            self.separated = weakref.WeakValueDictionary()
+        found = self.separated.get(id(data))  # which holds the data
+        if found is None:
+            found = self.separated[id(data)] = ViewFamily(data, validity)
+        return found
 
     def validity_of(self, member: Masked) -> Tensor | None:
         """A member's current validity."""
@@ -276,7 +292,7 @@ def _last_element(data: Tensor) -> int:
 
 
 # Held while a tensor becomes the founder of a family, which happens once, and while one without a family is written to.
-_founding = threading.Lock()
+_founding = Lock()
 
 
 class _ThreadState(threading.local):
@@ -292,7 +308,7 @@ def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
     """The family of a tensor, founded now if there is none; `in_place` then says how its validity is written."""
     family = tensor._family
     if family is None:
-        with _founding:
+        with _founding.here:
             family = tensor._family
             if family is None:
                 family = ViewFamily(tensor._data, tensor._stored_validity, in_place)
@@ -406,7 +422,7 @@ def write_validity(tensor: Masked, validity: Tensor | None) -> None:
     if validity is not None:
         validity = as_int8(validity)
     if tensor._family is None:
-        with _founding:
+        with _founding.here:
             if tensor._family is None:
                 tensor._stored_validity = validity
                 return

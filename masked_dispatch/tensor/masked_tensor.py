@@ -465,15 +465,16 @@ def rebuild(
 ) -> MaskedTensor:
     """Builds a dense tensor of a file, of which version 1 ends before `family`.
 
-    A family is joined if the data lies in its memory: a pickle that copies data for each tensor separates them.
+    A family is joined if the data lies in its memory. A pickle that copies data for each tensor separates them: there
+    those are a family that have the same tensor as their data, as those do that `copy.copy` made.
     Raises ValueError if these do not form a masked tensor.
     """
     check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
-    tensor = wrap_leaf(data, own(validity), requires_grad, is_parameter)
+    validity = own(validity)
+    tensor = wrap_leaf(data, validity, requires_grad, is_parameter)
     if family is not None:
         check_saved(problem_of_member(data, family))
-        if family.has_memory_of(data):
-            tensor._family = family
+        tensor._family = family if family.has_memory_of(data) else family.apart(data, validity)
     return tensor
 
 

@@ -184,6 +184,14 @@ def memory_requested(tensor: Tensor) -> str:
     )
 
 
+def memory_shown(size: int, device: torch.device) -> str:
+    """What is printed of the storage of a wrapper, which has no memory."""
+    return (
+        f"[torch.storage.UntypedStorage(device={device}) of size {size}, without memory of its own: the values of a "
+        "masked tensor lie in x.get_data().untyped_storage()]"
+    )
+
+
 def called_on_memory(tensor: Tensor, method: str) -> str:
     """Why apply_(), map_() and map2_() do not call a Python function on the elements of a masked tensor."""
     return (
@@ -228,11 +236,16 @@ def more_elements_than_int64(sizes: tuple[int, ...], elements: int) -> str:
 
 
 def invalid_elements_exported(tensor: Tensor, method: str, invalid: int) -> str:
-    """Why numpy(), tolist() and DLPack need every element to be valid."""
+    """Why numpy(), NumPy's functions, tolist() and DLPack need every element to be valid."""
+    operators = (
+        " An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array)."
+        if method == "np.asarray()"
+        else ""
+    )
     return (
         f"{method} of a masked tensor of shape {tuple(tensor.shape)} with {invalid} invalid elements, which have no "
         "values. Choose their value with x.to_tensor(fill), or keep the mask: "
-        "masked_dispatch.interop.to_numpy_masked(x), to_pandas(x) or to_arrow(x)."
+        f"masked_dispatch.interop.to_numpy_masked(x), to_pandas(x) or to_arrow(x).{operators}"
     )
 
 
@@ -256,8 +269,8 @@ def passed_to_export(tensor: Tensor) -> str:
     """Why torch.export takes no masked arguments, and what does."""
     return (
         f"torch.export was given a masked tensor of shape {tuple(tensor.shape)} as an argument, and an exported "
-        "program takes plain tensors. Use masked_dispatch.export(module, args), whose program takes (data, mask) in "
-        "place of it and runs without this library."
+        "program takes plain tensors. Use program = masked_dispatch.export(module, args), which takes (data, mask) in "
+        "place of it and runs without this library; for ONNX torch.onnx.export(program, f='model.onnx', dynamo=True)."
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.messages import called_on_memory, data_pointer_requested, memory_requested
+from masked_dispatch.replacements.replacing import no_call, replace
+from masked_dispatch.tensor.messages import called_on_memory, data_pointer_requested, memory_requested, memory_shown
 from op_registry import MaskedSemanticsError
 
 if TYPE_CHECKING:
@@ -32,3 +35,15 @@ class WithoutMemory(_Base):
 
     def map2_(self, x: Tensor, y: Tensor, callable: object) -> NoReturn:
         raise MaskedSemanticsError(called_on_memory(self, "map2_"))
+
+
+def install() -> None:
+    """Print the storage of a wrapper, by which torch tells what shares memory; called once, at import."""
+
+    def shown(original: Callable[..., str], storage: torch.UntypedStorage) -> str:
+        try:
+            return original(storage)
+        except RuntimeError:  # there is a size, but no memory
+            return memory_shown(storage.nbytes(), storage.device)
+
+    replace(torch.UntypedStorage, "__repr__", shown, no_call, always=True)

@@ -6,7 +6,7 @@ import copy
 import copyreg
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -46,54 +46,80 @@ def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
     )
 
 
+class Stored(NamedTuple):
+    """What is stored at one time: values, int8 validity (None: all are valid) and pattern fit each other."""
+
+    values: Tensor
+    validity: Tensor | None
+    pattern: Pattern
+
+
 class StoredPieces:
-    """The stored tensors, shared by a tensor and its detached copies, so that a write to one shows in all.
+    """What a tensor and its detached copies store, so that a write to one shows in all.
 
-    A write replaces all three, so others may hold them too. If `in_place`, other processes hold them: a write changes
-    values and validity where they are, and readers get copies.
-
-    A write exchanges all three, so others may hold them too. If `in_place`, other processes hold them: a write changes
-    the values and the validity where they are, and who reads them gets copies.
+    A write replaces it as a whole, so others may hold it too, and no reader sees a part of one write beside a part of
+    another. If `in_place`, other processes hold it: a write changes values and validity where they are, and readers get
+    copies.
     """
 
-    __slots__ = ("__weakref__", "in_place", "pattern", "validity", "values")
+    __slots__ = ("__weakref__", "in_place", "now")
 
     def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
-        self.values, self.validity, self.pattern = values, validity, pattern
+        self.now = Stored(values, validity, pattern)
         self.in_place = False
 
+    @property
+    def values(self) -> Tensor:
+        return self.now.values
+
+    @property
+    def validity(self) -> Tensor | None:
+        return self.now.validity
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.now.pattern
+
+    def copied(self) -> Stored:
+        """What is stored now, for a reader to keep."""
+        values, validity, pattern = self.now
+        if not self.in_place:
+            return self.now
+        return Stored(values.clone(), None if validity is None else validity.clone(), pattern)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredPieces:
-        validity = None if self.validity is None else self.validity.clone()
-        pattern = self.pattern.with_pieces(tuple(piece.clone() for piece in self.pattern.pieces))
-        return StoredPieces(self.values.clone(), validity, pattern)
+        values, validity, pattern = self.now
+        pattern = pattern.with_pieces(tuple(piece.clone() for piece in pattern.pieces))
+        return StoredPieces(values.clone(), None if validity is None else validity.clone(), pattern)
 
     def make_savable(self) -> None:
         """Replace pieces that cannot be saved for backward; see :func:`op_registry.records.tracing.savable`."""
-        pattern = self.pattern
+        values, validity, pattern = self.now
         pieces = tuple(savable(piece) for piece in pattern.pieces)
-        if any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True)):
-            self.pattern = pattern.with_pieces(pieces)
-        if self.validity is not None:
-            self.validity = savable(self.validity)
+        changed = any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True))
+        savable_validity = None if validity is None else savable(validity)
+        if changed or savable_validity is not validity:
+            self.now = Stored(values, savable_validity, pattern.with_pieces(pieces) if changed else pattern)
 
     def share_with_processes(self) -> None:
         """Put everything into shared memory, the validity in full, and write it in place from now on."""
         if not self.in_place:
-            # Others may hold what is stored now.
-            self.values = self.values.clone()
-            full = Dense(self.values, self.validity).full_validity
-            ones = torch.ones_like(self.values, dtype=torch.int8)
-            self.validity = ones if full is None else ones & full
+            values = self.values.clone()  # others may hold what is stored now
+            full = Dense(values, self.validity).full_validity
+            ones = torch.ones_like(values, dtype=torch.int8)
+            self.now = Stored(values, ones if full is None else ones & full, self.pattern)
             self.in_place = True
         for piece in (self.values, self.validity, *self.pattern.pieces):
             assert piece is not None
             piece.share_memory_()
 
     def write_in_place(self, found: Dense) -> None:
-        """Write other values and their validity where the present ones are."""
+        """Write other values and their validity where the present ones are: nothing is valid before it is written."""
         assert self.validity is not None
-        self.values.copy_(found.data.expand(self.values.shape))
         validity = found.full_validity
+        if validity is not None:
+            self.validity.mul_(validity)
+        self.values.copy_(found.data.expand(self.values.shape))
         self.validity.copy_(torch.ones_like(self.validity) if validity is None else validity)
 
 
@@ -122,8 +148,8 @@ class SparseMaskedTensor(MaskedTensor):
     @property
     def _kept_validity(self) -> Tensor | None:
         # int8, 1 where a stored value is valid; None if all are.
-        kept = self._kept
-        return kept.validity.clone() if kept.in_place and kept.validity is not None else kept.validity
+        kept, validity = self._kept, self._kept.validity
+        return validity.clone() if kept.in_place and validity is not None else validity
 
     @_kept_validity.setter
     def _kept_validity(self, validity: Tensor | None) -> None:
@@ -166,8 +192,8 @@ class SparseMaskedTensor(MaskedTensor):
 
     @property
     def _stored_tensors(self) -> list[Tensor]:
-        stored = self._kept
-        return [t for t in (stored.values, stored.validity, *stored.pattern.pieces) if t is not None]
+        values, validity, pattern = self._kept.now
+        return [t for t in (values, validity, *pattern.pieces) if t is not None]
 
     @property
     def _printed_record(self) -> AnyRecord:
@@ -186,7 +212,8 @@ class SparseMaskedTensor(MaskedTensor):
     @property
     def record(self) -> Sparse | Permuted:
         """The record of this tensor, without derivatives."""
-        return self.permuted_like_self(Sparse(Dense(self._kept_values, self._kept_validity), self._pattern))
+        values, validity, pattern = self._kept.copied()
+        return self.permuted_like_self(Sparse(Dense(values, validity), pattern))
 
     def permuted_like_self(self, base: Sparse) -> Sparse | Permuted:
         """A record in this tensor's stored order, permuted to the visible order of dimensions."""
@@ -195,12 +222,11 @@ class SparseMaskedTensor(MaskedTensor):
     def replace_record(self, record: Sparse | Permuted) -> None:
         """Store another record of the same shape and order of dimensions."""
         base = record.base if isinstance(record, Permuted) else record
-        pieces = self._kept
-        pieces.values, pieces.validity, pieces.pattern = base.values.data, base.values.full_validity, base.pattern
+        self._kept.now = Stored(base.values.data, base.values.full_validity, base.pattern)
 
-    def storing(self, values: Tensor, validity: Tensor | None) -> SparseMaskedTensor:
-        """Other values of the same shape and device with the same pattern, without derivatives; a cheap wrapper."""
-        return self._wrap_like_self(StoredPieces(values, validity, self._pattern))
+    def storing(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> SparseMaskedTensor:
+        """Values of the same shape and device under another pattern, without derivatives; a cheap wrapper."""
+        return self._wrap_like_self(StoredPieces(values, validity, pattern))
 
     def detached(self) -> SparseMaskedTensor:
         """The same tensor without derivatives; it shares the stored tensors, so writes to one show in the other."""
@@ -427,8 +453,7 @@ def rebuild_stored(
 ) -> StoredPieces:
     """Builds what is stored, which a file has once for all tensors that share it."""
     stored = stored_around(values, validity, layout, sizes, pieces, block)
-    stored.validity, stored.pattern = own(validity), stored.pattern.with_pieces(tuple(map(own, pieces)))
-    return stored
+    return StoredPieces(values, own(validity), stored.pattern.with_pieces(tuple(map(own, pieces))))
 
 
 def stored_around(
@@ -461,8 +486,8 @@ def rebuild_sparse_of(
 
 def stored_parts(stored: StoredPieces) -> tuple[Any, ...]:
     """What is stored, as the arguments of :func:`rebuild_stored`."""
-    pattern = stored.pattern
-    return stored.values, stored.validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block
+    values, validity, pattern = stored.now
+    return values, validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block
 
 
 def _reduce_stored(stored: StoredPieces) -> Any:

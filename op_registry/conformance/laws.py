@@ -216,6 +216,7 @@ def non_interference(trial: Trial) -> None:
             continue
         same_bits(f"with {fill} under the mask", refilled, base, trial, run_base)
     if isinstance(base, tuple):
+        _without_derivatives(trial)
         _of_what_is_known_to_be_zero(trial, base)
     if isinstance(base, MaskedSemanticsError) and refused_by_the_semantics(trial):
         raise RefusedRightly(str(base))  # with every fill
@@ -240,6 +241,26 @@ def _without_a_derivative_and_of_its_part(sample: Sample) -> tuple[Sample, Sampl
 
     values = dataclasses.replace(sample, differentiable=False)
     return values, dataclasses.replace(sample, fn=part, differentiable_part=Sample.differentiable_part)
+
+
+def _without_derivatives(trial: Trial) -> None:
+    """Broken unless the results are the same where no derivative is asked for: such calls have paths of their own.
+
+    Of a call without a derivative the trial itself has asked this.
+    """
+    if trial.derivative_order == 0:
+        return
+
+    def results(fill: str | None = None) -> Outcome:
+        return trial.outcome(fill), []
+
+    base = results()
+    for fill in WITHOUT_DERIVATIVES:
+        same_bits(f"without a derivative, with {fill} under the mask", results(fill), base, trial, results)
+
+
+# NaN and infinity pass a multiplication by the mask; a great number does not, but changes a sum.
+WITHOUT_DERIVATIVES = ("nan", "max")
 
 
 def _of_what_is_known_to_be_zero(trial: Trial, base: Outcome) -> None:

@@ -25,6 +25,7 @@ _PARTIAL = {
     "half": "every tensor under a random mask of its own; no mask contains that of another tensor of the same shape",
     "half_first": "the first tensor under a random mask, the others plain",
     "half_others": "the first tensor plain, the others under random masks",
+    "half_values": "one element of the first tensor invalid, others of its dtype under random masks, indices plain",
     "slices": "the first slice of the first and of the last dimension invalid",
     "empty": "nothing valid",
     "first": "only the first element valid",
@@ -108,18 +109,29 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
 
 
 def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | None:
-    """The masks of `kind` for these tensors; None where the kind needs more tensors than there are."""
+    """The masks of `kind` for these tensors; None where the kind needs other tensors than there are."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed}".encode()))
     if kind == "half_others" and len(tensors) < 2:
         return None
     if kind == "half_first" and len(tensors) < 2:
         return None
+    like_first = [t.dtype is tensors[0].dtype for t in tensors] if tensors else []
+    if kind == "half_values" and (sum(like_first) < 2 or all(like_first)):
+        return None  # "half_first" or "half" is this
     masks: list[Mask] = []
     for position, tensor in enumerate(tensors):
-        if (kind in ("half_first", "rows") and position) or (kind == "half_others" and not position):
+        leaves_plain = {
+            "half_first": position > 0,
+            "rows": position > 0,
+            "half_others": position == 0,
+            "half_values": not like_first[position],
+        }
+        if leaves_plain.get(kind, False):
             masks.append(PLAIN)
         else:
-            masks.append(_mask(kind, tensor, generator))
+            # What is written to is nearly all valid, so that an invalid value overwrites a valid one.
+            of_this = ONE_HOLE if kind == "half_values" and not position else kind
+            masks.append(_mask(of_this, tensor, generator))
     if kind in RANDOM:
         redraws = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed} again".encode()))
         for position in range(len(masks)):

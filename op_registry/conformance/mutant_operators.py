@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry import categories
+from op_registry import categories, words
 from op_registry.conformance.oracles import Expected
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import lowest
@@ -190,7 +190,7 @@ POSITIVES = _defined(positives)
 
 
 def _peak() -> Rule:
-    @categories.masked_rule(PEAK, category=categories.REDUCTION)
+    @words.masked_rule(PEAK, category=categories.REDUCTION)
     def peak_rule(values: Dense, axis: int) -> Dense:
         return Dense(PEAK(values.filled(lowest(values.dtype)), axis), values.any_valid(axis))
 
@@ -198,7 +198,7 @@ def _peak() -> Rule:
 
 
 def _centered() -> Rule:
-    @categories.masked_rule(CENTERED, category=categories.NORMALIZATION)
+    @words.masked_rule(CENTERED, category=categories.NORMALIZATION)
     def centered_rule(x: Dense, dim: int) -> Dense:
         if x.valid is None:
             return Dense(CENTERED(x.data, dim))
@@ -236,7 +236,7 @@ def _gram() -> Rule:
 
 
 def _poured() -> Rule:
-    @categories.masked_rule(POURED, category=categories.ASSIGNMENT)
+    @words.masked_rule(POURED, category=categories.ASSIGNMENT)
     def poured_rule(x: Dense, places: Dense, source: Dense) -> Dense:
         written = places.filled(0)  # an invalid place is not written, and takes nothing
         data = POURED(x.data, written, source.data)
@@ -262,7 +262,7 @@ def _poured() -> Rule:
 
 
 def _noisy() -> Rule:
-    @categories.masked_rule(NOISY, category=categories.RANDOM)
+    @words.masked_rule(NOISY, category=categories.RANDOM)
     def noisy_rule(x: Dense) -> Dense:
         return x.like(NOISY(x.data))
 
@@ -270,7 +270,7 @@ def _noisy() -> Rule:
 
 
 def _glued() -> Rule:
-    @categories.masked_rule(GLUED, category=categories.JOIN)
+    @words.masked_rule(GLUED, category=categories.JOIN)
     def glued_rule(a: Dense, b: Dense) -> Dense:
         if a.validity is None and b.validity is None:
             return Dense(GLUED(a.data, b.data))
@@ -281,7 +281,7 @@ def _glued() -> Rule:
 
 
 def _picked() -> Rule:
-    @categories.masked_rule(PICKED, category=categories.CHOICE)
+    @words.masked_rule(PICKED, category=categories.CHOICE)
     def picked_rule(condition: Dense, a: Dense, b: Dense) -> Dense:
         result = PICKED(condition.filled(0), a.data, b.data)
         if condition.validity is None and a.validity is None and b.validity is None:
@@ -305,7 +305,7 @@ def _picked() -> Rule:
 
 
 def _positives() -> Rule:
-    @categories.masked_rule(POSITIVES, category=categories.QUERY)
+    @words.masked_rule(POSITIVES, category=categories.QUERY)
     def positives_rule(x: Dense) -> Tensor:
         return POSITIVES(x.filled(0))
 
@@ -318,18 +318,18 @@ def _positives() -> Rule:
 
 # A function that registers the rule of the operator of each kind.
 RULES: dict[str, Callable[[], Rule]] = {
-    "elementwise": lambda: categories.elementwise(SOFT_SIGN),
-    "elementwise, of two": lambda: categories.elementwise(BLEND),
-    "reduction": lambda: categories.reduction(TOTAL, identity=0),
+    "elementwise": lambda: words.elementwise(SOFT_SIGN),
+    "elementwise, of two": lambda: words.elementwise(BLEND),
+    "reduction": lambda: words.reduction(TOTAL, identity=0),
     "reduction, by hand": _peak,
-    "scan": lambda: categories.scan(RUNNING, identity=0),
-    "movement": lambda: categories.movement(REVERSED),
-    "contraction": lambda: categories.contraction(PRODUCT),
+    "scan": lambda: words.scan(RUNNING, identity=0),
+    "movement": lambda: words.movement(REVERSED),
+    "contraction": lambda: words.contraction(PRODUCT),
     "normalization": _centered,
     "whole slices": _gram,
     "assignment": _poured,
-    "opaque": lambda: categories.opaque(WHITENED),
-    "refused": lambda: categories.refused(FORBIDDEN, reason="it reverses all elements", instead="Use torch.flip"),
+    "opaque": lambda: words.opaque(WHITENED),
+    "refused": lambda: words.refused(FORBIDDEN, reason="it reverses all elements", instead="Use torch.flip"),
     "random": _noisy,
     "join": _glued,
     "choice": _picked,

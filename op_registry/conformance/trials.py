@@ -142,7 +142,7 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P1": WHOLE,
     "P2": ("stored", *PARTIAL),  # of "unstored" P1 says all
     "P3": PARTIAL,
-    "P4": ("half", "slices", "empty", ONE_HOLE),
+    "P4": ("half", "half_first", "half_others", "half_values", "slices", "empty", ONE_HOLE),
     "P6": ("unstored", "half", "empty", "broadcast"),
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),

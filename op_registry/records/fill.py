@@ -20,6 +20,7 @@ from torch import Tensor
 
 from op_registry.records.dims import Number
 from op_registry.records.kept import kept_with
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import is_older_batch, may_be_read, under_transform
 from op_registry.records.validity import as_bool
 from op_registry.records.zeros import known_zero, remember_zero
@@ -156,7 +157,7 @@ def invalid_rows(validity: Tensor) -> Tensor:
     return rows
 
 
-class Fill(torch.autograd.Function):
+class Fill(OwnFunction):
     """fill_bits; its derivative fills the gradient with zeros, in the same way."""
 
     @staticmethod

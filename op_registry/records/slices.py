@@ -189,14 +189,22 @@ def _spread(x: Dense, over: Any) -> Spread:
     return Spread(count, pivot + deviations / some, _about_mean(square, deviations, some))
 
 
+def _pivot(x: Dense, over: Any, count: Tensor) -> Tensor:
+    """A function of its own, so that the filled copy is freed before the deviations are made."""
+    filled = Dense(x.data.detach(), x.validity).filled(0).to(accumulation_dtype(x.dtype))
+    some = nonzero_count(count)
+    if may_be_read(filled):
+        pivot: Tensor = over.sum(filled) / some
+        if bool(pivot.isfinite().all()):
+            return pivot
+    # The sum of numbers whose mean is finite may be infinite; twice the half may be rounded to infinity.
+    half = over.sum(filled / over.broadcast_to_elements(some * 2))
+    return torch.where(half.isfinite(), (half * 2).nan_to_num(), half)
+
+
 def _deviations(x: Dense, over: Any, count: Tensor) -> tuple[Tensor, Tensor]:
     """A pivot near the mean of each slice, without derivatives; and what is valid less the pivot, 0 elsewhere."""
-    dtype = accumulation_dtype(x.dtype)
-    filled, some = Dense(x.data.detach(), x.validity).filled(0).to(dtype), nonzero_count(count)
-    pivot = over.sum(filled) / some if may_be_read(filled) else None
-    if pivot is None or not bool(pivot.isfinite().all()):  # the sum of numbers whose mean is finite may be infinite
-        half = over.sum(filled / over.broadcast_to_elements(some * 2))
-        pivot = torch.where(half.isfinite(), (half * 2).nan_to_num(), half)  # twice the half may be rounded to infinity
+    dtype, pivot = accumulation_dtype(x.dtype), _pivot(x, over, count)
     deviation = x.data.to(dtype) - over.broadcast_to_elements(pivot)
     return pivot, fill_in_place(deviation, x.validity, 0)
 

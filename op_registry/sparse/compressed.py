@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -140,9 +141,32 @@ class Compressed(Layout):
 
     def torch_tensor(self, pieces: Pieces, values: Tensor, size: tuple[int, ...], coalesced: bool) -> Tensor:
         starts, plain = pieces
-        return torch.sparse_compressed_tensor(
-            starts, plain, values, size, layout=self.torch_layout, check_invariants=False
-        )
+        return torch_compressed(starts, plain, values, size, self.torch_layout)
+
+
+def torch_compressed(
+    starts: Tensor,
+    plain: Tensor,
+    values: Tensor,
+    size: tuple[int, ...],
+    layout: torch.layout | None,
+    check: bool = False,
+) -> Tensor:
+    """torch's tensor of a compressed layout; of its beta state torch warns once, and not at a line of ours."""
+
+    def tensor() -> Tensor:
+        return torch.sparse_compressed_tensor(starts, plain, values, size, layout=layout, check_invariants=check)
+
+    if layout in _made:
+        return tensor()
+    _made.add(layout)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Sparse \w+ tensor support is in beta state", UserWarning)
+        return tensor()
+
+
+# The layouts of torch of which it has warned, or would have.
+_made: set[torch.layout | None] = set()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.sparse.coalesce import merge_duplicates
 from op_registry.sparse.layout import COO
@@ -64,7 +65,7 @@ class _Context(Protocol):
     def save_for_backward(self, rows: Tensor, counted: Tensor | None) -> None: ...
 
 
-class Lookup(torch.autograd.Function):
+class Lookup(OwnFunction):
     """`table[rows]` with a gradient that stores the counted rows only; torch's backward cannot leave out the others."""
 
     @staticmethod

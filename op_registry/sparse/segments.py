@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coordinates import ravel, unique_keys
@@ -160,7 +161,7 @@ class _Context(Protocol):
     segments: Segments
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(OwnFunction):
     """Σ over slices that are contiguous in storage.
 
     torch's backward of segment_reduce has no second derivative, and a scatter takes four times as long. The backward

@@ -81,7 +81,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
     """A call as :class:`SliceCall`; NotLowered if it is not one, torch's error for a dimension out of range."""
     slices = rule.slices
     if slices is None:
-        raise NotLowered("its rule does not state how it works on a slice, slices=Slices(…)")
+        raise NotLowered("no form of it for sparse storage is written (in its rule: slices=Slices(…), or a lowering)")
     names = [a.name for a in op._schema.arguments]
     named = dict(zip(names, args, strict=False)) | kwargs
     x = named.pop(names[0])

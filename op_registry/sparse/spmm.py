@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import computed_at_once
 
 aten = torch.ops.aten
@@ -107,7 +108,7 @@ class _Context(Protocol):
     def save_for_forward(self, *tensors: Tensor) -> None: ...
 
 
-class _Spmm(torch.autograd.Function):
+class _Spmm(OwnFunction):
     @staticmethod
     def forward(ctx: _Context, values: Tensor, dense: Tensor, coordinates: RowColumn) -> Tensor:
         ctx.save_for_backward(values, dense)
@@ -135,7 +136,7 @@ class _Spmm(torch.autograd.Function):
         return _product_rule(spmm, values_tangent, dense_tangent, ctx)
 
 
-class _Sddmm(torch.autograd.Function):
+class _Sddmm(OwnFunction):
     @staticmethod
     def forward(ctx: _Context, left: Tensor, right: Tensor, coordinates: RowColumn) -> Tensor:
         ctx.save_for_backward(left, right)

@@ -272,6 +272,42 @@ def test_a_partner_stored_densely_is_not_forgotten(monkeypatch: pytest.MonkeyPat
     assert set(found) == {"stored as csr_first"}
 
 
+def test_a_leak_where_no_derivative_is_asked_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the fast path of reductions, in which nothing is filled; calls with derivatives don't take it."""
+    from masked_dispatch.dispatch import fast_paths
+
+    right = fast_paths.kept_steps
+    monkeypatch.setattr(fast_paths, "kept_steps", lambda *args: (None, None, *right(*args)[2:]))
+    for entry in ("sum", "mean"):
+        settings = Settings(subject=EAGER, laws=("P3",), most=3, masks=("half",))
+        found = [o.message for o in run_operator(entry, settings).failures]
+        assert any(m.startswith("without a derivative, with nan under the mask: result 0: ") for m in found), found
+
+
+def test_an_invalid_value_that_overwrites_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from op_registry.ops.indexing import sparse_writing
+
+    right = sparse_writing.written
+
+    def skips_what_is_invalid(x: Sparse, flat: Dense, coordinates: Any, accumulate: bool) -> Any:
+        if flat.valid is None or accumulate:
+            return right(x, flat, coordinates, accumulate)
+        kept = flat.valid.nonzero()[:, 0]
+        return right(x, flat.take_rows(kept), tuple(c[kept] for c in coordinates), accumulate)
+
+    settings = Settings(subject=EAGER, laws=("P4",), most=4, storages=("csr",), masks=("half_values",))
+    assert run_operator("index_put", settings).failures == []
+    monkeypatch.setattr(sparse_writing, "written", skips_what_is_invalid)
+    found = run_operator("index_put", settings).failures
+    assert any(o.message.startswith("stored as csr: result 0: mask ") for o in found), found
+
+
+def test_p4_leaves_operands_plain() -> None:
+    for entry, kinds in (("mul", {"half", "half_first", "half_others"}), ("index_put", {"half_values"})):
+        trials = trials_of(operator_named(entry), "P4", records, Settings(), True)
+        assert kinds <= {description.split()[3] for description, _ in trials}
+
+
 # -------------------------------------------------------------------------------------- what is kept, what is refused
 
 

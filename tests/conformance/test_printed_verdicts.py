@@ -278,7 +278,7 @@ def test_a_function_of_torch_stands_for_its_entries(function: Any, names: list[s
     assert [operator.name for operator in operators_of(function)] == names
 
 
-@pytest.mark.parametrize("what", [squared, 3, torch.nn.Linear, len], ids=str)
+@pytest.mark.parametrize("what", [squared, 3, torch.nn.Linear, len], ids=["function", "number", "class", "builtin"])
 def test_what_is_no_operator_is_refused(what: Any) -> None:
     with pytest.raises(
         TypeError, match=r"is no operator of torch's dispatcher, which rules belong to: pass torch\.ops"

@@ -22,6 +22,7 @@ FLOORS = {
         ("autocast", "resolve"),
         ("sparse",),
         ("categories",),
+        ("words",),
         ("slice_rules", "derivatives", "inside"),
         ("whole_slices",),
         ("authoring",),
@@ -33,7 +34,7 @@ FLOORS = {
     ),
     "masked_dispatch": (
         ("replacements",),
-        ("compiler_internals", "densification", "distributed_internals", "versions"),
+        ("compiler_internals", "densification", "distributed_internals", "forks", "later_import", "versions"),
         ("engine_internals", "torch_internals"),
         ("scopes",),
         ("densify_policy", "update_policy"),

@@ -51,6 +51,15 @@ def scripted_method(make: Make) -> Any:
     return module.forward(tensor(make, ROWS))
 
 
+def given_parts(function: Any) -> Callable[[Make], Any]:
+    def call(make: Make) -> Any:
+        parameter = nn.Parameter(tensor(make, ROWS) * 0)
+        function(tensor(make, ROWS).reshape(-1), [parameter])
+        return parameter.detach()
+
+    return call
+
+
 def compared(make: Make) -> None:
     torch.testing.assert_close(tensor(make, ROWS), tensor(make, ROWS))
 
@@ -67,7 +76,18 @@ def lists_of_lists(name: str) -> Callable[[Make], Any]:
     return call
 
 
+class Cumulative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.flip(0).cumsum(0).flip(0)
+
+
 GIVEN = {
+    "torch.autograd.function.Function.apply": lambda make: Cumulative.apply(tensor(make, ROWS)),
     "torch.nn.functional.multi_head_attention_forward": attention,
     **{
         f"torch.masked.{name}": lambda make, name=name, options=options: getattr(torch.masked, name)(
@@ -110,6 +130,10 @@ GIVEN = {
             (D.PositiveDefiniteTransform, "_call", [EYE]),
         )
     },
+    "torch.nn.utils.vector_to_parameters": given_parts(lambda *args: nn.utils.vector_to_parameters(*args)),
+    "torch.nn.utils.convert_parameters.vector_to_parameters": given_parts(
+        lambda *args: nn.utils.convert_parameters.vector_to_parameters(*args)
+    ),
     "torch._lobpcg.has_torch_function": lambda make: torch.lobpcg(tensor(make, EYE), X=ROWS[:3, :1])[0],
     "torch._lobpcg.handle_torch_function": lambda make: torch.lobpcg(tensor(make, EYE), X=ROWS[:3, :1])[0],
     "torch._lowrank.has_torch_function": lambda make: torch.svd_lowrank(tensor(make, EYE), q=2)[1],
@@ -119,6 +143,9 @@ GIVEN = {
     "torch.utils.data._utils.collate.default_collate_fn_map[torch.Tensor]": lambda make: default_collate(
         [tensor(make, ROWS)] * 2
     ),
+    "torch.to_dlpack": lambda make: torch.from_dlpack(torch.to_dlpack(tensor(make, ROWS))),
+    "torch.utils.dlpack.to_dlpack": lambda make: torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor(make, ROWS))),
+    "torch.storage.UntypedStorage.__repr__": lambda make: repr(tensor(make, ROWS).untyped_storage()),
     "torch.testing._comparison.TensorLikePair.compare": compared,
     "torch._vmap_internals._unwrap_batched": lambda make: torch.autograd.functional.jacobian(
         lambda x: x * 2, tensor(make, ROWS[0]), vectorize=True
@@ -231,7 +258,7 @@ def test_nothing_is_assigned_in_torch_elsewhere() -> None:
 
 def test_a_name_that_is_not_listed_may_not_be_replaced() -> None:
     with pytest.raises(LookupError, match=r"torch\.nn\.functional\.relu may not be replaced: .*table does not list it"):
-        replace(F, "relu", F.gelu, None)
+        replace(F, "relu", F.gelu, replacing.no_call)
 
 
 # --------------------------------------------------------------------------------------------------------- each of them
@@ -252,14 +279,17 @@ def test_a_plain_call_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(registered, Tensor, inspect.unwrap(registered[Tensor]))
     else:
         holder = eval(owner.replace("torch.ScriptMethod", "torch._C.ScriptMethod"), {"torch": torch})
-        monkeypatch.setattr(holder, attribute, inspect.unwrap(getattr(holder, attribute)))
+        there = inspect.getattr_static(holder, attribute)
+        method = isinstance(there, classmethod)
+        own = inspect.unwrap(there.__func__ if method else there)
+        monkeypatch.setattr(holder, attribute, classmethod(own) if method else own)
     theirs = outcome(GIVEN[name], lambda data: data)
     for result in (mine, off):
         assert type(result) is type(theirs)
         assert torch.equal(result, theirs) if isinstance(theirs, Tensor) else result == theirs
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", [name for name in GIVEN if name != "torch.storage.UntypedStorage.__repr__"])
 def test_a_masked_call_that_relies_on_one_raises_while_it_is_off(name: str) -> None:
     with patches(False), pytest.raises(RuntimeError) as error:
         GIVEN[name](masked)
@@ -272,6 +302,13 @@ def test_a_masked_call_that_relies_on_one_raises_while_it_is_off(name: str) -> N
         "Switch it on, masked_dispatch.patches(True), or call it with plain tensors: x.to_tensor(value)."
     )
     assert not str(outcome(GIVEN[name], masked)).startswith(asked)
+
+
+def test_what_no_argument_tells_is_torchs_own_while_it_is_off() -> None:
+    storage = masked(ROWS).untyped_storage()
+    assert "device=cpu" in repr(storage)
+    with patches(False), pytest.raises(RuntimeError, match="its data is not allocated yet"):
+        repr(storage)
 
 
 # ---------------------------------------------------------------------------------------------------------- the switch

@@ -97,9 +97,22 @@ def test_large_matrices_and_all_of_their_functions_stay_finite() -> None:
         assert result.get_data().isfinite().all()
 
 
-def test_the_power_zero_reads_nothing() -> None:
+def test_a_power_is_the_product_that_it_stands_for() -> None:
     data, mask = matrices()
-    assert torch.linalg.matrix_power(wrapped(data, mask), 0).get_mask().all()
+    x = wrapped(data, mask)
+    assert torch.linalg.matrix_power(x, 0).get_mask().all()
+    for power in (torch.linalg.matrix_power, torch.matrix_power):
+        for n, product in enumerate((x, x @ x, x @ x @ x, x @ x @ x @ x), 1):
+            for stored in (x, x.to_sparse(), x.to_sparse(sparse_dim=1)):
+                found = power(stored, n).to_dense()
+                assert torch.equal(found.get_mask(), product.get_mask())
+                torch.testing.assert_close(found.to_tensor(0), product.to_tensor(0))
+
+
+def test_a_negative_power_needs_the_whole_matrix() -> None:
+    data, mask = matrices()
+    whole = mask.flatten(-2).all(-1)[..., None, None].expand(mask.shape)
+    assert torch.equal(torch.linalg.matrix_power(wrapped(data, mask), -2).get_mask(), whole)
 
 
 def test_rank_and_pseudo_inverse_depend_on_their_tolerances() -> None:

@@ -184,7 +184,7 @@ def test_the_line_is_that_of_the_registration() -> None:
         ),
         (
             lambda: elementwise(OWN.twice, identity=0),
-            "elementwise reads no trait identity. It takes derivative, neutral, keeps_zero, traps, plain, data_sizes,",
+            "elementwise reads no trait identity. It takes derivative, neutral, keeps_zero, traps, plain, ",
         ),
         (lambda: elementwise(OWN.twice, derivative="linea"), "derivative='linea' is not one of 'linear', 'bilinear', "),
         (lambda: reduction(OWN.twice, identity="0"), "identity='0' is not a number, or a function of the dtype"),

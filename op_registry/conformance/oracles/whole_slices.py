@@ -5,6 +5,7 @@ A loop over the slices of a batch. Slices that are not whole are left out, so th
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.oracles.call import Call, Expected, oracle, valid
+from op_registry.conformance.oracles.products import matmul_of
 from op_registry.conformance.trees import tree_leaves, tree_map
 
 
@@ -111,8 +113,11 @@ def with_tolerances(c: Call) -> Any:
 
 @oracle("linalg_matrix_power", "matrix_power")
 def matrix_power(c: Call) -> Any:
-    """The power 0 is an identity, whatever the matrix."""
-    return valid(c.plain()) if c["n"] == 0 else matrix(c)
+    """A product of as many factors, none of which is an identity; a negative power is that of a whole inverse."""
+    a, n = c["self"], c["n"]
+    if n < 0:
+        return matrix(c)
+    return functools.reduce(lambda x, y: matmul_of(x, y, a.data.dtype), [a] * n) if n else valid(c.plain())
 
 
 @oracle("lu_unpack")

@@ -210,7 +210,7 @@ def _bags(
     valid_in_bag = in_bag if validity is None else in_bag & as_bool(validity)
 
     def count_per_bag(flags: Tensor) -> Tensor:
-        return torch.zeros((len(starts), flags.shape[1]), dtype=torch.int64, device=flags.device).index_add(
+        return torch.zeros((starts.shape[0], flags.shape[1]), dtype=torch.int64, device=flags.device).index_add(
             0, bag, flags.to(torch.int64)
         )
 
@@ -218,11 +218,11 @@ def _bags(
     valid = (n > 0) | (count_per_bag(in_bag) == 0)
     if mode == MAX:
         candidates = torch.where(valid_in_bag, elements, -torch.inf)
-        start = candidates.new_full((len(starts), elements.shape[1]), -torch.inf)
+        start = candidates.new_full((starts.shape[0], elements.shape[1]), -torch.inf)
         greatest = start.scatter_reduce(0, bag.unsqueeze(1).expand_as(candidates), candidates, "amax")
         output = torch.where(n > 0, greatest, 0)
     else:
-        start = elements.new_zeros((len(starts), elements.shape[1]))
+        start = elements.new_zeros((starts.shape[0], elements.shape[1]))
         output = start.index_add(0, bag, torch.where(valid_in_bag, elements, 0))
         if mode == MEAN:
             output = output / n.clamp(min=1)

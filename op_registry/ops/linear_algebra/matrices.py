@@ -61,14 +61,6 @@ linalg_svdvals = whole_slices(aten.linalg_svdvals)
 linalg_cond = whole_slices(aten.linalg_cond)
 
 
-@masked_rule(aten.linalg_matrix_power, aten.matrix_power, category=WHOLE_SLICES, takes_op=True)
-def linalg_matrix_power(op: OpOverload, self: Dense, n: int) -> Dense:
-    """The power 0 reads nothing, and is an identity."""
-    whole = whole_validity(self)
-    power = op(replaced(self, whole, spread_diagonal), n)
-    return Dense(power, None if n == 0 else whole)
-
-
 @masked_rule(
     aten.linalg_matrix_rank.default,
     aten.linalg_matrix_rank.atol_rtol_float,

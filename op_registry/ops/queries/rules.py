@@ -64,10 +64,14 @@ def _local_scalar_dense(self: Dense) -> Any:
     """The value of the only element, if it is valid."""
     if self.validity is not None and self.data.numel() == 1:
         value = "False" if self.dtype is torch.bool else "0"
+        compared = (
+            " Python's max(), min() and sorted() ask so for each comparison: x.amax(), x.amin() and x.sort(), of a "
+            "list torch.stack(list).amax(), leave out what is invalid."
+        )
         message = (
             f"the value of a masked tensor of shape {tuple(self.shape)} and dtype {self.dtype} was asked for as a "
             f"Python value, and it is invalid. Replace an invalid element first, x.to_tensor({value}), or check "
-            "x.get_mask()."
+            f"x.get_mask().{compared if self.dtype is torch.bool else ''}"
         )
         if not has_values(self.validity):
             torch._assert_async(as_bool(self.validity).reshape(()), message)  # checked when the graph runs
@@ -252,7 +256,7 @@ def distinct(op: OpOverload, self: Dense, *flags: Any, inverse: bool) -> tuple[A
             result[1] = Dense(result[1])
         return tuple(result)
     valid = valid.expand(self.shape)
-    result = list(op(self.data[valid], *flags))
+    result = list(op(self.data.masked_select(valid), *flags))  # (an index would ask whether a 0-dim mask selects)
     if inverse:
         result[1] = self.like(torch.zeros_like(self.data, dtype=torch.int64).masked_scatter(valid, result[1]))
     return tuple(result)

@@ -6,11 +6,16 @@ Operators that pick one element (kthvalue, median, mode) are reductions: they pi
 One stable sort of data with arbitrary fills, then a stable move of the valid elements to the front: no fill value would
 sort behind valid infinities, NaN and extreme integers. Values are gathered from the input, so that gradients go where
 the indices point.
+
+Which of equal elements torch names is open, and depends on the kernel that it takes. Where every element is valid, that
+is asked of torch; in other slices, and in graphs, where masks are not known, equal elements keep their order.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +29,7 @@ from op_registry.authoring import (
     MaskedSemanticsError,
     Order,
     Permuted,
+    Run,
     Slices,
     Sparse,
     arange_along,
@@ -38,9 +44,11 @@ from op_registry.authoring import (
     lowest,
     masked_rule,
     masked_slices,
+    may_be_read,
     never,
     packet_name,
     reduced_dims,
+    results_like,
     sort_valid,
     squeeze_reduced,
 )
@@ -50,7 +58,26 @@ aten = torch.ops.aten
 _AT_ONCE = 1 << 18
 
 
+def ordered_by_torch(rule: Run) -> Run:
+    """The rule of an operator that names one of equal elements: torch's own choice where all are valid."""
+
+    @functools.wraps(rule)
+    def run(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
+        if may_be_read(x.data) and known_all_valid(x):
+            return results_like(op(x.data, *args, **kwargs), None)
+        return rule(op, x, *args, **kwargs)
+
+    return run
+
+
+def refuse_dtype(op: OpOverload, x: Dense, *args: Any) -> None:
+    """Raise torch's own error where it has no kernel for bool or complex numbers, which a sort may take."""
+    if x.dtype is torch.bool or x.dtype.is_complex:
+        op(x.data, *args)
+
+
 @masked_slices(aten.sort, category=SORTING, slices=Slices("front", positions=(1,)))
+@ordered_by_torch
 def sort(
     op: OpOverload, x: Dense, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Dense, Dense]:
@@ -64,6 +91,7 @@ def sort(
 
 
 @masked_slices(aten.topk, category=SORTING, slices=Slices("front", positions=(1,), number="k"))
+@ordered_by_torch
 def topk(
     op: OpOverload, x: Dense, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Dense, Dense]:
@@ -71,6 +99,8 @@ def topk(
     if x.ndim == 0 or k < 0 or known_to_hold(k > x.shape[dim]):
         values, index = op(x.data, k, dim, largest, sorted)  # raises torch's error
         return Dense(values, x.validity if k else None), Dense(index, x.validity if k else None)
+
+    refuse_dtype(op, x, k, dim)
 
     def first(x: Dense) -> tuple[Dense, Dense]:
         order = sort_valid(x, dim, descending=largest)
@@ -120,11 +150,14 @@ def element_at(x: Dense, order: Order, rank: Tensor, dim: int, keepdim: bool, ex
 
 
 @masked_slices(aten.kthvalue, category=REDUCTION, slices=Slices(positions=(1,), number="k"))
+@ordered_by_torch
 def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Valid where there are at least k valid elements."""
     if x.ndim == 0 or k < 1 or known_to_hold(k > x.shape[dim]):
         values, index = op(x.data, k, dim, keepdim)  # raises torch's error
         return x.like(values), x.like(index)
+
+    refuse_dtype(op, x, k, dim)
 
     def kth(x: Dense) -> tuple[Dense, Dense]:
         order = sort_valid(x, dim)
@@ -142,6 +175,8 @@ def median(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[D
         values, index = op(x.data, dim, keepdim)
         return x.like(values), x.like(index)
 
+    refuse_dtype(op, x, dim)
+
     def middle(x: Dense) -> tuple[Dense, Dense]:
         order = sort_valid(x, dim)
         rank = median_rank(order, dim, ignore_nan=op is aten.nanmedian.dim)
@@ -152,8 +187,9 @@ def median(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[D
 
 def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
     """The rank of the median in the order; NaN come last among the valid elements."""
-    # Counted in int32: torch would copy a sum of bool in int64 first.
-    nans = as_int8(order.values.detach().isnan()).sum(dim, keepdim=True, dtype=torch.int32)
+    values = order.values.detach()
+    nans = Dense(values, as_int8(values.isnan())).count(dim, keepdim=True)
+    assert isinstance(nans, Tensor)
     numbers = order.count - nans
     half = (numbers - 1).div(2, rounding_mode="floor").clamp(min=0)
     return half if ignore_nan else torch.where(nans > 0, numbers, half)
@@ -162,6 +198,7 @@ def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
 @masked_slices(aten.median.default, aten.nanmedian.default, category=REDUCTION, slices=Slices())
 def median_of_all(op: OpOverload, x: Dense) -> Dense:
     """The median of all elements; as in torch, the valid elements that equal it share its gradient."""
+    refuse_dtype(op, x)
     flat = flattened(x)
     order = sort_valid(Dense(flat.data.detach(), flat.validity), 0)
     rank = median_rank(order, 0, ignore_nan=op is aten.nanmedian.default)
@@ -173,6 +210,7 @@ def median_of_all(op: OpOverload, x: Dense) -> Dense:
 
 
 @masked_slices(aten.mode, category=REDUCTION, slices=Slices(positions=(1,)))
+@ordered_by_torch
 def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The smallest of the most frequent values, and its last index; NaN equals nothing, not even itself."""
     if x.ndim == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,15 @@ def test_onnx_needs_no_translations(tmp_path: Path) -> None:
     names = [entry.name for entry in session.get_inputs()]
     found = session.run(None, {name: value.numpy() for name, value in zip(names, arguments, strict=True)})
     same(torch.from_numpy(found[0]), Made()(*arguments))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter and of what it imports
+def test_onnx_of_a_masked_argument_names_the_program_to_export() -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript has no build for this Python")
+    text = (
+        "torch.export was given a masked tensor of shape (2,) as an argument, and an exported program takes plain "
+        "tensors. Use program = masked_dispatch.export(module, args), which takes (data, mask) in place of it and runs "
+        "without this library; for ONNX torch.onnx.export(program, f='model.onnx', dynamo=True)."
+    )
+    with pytest.raises(torch.onnx.OnnxExporterError, match=re.escape(text)):
+        torch.onnx.export(torch.nn.ReLU().eval(), (md.masked_tensor([1.0, 2.0]),), dynamo=True, verbose=False)

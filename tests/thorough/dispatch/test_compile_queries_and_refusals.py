@@ -151,3 +151,18 @@ def test_several_sizes_known_at_run_time() -> None:
     for numbers in ([2, 4], [1, 5]):
         arguments = masked(6), torch.tensor(numbers), torch.tensor(2)
         same(run(*arguments), split(*arguments))
+
+
+@pytest.mark.parametrize("valid", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_distinct_values_of_a_tensor_without_dimensions(valid, backend):
+    x = md.masked_tensor(torch.tensor(3.0), torch.tensor(valid))
+    for f in (
+        lambda x: x.unique(),
+        lambda x: x.unique(return_inverse=True)[0],
+        lambda x: x.unique_consecutive(return_counts=True)[1],
+        lambda x: x.nonzero(),
+        lambda x: x.compressed(),
+    ):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(f, fullgraph=True, backend=backend)(x), f(x))

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, distributions, nn
+from torch._dynamo.testing import CompileCounter
 
 import masked_dispatch as md
 from adaptive_softmax import rows_and_classes, without_second_row
@@ -134,3 +135,34 @@ def test_a_function_of_one_matrix(name: str) -> None:
     same(result, wanted.get_data(), wanted.get_mask())
     (slope,), (expected,) = (torch.autograd.grad(r.sum(), t) for r, t in ((result, x), (wanted, y)))
     same(slope, expected.get_data(), mask)
+
+
+def bags_of(batch: int, length: int) -> md.MaskedTensor:
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(0, 10, (batch, length), generator=generator)
+    return md.masked_tensor(ids, torch.rand(batch, length, generator=generator) > 0.3)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_every_batch_size_are_one_graph(mode):
+    module, counter = nn.EmbeddingBag(10, 4, mode=mode), CompileCounter()
+    compiled = torch.compile(module, backend=counter, dynamic=True)
+    for batch in (3, 4, 5, 7, 9):
+        found, expected = compiled(bags_of(batch, 6)), module(bags_of(batch, 6))
+        same(found, expected.get_data(), expected.get_mask())
+    assert counter.frame_count == 1
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own LeafSpec, in export
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("names", [("batch",), ("batch", "length")], ids=" and ".join)
+def test_bags_are_exported_for_every_batch_size(names, mode):
+    module = nn.EmbeddingBag(10, 4, mode=mode)
+    dims = {n: torch.export.Dim(name, min=2, max=64) for n, name in enumerate(names)}
+    program = md.export(module, (bags_of(4, 6),), dynamic_shapes=(dims,)).module()
+    for batch, length in ((4, 6), (7, 6), (3, 6 if len(names) == 1 else 9)):
+        ids = bags_of(batch, length)
+        data, mask = program((ids.get_data(), ids.get_mask()))
+        expected = module(ids)
+        assert torch.equal(mask, expected.get_mask())
+        torch.testing.assert_close(data, expected.to_tensor(0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -109,3 +111,33 @@ def test_two_tensors_that_add_each_other() -> None:
         x, y = STARTS["own mask"](), STARTS["own mask"]()
         all_at_once(lambda n, x=x, y=y: x.add_(y) if n % 2 else y.add_(x))  # type: ignore[misc]
         assert torch.equal(x.get_mask(), mask())
+
+
+READS: dict[str, Callable[[Any], object]] = {
+    "exp": lambda x: x.exp(),
+    "x * 2": lambda x: x * 2,
+    "x + x": lambda x: x + x,
+    "sum": lambda x: x.sum(1),
+    "to_dense": lambda x: x.to_dense(),
+    "repr": repr,
+    "linear": lambda x: x @ torch.ones(COLUMNS, 2),
+    "with a derivative": lambda x: (x.detach().requires_grad_() * 2).sum(),
+    "pickle": lambda x: pickle.dumps(x),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged], ids=str)
+def test_a_reader_of_sparse_storage_sees_what_one_write_stored(layout: torch.layout, read: str) -> None:
+    """Writes that store other numbers of elements, one after the other; parts of two would not fit each other."""
+    few, x = STARTS["own mask"]().to_layout(layout), STARTS["own mask"]().to_layout(layout)
+
+    def work(n: int) -> None:
+        for _ in range(20):
+            if n == 0:
+                x.fill_(1.0)
+                x.copy_(few)
+            else:
+                READS[read](x)
+
+    all_at_once(work)

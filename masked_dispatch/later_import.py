@@ -1,4 +1,4 @@
-"""Code that runs when a part of torch is first imported, which takes too long to import it for everyone."""
+"""Code that runs when a module is first imported that is not imported for everyone: it takes long, or is optional."""
 
 from __future__ import annotations
 
