@@ -29,6 +29,7 @@ from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import methods as _methods
 from masked_dispatch.api.accumulate import accumulate
+from masked_dispatch.api.average import average
 from masked_dispatch.api.construct import (
     as_masked_tensor,
     from_lengths,
@@ -99,6 +100,7 @@ from masked_dispatch.tensor import messages as _messages
 from masked_dispatch.tensor import no_memory as _no_memory
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.update_policy import MaskDroppedWarning, updates
+from masked_dispatch.versions import __version__ as __version__
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
 if _versions.is_untested(_torch.__version__):
@@ -144,6 +146,7 @@ __all__ = [
     "argmax",
     "argmin",
     "as_masked_tensor",
+    "average",
     "cummax",
     "cummin",
     "cumprod",
@@ -208,4 +211,6 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
     def __getattr__(name: str) -> _typing.NoReturn:
         inside = (functional, optim, metrics, missing, interop)
         elsewhere = {word: f"{module.__name__}.{word}" for module in inside for word in module.__all__}
-        _messages.no_such_name(__name__, name, _known_words.WORDS | elsewhere)
+        words = _known_words.WORDS | elsewhere
+        words = _known_words.WORDS | elsewhere
+        _messages.no_such_name(__name__, name, words, torch=_known_words.function_of_torch(name))

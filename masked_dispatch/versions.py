@@ -1,8 +1,14 @@
-"""Which releases of torch the library was tested with; README, the site, pyproject.toml and `make matrix` follow."""
+"""The library's version, and the releases of torch that it was tested with.
+
+README, the site, pyproject.toml and `make matrix` follow the second.
+"""
 
 from __future__ import annotations
 
 import re
+
+# As in pyproject.toml: a checkout that is not installed has no metadata, and another one may be installed beside it.
+__version__ = "0.1.0"
 
 # From the oldest that pyproject.toml admits to the newest.
 TESTED = ("2.13.0", "2.14.1", "2.15.0")

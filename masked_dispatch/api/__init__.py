@@ -5,9 +5,11 @@ stacking.py       pad_stack
 known_words.py    AttributeErrors for names of other libraries
 accumulate.py     sums of the valid contributions
 reductions.py     torch's reductions and scans with skipna and min_count
+average.py        numpy.ma's weighted mean
 methods.py        methods that name the functions with skipna and min_count
 signatures.py     what reductions and scans are called with, for type checkers
 skipna.py         what skipna and min_count mean
+along_dim.py      places, runs and ranks along a dimension
 sparsify.py       sparse tensors from the elements that meet a condition
 windows.py        whether windows read missing values or padding
 export.py         modules as programs of torch.export without masked tensors

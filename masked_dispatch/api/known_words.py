@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import NoReturn
+
+import torch
+import torch.overrides
 
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
@@ -10,7 +14,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 WORDS = {
     "anom": "x - x.mean()",
     "astype": "x.to(dtype)",
-    "average": "x.mean(), or (x * weights).sum() / (x * 0 + weights).sum()",
+    "average": "masked_dispatch.average(x, weights, dim)",
     "bfill": "masked_dispatch.missing.bfill(x, dim)",
     "combine_first": "masked_dispatch.missing.fillna(x, other)",
     "describe": "x.count(0), x.mean(0), x.std(0), x.amin(0), x.quantile(0.5, dim=0), x.amax(0)",
@@ -19,7 +23,7 @@ WORDS = {
     "fill_value": "x.to_tensor(fill): there is no default, each use chooses",
     "filled": "x.to_tensor(fill)",
     "fillna": "x.to_tensor(fill), or masked_dispatch.missing.fillna(x, other) for a masked `other`",
-    "groupby": "masked_dispatch.missing.group_mean(x, groups), group_sum or group_count",
+    "groupby": "masked_dispatch.missing.groupby(x, labels, dim)",
     "harden_mask": "x.copy_(torch.where(x.get_mask(), y, x)) for a write that makes nothing valid",
     "iloc": "x[rows, columns]",
     "interpolate": "masked_dispatch.missing.interpolate(x, dim)",
@@ -35,6 +39,7 @@ WORDS = {
     "ptp": "x.amax() - x.amin()",
     "recordmask": "x.get_mask()",
     "rolling": "masked_dispatch.missing.rolling(x, window, dim)",
+    "shift": "masked_dispatch.missing.shift(x, periods, dim)",
     "soften_mask": "nothing: a write to an invalid element always makes it valid",
     "to_arrow": "masked_dispatch.interop.to_arrow(x)",
     "to_frame": "masked_dispatch.interop.to_pandas(x)",
@@ -43,6 +48,19 @@ WORDS = {
     "unshare_mask": "x.clone()",
     "value_counts": "x.unique(return_counts=True)",
 }
+
+
+def function_of_torch(name: str) -> str | None:
+    """What to say of a name that torch, or torch.nn.functional, has as a function; None if neither has."""
+    if name.startswith("_"):
+        return None
+    for module in (torch, torch.nn.functional):
+        function = getattr(module, name, None)
+        if callable(function) and not inspect.isclass(function):
+            path = f"{module.__name__}.{name}"
+            takes_tensors = function in torch.overrides.get_testing_overrides()
+            return f"{path} takes masked tensors" if takes_tensors else f"here it is written {path}"
+    return None
 
 
 class NotHere:

@@ -3,6 +3,7 @@
 ladder.py         the order in which an overload is served: view, rule, written back, list, decomposition, refusal
 kernel_table.py   the kernel registered for each overload, and a kernel around it while somebody watches
 run_rule.py       finding masked arguments, running a rule on records, wrapping its result
+measures.py       errors inside of libraries that measure predictions
 divided_operands.py  rules on distributed tensors, where DTensor has refused one of their operators
 plain_results.py  refusing results that would lose the mask
 selections.py     what a mask with invalid entries has selected, for errors about sizes

@@ -55,12 +55,13 @@ def to_pandas(
 ) -> Any:
     """A copy as a Series (shape (n,)) or a DataFrame (shape (n, columns)) of nullable dtype, NA where invalid.
 
-    index    of the rows, columns of the DataFrame, name of the Series: as pandas takes them
+    index    of the rows, columns of the DataFrame, name of the Series: as pandas takes them, and tensors of labels
 
     Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype without a nullable one
     (complex, half precision); ValueError for other dimensions.
     """
     values, valid = leaving(x, "pandas, in its nullable dtypes,", NULLABLE)
+    index, columns = (labels.tolist() if isinstance(labels, Tensor) else labels for labels in (index, columns))
     if x.ndim == 1:
         if columns is not None:
             raise ValueError(f"a tensor of shape {tuple(x.shape)} is a Series, without columns: pass name=…")

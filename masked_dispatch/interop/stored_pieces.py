@@ -59,10 +59,12 @@ def stored_structure(tensor: MaskedTensor, name: str) -> Structure:
     """The index tensors in torch's shapes. Raises MaskedSemanticsError where the storage has nothing of that name."""
     layout, shape = tensor.storage_layout, tuple(tensor.shape)
     if not isinstance(tensor, SparseMaskedTensor):
-        raise MaskedSemanticsError(
-            f"{name}() of a masked tensor of shape {shape}, which is stored densely: its values and its mask are "
-            "x.get_data() and x.get_mask(); x.to_sparse() lists valid elements."
+        instead = (
+            "the lengths of a padded batch are masked_dispatch.interop.to_lengths(x)."
+            if name == "lengths"
+            else "its values and its mask are x.get_data() and x.get_mask(); x.to_sparse() lists valid elements."
         )
+        raise MaskedSemanticsError(f"{name}() of a masked tensor of shape {shape}, which is stored densely: {instead}")
     known = ["values", *NAMES.get(layout, ()), *(["lengths"] if layout is torch.jagged else [])]
     if name not in known:
         raise MaskedSemanticsError(

@@ -18,14 +18,23 @@ CALLED_DIRECTLY = (
 )
 
 
-def no_such_name(module: str, name: str, words: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> NoReturn:
+def no_such_name(
+    module: str,
+    name: str,
+    words: Mapping[str, str] | None = None,
+    names: Iterable[str] = (),
+    torch: str | None = None,
+) -> NoReturn:
     """Raise the AttributeError of a public module for a name that it does not have.
 
     words  for names that other libraries have: what to write here
     names  what the module has, said for any other name
+    torch  the function of torch that has this name
     """
     if words is not None and name in words:
         instead = f"; here it is written {words[name]}"
+    elif torch is not None:
+        instead = f"; {torch}"
     else:
         instead = f"; it has {', '.join(names)}" if names else ""
     raise AttributeError(f"module {module!r} has no attribute {name!r}{instead}", name=name)

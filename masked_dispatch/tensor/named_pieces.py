@@ -5,6 +5,8 @@
     CSC, BSC  values()  ccol_indices()  row_indices()
     packed    values()  offsets()       lengths()      col_indices(): the position of each row in its sequence
 
+These list each element once and in order: `is_coalesced()` of COO is True.
+
 A stored value may be invalid (in a block, or in dense dimensions), which is where this differs from torch's sparse
 tensors: `values()` then needs a fill.
 """
@@ -87,3 +89,28 @@ class NamedPieces(_Base):
     def lengths(self) -> Tensor:
         """Packed: the number of stored rows of each sequence, (B)."""
         return torch.ops.masked_dispatch.stored_indices(self, "lengths")
+
+    @never_compiled
+    def is_coalesced(self) -> bool:
+        """COO: True, as each element is listed once. Raises RuntimeError elsewhere, as torch does."""
+        return self._listed_once("is_coalesced")
+
+    @never_compiled
+    def coalesce(self) -> Tensor:
+        """COO: the tensor itself, as each element is listed once. Raises RuntimeError elsewhere, as torch does."""
+        self._listed_once("coalesce")
+        return self
+
+    def _listed_once(self, asked: str) -> bool:
+        layout = self.storage_layout
+        if layout is torch.sparse_coo:
+            return True
+        name = "".join(part.title() for part in str(layout).removeprefix("torch.").split("_"))
+        raise RuntimeError(
+            f"{asked} expected sparse coordinate tensor layout but got {name}, of a masked tensor of shape "
+            f"{tuple(self.shape)}"
+        )
+
+    @property
+    def storage_layout(self) -> object:
+        raise NotImplementedError

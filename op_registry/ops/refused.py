@@ -105,7 +105,7 @@ _nothing_to_coalesce = refused(
     aten.is_coalesced.default,
     aten.coalesce.default,
     reason="what is stored sparsely lists each element once, so there is nothing to coalesce",
-    instead="Leave the call out and read x.indices() and x.values(), or go on with x.to_torch_sparse()",
+    instead="Call the methods, x.is_coalesced() and x.coalesce(), or go on with x.to_torch_sparse()",
 )
 
 # -------------------------------------------------------------------------------------------------- parts of operators

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -77,31 +76,21 @@ TRIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"not a Tensor: .*from_attention_mask\(data, mask\)",
     ),
-    "group_mean(labels)": (
-        lambda: missing.group_mean(X, ["a", "b"]),  # type: ignore[list-item]
-        TypeError,
-        r"this list holds no numbers.*pandas\.factorize\(labels\)",
-    ),
-    "group_mean(array of labels)": (
-        lambda: missing.group_mean(X, np.array(["a", "b"])),
-        TypeError,
-        r"this ndarray holds no numbers.*pandas\.factorize\(labels\)",
-    ),
-    "group_mean(-1)": (
-        lambda: missing.group_mean(X, torch.tensor([0, -1])),
-        ValueError,
-        r"from -1 to 0.*pass masked_tensor\(groups, groups >= 0\)",
-    ),
     "export(module, x)": (lambda: md.export(NET, X), TypeError, r"export\(module, \(x,\)\), not a MaskedTensor"),  # type: ignore[arg-type]
     "export(shapes for the pair)": (
         lambda: md.export(NET, (X,), dynamic_shapes=({}, {})),
         ValueError,
         r"dynamic_shapes has 2 entries, and the module takes 1 arguments \(input\): write one for each",
     ),
-    "grad.coalesce()": (
-        lambda: X.to_sparse().coalesce(),
+    "x.coalesce() of dense storage": (
+        lambda: X.coalesce(),
+        RuntimeError,
+        r"^coalesce expected sparse coordinate tensor layout but got Strided, of a masked tensor of shape \(2, 2\)$",
+    ),
+    "the operator coalesce": (
+        lambda: torch.ops.aten.coalesce(X.to_sparse()),
         md.MaskedSemanticsError,
-        r"nothing to coalesce\. Leave the call out and read x\.indices\(\) and x\.values\(\)",
+        r"nothing to coalesce\. Call the methods, x\.is_coalesced\(\) and x\.coalesce\(\)",
     ),
     "no rule yet": (
         lambda: torch.ops.firsttries.rms(X, 1),
@@ -133,7 +122,7 @@ def test_what_is_refused_says_what_to_write(name: str) -> None:
     ("module", "name", "text"),
     [
         (md, "from_pandas", r"no attribute 'from_pandas'; here it is written masked_dispatch\.interop\.from_pandas$"),
-        (md, "group_mean", r"here it is written masked_dispatch\.missing\.group_mean$"),
+        (md, "groupby", r"here it is written masked_dispatch\.missing\.groupby$"),
         (md, "LazyAdam", r"here it is written masked_dispatch\.optim\.LazyAdam$"),
         (md, "vmap", r"here it is written masked_dispatch\.functional\.vmap$"),
         (md, "no_such_name", r"module 'masked_dispatch' has no attribute 'no_such_name'$"),
@@ -141,7 +130,7 @@ def test_what_is_refused_says_what_to_write(name: str) -> None:
         (md, "interpolate", r"here it is written masked_dispatch\.missing\.interpolate$"),
         (md.interop, "from_excel", "it has from_arrow, from_attention_mask"),
         (missing, "isna", r"here it is written ~x\.get_mask\(\)$"),
-        (missing, "group_median", r"it has bfill, dropna, .*group_mean"),
+        (missing, "group_median", r"it has GroupBy, .*bfill, dropna, .*groupby"),
         (md.optim, "Adam", "here it is written LazyAdam, which is Adam but for elements without a gradient"),
         (md.optim, "Adams", "it has SGD, Adadelta"),
     ],

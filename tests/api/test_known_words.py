@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from itertools import cycle
 
 import pytest
 import torch
+import torch.overrides
 
 import masked_dispatch as md
 from masked_dispatch.api.known_words import WORDS
@@ -28,6 +30,46 @@ def test_the_word_used_here_is_said_and_exists(name: str, storage: str) -> None:
             found = getattr(found, part)
     for method in re.findall(r"\bx\.(\w+)\(", WORDS[name]):
         assert hasattr(x, method)
+
+
+OF_TORCH = sorted(
+    {
+        (module, name)
+        for module in (torch, torch.nn.functional)
+        for name in dir(module)
+        if not name.startswith("_") and inspect.isroutine(getattr(module, name)) and not hasattr(md, name)
+    },
+    key=lambda found: (found[0].__name__, found[1]),
+)
+
+
+def test_the_functions_of_torch_are_named() -> None:
+    """Every public function of torch and of torch.nn.functional, but where a word of this library comes first."""
+    assert len(OF_TORCH) > 800
+    for module, name in OF_TORCH:
+        with pytest.raises(AttributeError) as caught:
+            getattr(md, name)
+        said = str(caught.value).removeprefix(f"module 'masked_dispatch' has no attribute {name!r}; ")
+        if name in WORDS or "masked_dispatch." in said:
+            assert said.startswith("here it is written "), said
+            continue
+        first = torch if hasattr(torch, name) else module
+        path = f"{first.__name__}.{name}"
+        takes_tensors = getattr(first, name) in torch.overrides.get_testing_overrides()
+        assert said == (f"{path} takes masked tensors" if takes_tensors else f"here it is written {path}")
+
+
+@pytest.mark.parametrize("name", ["where", "softmax", "stack", "relu"])
+def test_words_that_torch_has(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"; torch.{name} takes masked tensors$"):
+        getattr(md, name)
+
+
+def test_lengths_of_a_padded_batch() -> None:
+    with pytest.raises(
+        md.MaskedSemanticsError, match=r"stored densely: .* are masked_dispatch\.interop\.to_lengths\(x\)"
+    ):
+        X.lengths()
 
 
 def test_other_names_are_python_s_own_error() -> None:

@@ -51,11 +51,11 @@ def test_the_names() -> None:
         textwrap.fill(" ".join(dir(md)), 110),
         """\
 DensificationWarning InvalidValueError MaskDroppedWarning MaskedSemanticsError MaskedTensor Trace accumulate
-all amax amin aminmax any argmax argmin as_masked_tensor cummax cummin cumprod cumsum densify distributed
-explain export from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp logsumexp
-mask_like masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile nansum optim
-pad_sequence pad_stack patches plot prod quantile registry sparse_relu sparse_threshold sparse_topk
-sparse_where std std_mean sum testing torchax trace updates var var_mean vector_norm windows""",
+all amax amin aminmax any argmax argmin as_masked_tensor average cummax cummin cumprod cumsum densify
+distributed explain export from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp
+logsumexp mask_like masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile
+nansum optim pad_sequence pad_stack patches plot prod quantile registry sparse_relu sparse_threshold
+sparse_topk sparse_where std std_mean sum testing torchax trace updates var var_mean vector_norm windows""",
     )
     expect(
         "\n".join(
@@ -72,8 +72,8 @@ md.interop: from_arrow from_attention_mask from_batch_encoding from_block_mask f
     from_tensordict from_torch_masked from_xarray to_arrow to_attention_mask to_batch_encoding to_block_mask
     to_key_block_mask to_key_padding_mask to_lengths to_nested_tensor to_numpy_masked to_packed_sequence
     to_pandas to_polars to_scipy_sparse to_tensordict to_torch_masked to_xarray
-md.metrics: accuracy mse perplexity valid_pairs
-md.missing: bfill dropna ffill fillna group_count group_mean group_sum interpolate nan_to_invalid rolling
+md.metrics: accuracy auroc confusion_matrix f1 mae mse perplexity precision r2 recall valid_pairs
+md.missing: GroupBy Rolling bfill dropna ffill fillna groupby interpolate nan_to_invalid rolling shift
 md.optim: Adadelta Adagrad AdamW Adamax LazyAdam NAdam RAdam RMSprop Rprop SGD
 md.plot: mask
 md.testing: assert_close
@@ -82,7 +82,7 @@ md.torchax: enable""",
     expect(
         textwrap.fill(" ".join(own_names()), 110),
         """\
-ccol_indices col_indices compressed count crow_indices fsdp_post_all_gather fsdp_pre_all_gather get_data
-get_mask indices lengths mask_like mask_with nnz offsets row_indices storage_layout stored_bytes to_layout
-to_numpy to_packed to_tensor to_torch_sparse values""",
+ccol_indices coalesce col_indices compressed count crow_indices fsdp_post_all_gather fsdp_pre_all_gather
+get_data get_mask indices is_coalesced lengths mask_like mask_with nnz offsets row_indices storage_layout
+stored_bytes to_layout to_numpy to_packed to_tensor to_torch_sparse values""",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import masked_dispatch as md
@@ -22,7 +21,19 @@ WORDS: dict[str, Callable[[Any], Tensor]] = {
     "bfill": lambda x: missing.bfill(x, 0),
     "interpolate": lambda x: missing.interpolate(x, 1),
     "dropna": lambda x: missing.dropna(x, 1),
-    "rolling": lambda x: missing.rolling(x, 2, 1).mean(-1),
-    "group_mean": lambda x: missing.group_mean(x, torch.tensor([0, 1, 0]), 2, dim=1),
+    "shift": lambda x: missing.shift(x, 1, 1),
+    **{
+        f"rolling {word}": lambda x, word=word: getattr(missing.rolling(x, 2, 1, min_count=1), word)()
+        for word in ("sum", "mean", "min", "max")
+    },
+    "rolling var": lambda x: missing.rolling(x, 3, 1, center=True, min_count=1).var(0),
+    "rolling std": lambda x: missing.rolling(x, 3, 1, min_count=2).std(),
+    **{
+        f"group {word}": lambda x, word=word: getattr(missing.groupby(x, [1958, -3, 1958], dim=1), word)()
+        for word in ("sum", "mean", "min", "max", "median", "first", "last")
+    },
+    "group var": lambda x: missing.groupby(x, [1958, -3, 1958], dim=1).var(0),
+    "group std": lambda x: missing.groupby(x, [1958, 1958, 1958], dim=1).std(),
+    "average": lambda x: md.average(x, [1.0, 2.0, 4.0], 1),
     "pad_stack": lambda x: md.pad_stack([x, x[:1, :2]]),
 }

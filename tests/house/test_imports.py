@@ -59,6 +59,7 @@ LATE = {
     "torchax": "the core depends on torch alone",
     "torchax.interop": "the core depends on torch alone",
     "numpy": "the core depends on torch alone",
+    "pandas": "the core depends on torch alone",
     "pytest": "the core depends on torch alone",
     "tqdm": "the core depends on torch alone",
     "tomllib": "Python 3.10 does not have it",

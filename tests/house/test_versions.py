@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 
+import masked_dispatch
 from masked_dispatch.assumptions import at_import
 from masked_dispatch.assumptions.at_import import UntestedTorchWarning, check_untested
 from masked_dispatch.assumptions.checks import ASSUMPTIONS, Assumption
@@ -76,3 +77,9 @@ def test_the_command_that_examines_torch_is_not_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "another", "doctor"])
     with pytest.raises(ImportError, match="everything"):
         check_untested()
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{masked_dispatch.__version__}"\n' in project
+    assert f"\nversion: {masked_dispatch.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

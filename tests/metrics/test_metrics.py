@@ -1,16 +1,21 @@
-"""accuracy, mse and perplexity: those of what is valid, whatever the padding."""
+"""Measures of what is valid, whatever the padding; scikit-learn's on compressed values are the oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import sklearn.metrics
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch import metrics
+from pairs_of_classes import RATIOS, averages_as_in_scikit_learn, pairs
 
 torch.manual_seed(0)
 LOGITS = torch.randn(2, 3, 4)
@@ -28,6 +33,13 @@ CASES: dict[str, tuple[Callable[[Any, Any], Tensor], Tensor, Tensor, float]] = {
     "accuracy of classes": (metrics.accuracy, LOGITS.argmax(-1), TARGET, 2),
     "mse": (metrics.mse, LOGITS[..., 0], TARGET.float(), float("nan")),
     "perplexity": (metrics.perplexity, LOGITS, TARGET, float("inf")),
+    "mae": (metrics.mae, LOGITS[..., 0], TARGET.float(), float("nan")),
+    "r2": (metrics.r2, LOGITS[..., 0], TARGET.float(), float("nan")),
+    "auroc": (metrics.auroc, LOGITS[..., 0], TARGET % 2, float("nan")),
+    "auroc of classes": (metrics.auroc, LOGITS, TARGET, float("nan")),
+    "f1 of scores": (lambda p, t: metrics.f1(p, t, "macro"), LOGITS, TARGET, float("nan")),
+    "precision": (lambda p, t: metrics.precision(p, t, "weighted"), LOGITS.argmax(-1), TARGET, 2),
+    "recall": (lambda p, t: metrics.recall(p, t, "micro"), LOGITS.argmax(-1), TARGET, 2),
 }
 
 
@@ -57,7 +69,7 @@ def test_values() -> None:
     assert metrics.perplexity(torch.zeros(3, 8), torch.tensor([1, 2, 7])).item() == pytest.approx(8)
 
 
-@pytest.mark.parametrize("name", ["mse", "perplexity"])
+@pytest.mark.parametrize("name", ["mse", "perplexity", "mae", "r2"])
 def test_gradients(name: str) -> None:
     metric, predicted, target, _ = CASES[name]
     leaf = predicted.clone().requires_grad_()
@@ -74,6 +86,12 @@ def test_gradients(name: str) -> None:
             lambda: metrics.accuracy(LOGITS, TARGET[:1]),
             r"shape \(2, 3\) do not fit .* of shape \(1, 3\): classes",
         ),
+        (lambda: metrics.r2(TARGET, LOGITS), r"\(2, 3\) do not fit a target of shape \(2, 3, 4\)"),
+        (lambda: metrics.f1(TARGET, TARGET), "there are 4 classes, .*: choose average='macro'"),
+        (lambda: metrics.f1(TARGET, TARGET, "samples"), "average='samples' is not 'binary', 'micro'"),  # type: ignore[arg-type]
+        (lambda: metrics.f1(TARGET - 1, TARGET, None), r"run from -1 to 2, .*: labels\.unique\(return_inverse=True\)"),
+        (lambda: metrics.recall(TARGET, TARGET, None, num_classes=2), "run from 0 to 3, and num_classes has 0 to 1"),
+        (lambda: metrics.auroc(LOGITS[..., 0], TARGET), r"run from 0 to 3, .* has 0 to 1"),
         (lambda: metrics.mse(LOGITS, LOGITS[:1]), r"\(2, 3, 4\) do not fit a target of shape \(1, 3, 4\)"),
         (lambda: metrics.perplexity(LOGITS, TARGET[:1]), r"logits of shape \(2, 3, 4\) do not fit"),
     ],
@@ -98,6 +116,78 @@ def test_scores_that_are_valid_in_part_are_no_pair() -> None:
         metrics.valid_pairs(LOGITS, TARGET[0])
 
 
+def test_scores_are_no_classes() -> None:
+    with pytest.raises(TypeError, match=r"predicted has dtype torch.float32, .* predicted > 0\.5, or pass scores of C"):
+        metrics.f1(LOGITS[..., 0], TARGET)
+
+
+@given(pairs(), st.sampled_from(list(RATIOS)))
+def test_ratios_are_those_of_scikit_learn(pair: tuple[md.MaskedTensor, md.MaskedTensor], name: str) -> None:
+    averages_as_in_scikit_learn(*pair, name)
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found")
+@given(pairs(), st.booleans())
+def test_a_confusion_matrix_is_that_of_scikit_learn(pair: tuple[md.MaskedTensor, md.MaskedTensor], given: bool) -> None:
+    guessed, answers = metrics.valid_pairs(*pair)
+    found = metrics.confusion_matrix(*pair, 5 if given else None)
+    classes = range(5 if given else len(found))
+    if len(guessed):
+        assert found.tolist() == sklearn.metrics.confusion_matrix(answers, guessed, labels=classes).tolist()
+    else:
+        assert not found.any()
+
+
+@given(pairs(classes=2), st.lists(st.sampled_from([0.0, 0.25, 0.5, 2.0]), min_size=12, max_size=12))
+def test_auroc_with_ties_is_that_of_scikit_learn(
+    pair: tuple[md.MaskedTensor, md.MaskedTensor], drawn: list[float]
+) -> None:
+    hidden, target = pair
+    scores = md.masked_tensor(torch.tensor(drawn[: len(target)]), hidden.get_mask())
+    found = metrics.auroc(scores, target)
+    kept, answers = metrics.valid_pairs(scores, target)
+    assert bool(found.get_mask()) == (len(answers) > 0)
+    if len(answers.unique()) == 2:
+        assert found.item() == pytest.approx(sklearn.metrics.roc_auc_score(answers, kept))
+    elif len(answers):
+        assert np.isnan(found.item())
+
+
+def test_auroc_of_each_class_against_the_others() -> None:
+    scores, target = torch.softmax(torch.randn(40, 4), -1), torch.randint(0, 4, (40,))
+    for average in ("macro", "weighted", None):
+        theirs = sklearn.metrics.roc_auc_score(target, scores, multi_class="ovr", average=average)
+        assert metrics.auroc(scores, target, average).tolist() == pytest.approx(theirs)
+    of_each = metrics.auroc(scores, target % 3, None)
+    assert of_each.isnan().tolist() == [False, False, False, True]
+    assert metrics.auroc(scores, target % 3).item() == pytest.approx(of_each[:3].mean().item())
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.5]), st.floats(-5, 5)), min_size=2, max_size=6))
+def test_mae_and_r2_are_those_of_scikit_learn(numbers: list[tuple[float, float]]) -> None:
+    target, predicted = torch.tensor(numbers, dtype=torch.float64).unbind(1)
+    assert metrics.mae(predicted, target).item() == pytest.approx(
+        sklearn.metrics.mean_absolute_error(target, predicted)
+    )
+    assert metrics.r2(predicted, target).item() == pytest.approx(sklearn.metrics.r2_score(target, predicted))
+    assert np.isnan(metrics.r2(predicted[:1], target[:1]).item())
+
+
+def test_classes_that_do_not_occur_are_invalid_and_0_over_0_is_chosen() -> None:
+    guessed, answers = torch.tensor([0, 2, 2]), torch.tensor([0, 1, 1])
+    found = metrics.precision(guessed, answers, None, num_classes=5)
+    assert found.get_mask().tolist() == [True, True, True, False, False]
+    assert found.compressed().tolist() == [1, 0, 0]
+    assert metrics.precision(guessed, answers, None, zero_division=0.5).tolist() == [1, 0.5, 0]
+    assert metrics.precision(guessed, answers, "macro", zero_division=float("nan")).item() == 0.5
+
+
+def test_names_of_other_libraries() -> None:
+    for name in metrics.WORDS:
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; here it is written "):
+            getattr(metrics, name)
+
+
 class TestTorchmetrics:
     """What torchmetrics is given: pairs, or a measure and the number of elements that it is of."""
 
@@ -114,6 +204,16 @@ class TestTorchmetrics:
             error.update(*metrics.valid_pairs(LOGITS[row, :, 0], target[row]))
         assert accuracy.compute().item() == pytest.approx(metrics.accuracy(LOGITS, target).item())
         assert error.compute().item() == pytest.approx(metrics.mse(LOGITS[..., 0], target).item())
+
+    @pytest.mark.parametrize("target", [TARGET % 2, under(TARGET % 2, 1)], ids=["plain", "masked"])
+    def test_an_error_inside_of_it_names_the_pairs(self, torchmetrics: Any, target: Tensor) -> None:
+        given = (under(torch.rand(2, 3), 1), target)
+        measure = torchmetrics.AUROC(task="binary")
+        with pytest.raises(
+            md.InvalidValueError, match=r"torchmetrics asked, .* \*masked_dispatch\.metrics\.valid_pairs\("
+        ):
+            measure(*given)
+        assert measure(*metrics.valid_pairs(*given)).item() == pytest.approx(metrics.auroc(*given).item(), nan_ok=True)
 
     def test_a_measure_weighted_by_its_count(self, torchmetrics: Any) -> None:
         target = under(TARGET, 0)

@@ -76,36 +76,9 @@ def test_dropna(x: md.MaskedTensor, dim: int, how: str) -> None:
     same(missing.dropna(x, dim, how), interop.from_pandas(expected, dtype=x.dtype))  # type: ignore[arg-type]
 
 
-@given(small(), st.integers(1, 3))
-def test_rolling(x: md.MaskedTensor, window: int) -> None:
-    finite = x.masked_fill(~x.to_tensor(0).isfinite(), 2.5)
-    if window > len(x):
-        return
-    windows = missing.rolling(finite, window, 0)
-    assert windows.get_data().data_ptr() == finite.get_data().data_ptr()
-    for least in range(1, window + 1):
-        expected = interop.to_pandas(finite).rolling(window, min_periods=least).mean()[window - 1 :]
-        close(md.mean(windows, -1, min_count=least), interop.from_pandas(expected, dtype=x.dtype))
-
-
-@given(masked((torch.float64,), shapes(2, most=6)), st.data(), st.sampled_from([0, 1]))
-def test_group_mean(x: md.MaskedTensor, data: st.DataObject, dim: int) -> None:
-    finite = x.masked_fill(~x.to_tensor(0).isfinite(), 2.5)
-    count = x.shape[dim]
-    labels = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)), dtype=torch.int64)
-    groups = md.masked_tensor(labels, data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
-    found = missing.group_mean(finite, groups, 4, dim)
-    frame = interop.to_pandas(finite if dim == 0 else finite.t())
-    means = frame.groupby(interop.to_pandas(groups)).mean().reindex(range(4))
-    expected = interop.from_pandas(means, dtype=x.dtype)
-    close(found, expected if dim == 0 else expected.t())
-
-
-def test_group_mean_of_plain_tensors_and_half_precision() -> None:
-    assert missing.group_mean(torch.arange(4.0), torch.tensor([0, 2, 2, 0])).get_mask().tolist() == [T, F, T]
-    many = missing.group_mean(torch.ones(70000, dtype=torch.float16), torch.zeros(70000, dtype=torch.uint8))
-    assert many.item() == 1
-    assert missing.group_mean(torch.ones(0, 2), torch.zeros(0, dtype=torch.int64)).shape == (0, 2)
+@given(small((torch.bool, *INTEGERS, *FLOATS)), st.integers(-6, 6), st.sampled_from([0, 1]))
+def test_shift(x: md.MaskedTensor, periods: int, dim: int) -> None:
+    same(missing.shift(x, periods, dim - 2), along(x, dim, lambda frame: frame.shift(periods)))
 
 
 @given(small((torch.bool, *INTEGERS, *FLOATS)))
@@ -182,37 +155,6 @@ def test_gradients(word: str) -> None:
     assert torch.autograd.gradgradcheck(run, (values,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool, torch.complex64])
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_group_sum_and_count(dtype: torch.dtype, dim: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    data = torch.randint(0, 5, (4, 4), generator=generator).to(dtype)
-    x = md.masked_tensor(data, torch.rand(4, 4, generator=generator) > 0.5)
-    groups = [2, 0, 2, 0]
-    sums, counts = missing.group_sum(x, groups, 3, dim), missing.group_count(x, np.array(groups), 3, dim)
-    for number in (0, 2):
-        members = x.index_select(dim, (torch.tensor(groups) == number).nonzero()[:, 0])
-        assert torch.equal(counts.select(dim, number), members.count(dim))
-        same(sums.select(dim, number), members.sum(dim))
-    assert not counts.select(dim, 1).any()
-    assert not sums.select(dim, 1).get_mask().any()
-
-
-def test_no_groups() -> None:
-    x = md.masked_tensor(torch.ones(0, 2))
-    assert missing.group_sum(x, []).shape == missing.group_mean(x, []).shape == (0, 2)
-    assert missing.group_count(x, [], 2).tolist() == [[0, 0], [0, 0]]
-
-
-def test_groups_that_pandas_numbers() -> None:
-    numbers, labels = pd.factorize(pd.Series(["b", "a", "b", None]))
-    x = md.masked_tensor(torch.tensor([1.0, 2.0, 5.0, 7.0]), torch.tensor([T, T, T, T]))
-    groups = torch.as_tensor(numbers)
-    same(missing.group_mean(x, md.masked_tensor(groups, groups >= 0), len(labels)), md.masked_tensor([3.0, 2.0]))
-    same(missing.group_mean(x[:3], numbers[:3]), md.masked_tensor([3.0, 2.0]))
-    same(missing.group_mean(x[:3], numbers[:3].tolist()), md.masked_tensor([3.0, 2.0]))
-
-
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -221,10 +163,8 @@ def test_groups_that_pandas_numbers() -> None:
         (lambda: missing.ffill(X, 0, limit=0), ValueError, "limit=0 fills nothing: it is at least 1"),
         (lambda: missing.ffill(X, 2), IndexError, "Dimension out of range"),
         (lambda: missing.dropna(X, how="some"), ValueError, "how='some' is neither 'any' nor 'all'"),
-        (lambda: missing.group_mean(X.long(), torch.arange(2)), TypeError, r"got torch.int64. Convert them"),
-        (lambda: missing.group_mean(X, torch.ones(2)), TypeError, "groups are numbered by integers; got torch.float32"),
-        (lambda: missing.group_mean(X, torch.arange(3)), ValueError, r"groups of shape \(3,\) do not fit dim=0"),
-        (lambda: missing.group_mean(X, torch.arange(2), 1), ValueError, "run from 0 to 1, and there are num_groups=1"),
+        (lambda: missing.shift(X, 1, 2), IndexError, "Dimension out of range"),
+        (lambda: missing.shift(X, 0.5, 0), TypeError, "'float' object cannot be interpreted as an integer"),  # type: ignore[arg-type]
         (lambda: md.pad_stack([]), ValueError, "at least one tensor"),
         (lambda: md.pad_stack([X, X[0]]), ValueError, r"not of shapes \(2, 3\), \(3,\)"),
     ],

@@ -1,0 +1,93 @@
+"""NumPy's average, which torch has no word for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.api.construct import as_masked_tensor, mask_like
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.records.dtypes import accumulation_dtype
+
+Dims = int | Sequence[int] | None
+
+
+@overload
+def average(
+    x: Tensor,
+    weights: Tensor | Sequence[float] | None = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    returned: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def average(
+    x: Tensor,
+    weights: Tensor | Sequence[float] | None = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    returned: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def average(
+    x: Tensor,
+    weights: Tensor | Sequence[float] | None = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    returned: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The weighted mean over `dim`, ``(x * weights).sum(dim) / weights.sum(dim)``, as numpy.ma.average.
+
+    x         floating point or complex, any shape and storage, masked or plain
+    weights   of the shape of `x`; or only of its sizes along `dim`, in that order: one number for each index along one
+              dimension. Masked or plain; an element takes part where it and its weight are valid. None: all alike
+    dim       one dimension, several, or all of them
+    returned  give the sums of the weights too, in the shape of the average
+
+    Gives the dtype to which `x` and the weights promote, summed in the dtype that torch.sum adds up in. Masked if `x`
+    or the weights are, and invalid where nothing takes part; weights that sum to 0 give NaN or an infinity.
+
+    Raises TypeError for integers and bool, and where the shapes differ and `dim` is not given; ValueError for weights
+    that do not fit.
+    """
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"average needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
+    weights = x.new_ones(()).expand(x.shape) if weights is None else _as_weights(weights, x, dim)
+    dtype = torch.promote_types(x.dtype, weights.dtype)
+    adding = accumulation_dtype(dtype)
+    x, weights = x.to(adding), weights.to(adding)
+    products = x * weights
+    if isinstance(products, MaskedTensor):
+        weights = mask_like(as_masked_tensor(weights), products)
+    dims = tuple(range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim)
+    total = weights.sum(dims, keepdim)
+    result = (products.sum(dims, keepdim) / total).to(dtype)
+    return (result, total.to(dtype)) if returned else result
+
+
+def _as_weights(weights: Tensor | Sequence[float], x: Tensor, dim: Dims) -> Tensor:
+    """The weights in the shape of `x`."""
+    if not isinstance(weights, Tensor):
+        weights = torch.as_tensor(weights, dtype=x.dtype, device=x.device)
+    if weights.shape == x.shape:
+        return weights
+    shapes = f"weights of shape {tuple(weights.shape)} do not fit a tensor of shape {tuple(x.shape)}"
+    if dim is None:
+        raise TypeError(f"{shapes}: say which dimensions they are of, average(x, weights, dim)")
+    dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
+    if weights.shape != tuple(x.shape[d] for d in dims):
+        raise ValueError(f"{shapes} and dim={dim}: they have its shape, or its sizes along dim")
+    sizes = [1] * x.ndim
+    for d in dims:
+        sizes[d] = x.shape[d]
+    in_order = weights.permute(sorted(range(len(dims)), key=dims.__getitem__))
+    return in_order.reshape(sizes).expand(x.shape)

@@ -1,0 +1,46 @@
+"""Words of pandas for missing values, on tensors of any shape: an invalid element is a missing one.
+
+Each takes masked tensors in any storage (and plain ones, of which nothing is missing), works along the dimension that
+is named, and is differentiable; results are stored densely. They need no pandas, but for labels that are neither
+integers nor bool.
+
+filling.py          fill, move and drop what is missing
+groups.py           statistics of groups
+labels.py           labels as numbers of groups
+rolling_windows.py  statistics of rolling windows
+moments.py          what the statistics share
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from masked_dispatch.api.known_words import WORDS
+from masked_dispatch.missing.filling import bfill, dropna, ffill, fillna, interpolate, nan_to_invalid, shift
+from masked_dispatch.missing.groups import GroupBy, groupby
+from masked_dispatch.missing.rolling_windows import Rolling, rolling
+from masked_dispatch.tensor.messages import no_such_name
+
+__all__ = [
+    "GroupBy",
+    "Rolling",
+    "bfill",
+    "dropna",
+    "ffill",
+    "fillna",
+    "groupby",
+    "interpolate",
+    "nan_to_invalid",
+    "rolling",
+    "shift",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name: str) -> NoReturn:
+        no_such_name(__name__, name, WORDS, __all__)

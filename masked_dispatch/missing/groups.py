@@ -1,0 +1,187 @@
+"""Statistics of groups, which labels along a dimension tell apart.
+
+Sums add up what has the same number; everything that chooses elements (min, max, median, first, last, rank) puts them
+in the order of their groups, and of their values within, and takes what stands at a place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.api.along_dim import average_ranks, order_by_group
+from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.interop.crossing import filled, mask_of
+from masked_dispatch.missing.labels import Labels, counted_from_zero, numbered
+from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+
+
+def groupby(x: Tensor, labels: Labels, dim: int = 0, *, num_groups: int | None = None) -> GroupBy:
+    """The groups of `x` along `dim`, with their statistics: ``groupby(x, years).mean()``.
+
+    x           any shape and storage, masked or plain
+    labels      one for each index along `dim`, shape (x.shape[dim],): integers or bools, as a tensor (a masked one: an
+                invalid label belongs to no group), a list or an array; strings, dates and others as a Series, an Index,
+                a Categorical, an array or a list, which pandas numbers (its missing labels belong to no group)
+    num_groups  labels count from 0 to num_groups - 1, and every one has a row, also what isn't there: so the shape of
+                the results doesn't depend on labels, and `torch.compile` makes one graph of it
+
+    Raises TypeError for labels of floating point in a tensor, ValueError for labels that do not fit.
+    """
+    return GroupBy(x, labels, dim, num_groups)
+
+
+class GroupBy:
+    """Statistics of the groups of a tensor along `dim`, made by `groupby`.
+
+    labels   the different labels, sorted, one for each row of a result: a tensor for a tensor or a list of integers,
+             an array for an array, an Index for what is pandas'
+    inverse  the row of each index along `dim`, a masked int64 tensor, invalid for an index in no group:
+             ``g.mean()[g.inverse]`` has a row for each row of `x` (``index_select(dim, …)`` for other dimensions)
+
+    A result has the shape of `x` but for `dim`, which has an element for each label; `rank` has that of `x`. It is
+    stored densely, masked, and invalid for a group without anything valid; `count` is plain. All but `count` and `rank`
+    are differentiable. `mean`, `var`, `std` and `median` raise TypeError for integers and bool.
+    """
+
+    def __init__(self, x: Tensor, labels: Labels, dim: int, num_groups: int | None) -> None:
+        self._filled, self._mask = filled(x), mask_of(x)
+        size = x.size(dim)
+        self._dim = dim % x.ndim
+        self.labels: Any
+        numbers, self.labels = numbered(labels) if num_groups is None else counted_from_zero(labels, num_groups)
+        if numbers.shape != (size,):
+            raise ValueError(
+                f"labels of shape {tuple(numbers.shape)} do not fit dim={dim} of a tensor of shape {tuple(x.shape)}: "
+                "one for each of its indices"
+            )
+        self._count = len(self.labels) if num_groups is None else num_groups
+        self._numbers = numbers.to(x.device)
+
+    def __repr__(self) -> str:
+        return f"<{self._count} groups along dim={self._dim} of a tensor of shape {tuple(self._filled.shape)}>"
+
+    @property
+    def inverse(self) -> MaskedTensor:
+        belongs = self._numbers < self._count
+        return as_masked_tensor(torch.where(belongs, self._numbers, 0), belongs)
+
+    def count(self) -> Tensor:
+        """The number of valid elements of each group: a plain int64 tensor."""
+        return self._rows(self._sums(self._mask.to(torch.int64)))
+
+    def sum(self) -> MaskedTensor:
+        """The sum, in the dtype that torch.sum gives."""
+        adding, result = summed_dtype(self._filled)
+        return self._result(self._rows(self._sums(self._filled.to(adding))), result)
+
+    def mean(self) -> MaskedTensor:
+        """The mean."""
+        check_inexact(self._filled, "mean")
+        return self._result(self._rows(self._means()), self._filled.dtype)
+
+    def var(self, correction: float = 1) -> MaskedTensor:
+        """The variance; of one element NaN, as torch.var gives. Real for complex values."""
+        check_inexact(self._filled, "var")
+        return self._result(self._variances(correction), self._filled.real.dtype)
+
+    def std(self, correction: float = 1) -> MaskedTensor:
+        """The standard deviation; of one element NaN, as torch.std gives. Real for complex values."""
+        check_inexact(self._filled, "std")
+        return self._result(root(self._variances(correction)), self._filled.real.dtype)
+
+    def min(self) -> MaskedTensor:
+        """The least element, NaN if one is; the gradient is that of the first one that is least."""
+        begins, ends = self._places()
+        return self._chosen(begins, greatest=ends)[0]
+
+    def max(self) -> MaskedTensor:
+        """The greatest element, NaN if one is; the gradient is that of the last one that is greatest."""
+        _, ends = self._places()
+        return self._chosen(ends, greatest=ends)[0]
+
+    def median(self) -> MaskedTensor:
+        """The middle element, or the mean of the middle two, as pandas has it (torch.median takes the lower one)."""
+        check_inexact(self._filled, "median")
+        begins, ends = self._places()
+        size = ends - begins
+        lower, upper = self._chosen(begins + size // 2, begins + (size + 1) // 2, greatest=ends)
+        return torch.where(size % 2 == 0, lower, lower / 2 + upper / 2)  # type: ignore[return-value]
+
+    def first(self) -> MaskedTensor:
+        """The first valid element along `dim`."""
+        begins, _ = self._places()
+        return self._chosen(begins)[0]
+
+    def last(self) -> MaskedTensor:
+        """The last valid element along `dim`."""
+        _, ends = self._places()
+        return self._chosen(ends)[0]
+
+    def rank(self) -> MaskedTensor:
+        """The rank of each element among the valid ones of its group, from 1: float64, in the shape of `x`.
+
+        Ties share the average of their ranks, as in pandas. NaN ranks after every number. Invalid where `x` is, and
+        where an index belongs to no group.
+        """
+        ranks = average_ranks(self._filled, self._members(), self._dim)
+        return as_masked_tensor(ranks, self._members() < self._count)
+
+    def _sums(self, values: Tensor) -> Tensor:
+        """Sums along `dim` over what has the same number, in one row more, for what belongs to no group."""
+        sizes = list(values.shape)
+        sizes[self._dim] = self._count + 1
+        return values.new_zeros(sizes).index_add(self._dim, self._numbers, values)
+
+    def _means(self) -> Tensor:
+        """One row more, as of `_sums`."""
+        adding, _ = summed_dtype(self._filled)
+        return self._sums(self._filled.to(adding)) / self._sums(self._mask.to(torch.int64)).clamp(min=1)
+
+    def _variances(self, correction: float) -> Tensor:
+        """The mean square of the distances from the mean, which is subtracted first: nothing cancels."""
+        means = self._means()
+        distances = self._filled.to(means.dtype) - means.index_select(self._dim, self._numbers)
+        squares = self._rows(self._sums(square_of_distance(torch.where(self._mask, distances, 0))))
+        counts = self.count()
+        return squares / torch.where(counts > 0, (counts - correction).clamp(min=0), 1)
+
+    def _members(self) -> Tensor:
+        """The number of each element's group, in the shape of `x`; what is invalid belongs to none."""
+        numbers = self._numbers.view(-1, *[1] * (self._filled.ndim - self._dim - 1))
+        return torch.where(self._mask, numbers, self._count)
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Where each group's first and last elements are when all are in the order of their groups."""
+        counts = self.count()
+        ends = counts.cumsum(self._dim)
+        return ends - counts, ends - 1
+
+    def _chosen(self, *places: Tensor, greatest: Tensor | None = None) -> list[MaskedTensor]:
+        """The elements at each of `places` in the order of groups.
+
+        greatest  order by values too; these are the places of the greatest ones, taken instead where NaN is there
+        """
+        values, size = self._filled, self._filled.shape[self._dim]
+        if not size:
+            return [self._result(self._rows(self._sums(values)), values.dtype) for _ in places]
+        order = order_by_group(self._members(), self._dim, None if greatest is None else values)
+
+        def at(places: Tensor) -> Tensor:
+            return values.gather(self._dim, order.gather(self._dim, places.clamp(min=0, max=size - 1)))
+
+        chosen = [at(each) for each in places]
+        if greatest is not None:
+            last = at(greatest)
+            chosen = [torch.where(last != last, last, each) for each in chosen]
+        return [self._result(each, values.dtype) for each in chosen]
+
+    def _rows(self, results: Tensor) -> Tensor:
+        """Those of the groups."""
+        return results.narrow(self._dim, 0, self._count)
+
+    def _result(self, values: Tensor, dtype: torch.dtype) -> MaskedTensor:
+        return as_masked_tensor(values.to(dtype), self.count() > 0)
