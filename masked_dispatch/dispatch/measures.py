@@ -9,14 +9,13 @@ from op_registry.errors import InvalidValueError
 MEASURES = frozenset(("ignite", "sklearn", "torcheval", "torchmetrics"))
 
 
-def naming_pairs(error: RuntimeError) -> RuntimeError:
-    """The error, or, where a library of measures asked for an invalid value, one that says what to pass to it."""
+def name_pairs(error: RuntimeError) -> None:
+    """Add to an error about an invalid value, before it is raised again, what to pass to who asked for it."""
     if not isinstance(error, InvalidValueError):
-        return error
+        return
     library = frames_to_caller()[-1][0].partition(".")[0]
-    if library not in MEASURES:
-        return error
-    return InvalidValueError(
-        f"{error} {library} asked, which knows no masks: pass it what is valid, "
-        "*masked_dispatch.metrics.valid_pairs(predicted, target)"
-    )
+    if library in MEASURES:
+        error.args = (
+            f"{error} {library} asked, which knows no masks: pass it what is valid, "
+            "*masked_dispatch.metrics.valid_pairs(predicted, target)",
+        )

@@ -14,7 +14,7 @@ from masked_dispatch.autograd.dense import unwrap, wrap_record
 from masked_dispatch.autograd.sparse import strided_operand
 from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.divided_operands import run_again
-from masked_dispatch.dispatch.measures import naming_pairs
+from masked_dispatch.dispatch.measures import name_pairs
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.selections import SELECTING, name_selections, remembering
 from masked_dispatch.dispatch.sparse import lowered
@@ -135,7 +135,8 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
         result = run(*records, **kwargs)
     except RuntimeError as error:
         name_selections(error, args)
-        result = run_again(naming_pairs(error), run, records, kwargs)
+        name_pairs(error)
+        result = run_again(error, run, records, kwargs)
     if type(result) is Dense:
         for argument, record in zip(args, records, strict=True):
             if record is result:
