@@ -209,7 +209,7 @@ def call_functions_by(call: Callable[..., Any], relies: Callable[..., bool]) -> 
     `relies(function, *arguments, **keywords)` tells the calls that need it. Classes that have taken torch's `apply`
     before keep it (op_registry/records/own_function.py).
     """
-    not_compiled(replace(torch.autograd.Function, "apply", call, relies, always=True).__func__)
+    not_compiled(replace(torch.autograd.Function, "apply", call, relies, always=True))
 
 
 # Functions of torch that hand gradients on unread: to the graph of a compiled region, and to the engine as roots. What

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, MutableMapping
-from types import TracebackType
+from types import ClassMethodDescriptorType, TracebackType
 from typing import Any
 
 from masked_dispatch.replacements.table import Replacement, listed
@@ -29,14 +29,28 @@ def replace(owner: Any, name: str, serving: Serving, concerns: Concerns, *, alwa
 
     always  whether `serving` gets every call while the switch is on; `concerns` then tells which ones rely on it
 
-    Returns what is there now. Raises LookupError for a name that table.py does not list.
+    Returns the function that is there now. Raises LookupError for a name that table.py does not list.
     """
     there = inspect.getattr_static(owner, name)
-    kind = type(there) if isinstance(there, (staticmethod, classmethod)) else None
-    original = getattr(owner, name) if kind is None else there.__func__
-    called = serving_instead(f"{name_of(owner)}.{name}", original, serving, concerns, always)
+    called = serving_instead(f"{name_of(owner)}.{name}", _function_of(owner, name), serving, concerns, always)
+    is_of_class = isinstance(there, (classmethod, ClassMethodDescriptorType))
+    kind = classmethod if is_of_class else staticmethod if isinstance(there, staticmethod) else None
     setattr(owner, name, called if kind is None else kind(called))
-    return getattr(owner, name)
+    return called
+
+
+def _function_of(owner: Any, name: str) -> Callable[..., Any]:
+    """What torch has under a name, as a function; of a method of the class it takes the class first."""
+    there = inspect.getattr_static(owner, name)
+    if isinstance(there, ClassMethodDescriptorType):  # written in C
+
+        @functools.wraps(there)
+        def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+            return there.__get__(None, cls)(*args, **kwargs)
+
+        return call
+    function: Callable[..., Any] = there.__func__ if isinstance(there, classmethod) else getattr(owner, name)
+    return function
 
 
 def put(owner: Any, name: str, value: object) -> None:

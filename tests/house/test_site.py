@@ -34,7 +34,7 @@ def as_markdown(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
 def test_every_exported_name_is_in_the_reference() -> None:
     named = set(re.findall(r"\bmasked_dispatch\.(\w+)", REFERENCE))
-    assert named == set(masked_dispatch.__all__)
+    assert named - {"__version__"} == set(masked_dispatch.__all__)
 
 
 def test_a_paragraph_of_arguments_becomes_a_list_and_a_name_with_an_entry_a_link(

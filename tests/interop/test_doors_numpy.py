@@ -109,7 +109,8 @@ def test_numpy_s_reductions_of_nothing_and_along_a_dimension() -> None:
 
 WAY_OUT = (
     r"of a masked tensor of shape \(3,\) with 1 invalid elements, which have no values\. Choose their value with "
-    r"x\.to_tensor\(fill\), or keep the mask: masked_dispatch\.interop\.to_numpy_masked\(x\), to_pandas\(x\) or"
+    r"x\.to_tensor\(fill\), or keep the mask: x\.to_numpy\(\), a masked array of NumPy, which matplotlib draws with "
+    r"gaps; or masked_dispatch\.interop\.to_numpy_masked\(x, fill_value\), to_pandas\(x\) or to_arrow\(x\)\."
 )
 
 
