@@ -124,12 +124,12 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str, instead: 
 
 
 def warn_of_dense_operands(operation: str, sparse: Sequence[Any], dense: Sequence[Tensor]) -> None:
-    """Inside ``densify("warn")``: warn if the call reads less than half of an operand that the caller made dense.
+    """Warn, if the policy is "warn", of a call that reads less than half of an operand that the caller made dense.
 
     sparse  the masked tensors stored sparsely; dense: the other tensors of an elementwise call or a loss
     """
     policy = current()
-    if policy.when != "warn" or current_node() is not None:
+    if policy.when != "warn" or current_node() is not None:  # backward repeats what forward was told of
         return
     for x in sparse:
         for y in dense:

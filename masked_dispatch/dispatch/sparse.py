@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_sparse_record
-from masked_dispatch.densify_policy import check_allowed, warn_of_dense_operands
+from masked_dispatch.densify_policy import check_allowed, current, warn_of_dense_operands
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse_writes import store
 from masked_dispatch.dispatch.steps import run_in_steps
@@ -60,7 +60,7 @@ def lowered_by(
         except NotLowered as reason:
             why = str(reason)
         else:
-            if rule.category in (ELEMENTWISE, LOSS):
+            if current().when == "warn" and rule.category in (ELEMENTWISE, LOSS):
                 tensors = [a for a in args if isinstance(a, Tensor)]
                 sparse = [t for t in tensors if isinstance(t, SparseMaskedTensor)]
                 warn_of_dense_operands(str(op), sparse, [t for t in tensors if not isinstance(t, SparseMaskedTensor)])

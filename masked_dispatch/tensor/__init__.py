@@ -22,9 +22,9 @@ indexing.py       assignment by index to sparse storage
 cache_key.py      what identifies a masked tensor in torch's caches of compiled graphs
 code_version.py   the version of the code, in graphs that make masked tensors
 named_pieces.py   x.stored_bytes, x.values(), x.indices() …: what is stored
-colours.py        the colours of a mask in pictures
 printing.py       __repr__
 notebooks.py      _repr_html_: the mask as a small picture
+colours.py        the colours of valid and invalid, wherever something is drawn
 validity_blocks.py  how much of each block of a tensor is valid, for pictures of any size
 shown_elements.py  the elements that are printed, read from any storage
 messages.py       error texts
