@@ -69,7 +69,7 @@ TABLES = {
         Cost("a CSR matrix times a dense one", "torch's CSR", "sparse", r"x @ dense.*× torch's CSR"),
         Cost("a step of Adagrad on looked-up rows", "torch's", "adagrad", r".*: times torch's"),
     ),
-    "Everything else in the process": (
+    "The rest of the process": (
         Cost("plain tensors", "without this library", "untouched", r"plain .*: with ÷ without"),
     ),
 }
@@ -133,8 +133,9 @@ def page(text: str) -> str:
     figures = figures_in(text)
     lines = ["| you run | beside | × |", "| --- | --- | ---: |"]
     for title, costs in TABLES.items():
-        lines.append(f"| **{title}** | | |")
-        lines += [f"| {cost.run} | {cost.beside} | {figure(cost, figures)} |" for cost in costs]
+        for cost in costs:
+            heading = f"**{title}**: " if cost is costs[0] else ""
+            lines.append(f"| {heading}{cost.run} | {cost.beside} | {figure(cost, figures)} |")
 
     def of(benchmark: str, promises: str) -> str:
         return figure(Cost(promises, "", benchmark, promises), figures)
