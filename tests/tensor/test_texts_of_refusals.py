@@ -20,7 +20,8 @@ ARRAY = np.ones(3)
 WITH_HOLES = "a masked tensor of shape (3,) with 1 invalid elements, which have no values. "
 WAYS = (
     "Choose their value with x.to_tensor(fill), or keep the mask: x.to_numpy(), a masked array of NumPy, which "
-    "matplotlib draws with gaps; or masked_dispatch.interop.to_numpy_masked(x, fill_value), to_pandas(x) or to_arrow(x)."
+    "matplotlib draws with gaps; or masked_dispatch.interop.to_numpy_masked(x, fill_value), to_pandas(x) or "
+    "to_arrow(x)."
 )
 ARRAYS = " An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array)."
 COMPARED = (
