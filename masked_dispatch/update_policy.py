@@ -113,11 +113,11 @@ def _writes_for_itself(module: str) -> bool:
 
 _SERVING = {
     "masked_dispatch": {
-        "autograd", "compiler_internals", "dispatch", "engine_internals", "scopes", "seeing", "torch_internals",
-        "update_policy",
+        "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing",
+        "torch_internals", "update_policy",
     },
     "op_registry": {
         "authoring", "autocast", "categories", "derivatives", "inside", "ops", "records", "registry", "resolve", "rule",
-        "schema", "slice_rules", "sparse", "whole_slices", "windows",
+        "schema", "slice_rules", "sparse", "whole_slices", "windows", "words",
     },
 }  # fmt: skip

@@ -324,7 +324,7 @@ ASYNCHRONOUS: dict[str, Callable[[Any, Any], Any]] = {
     "slice assigned": lambda x, y: x.clone()[1:].copy_(y[1:]),
     "to_tensor": lambda x, y: x.to_tensor(0),
     "mask_with": lambda x, y: x.mask_with(y.get_mask()),
-    "masked_tensor": lambda x, y: md.masked_tensor(x.get_data(), y.get_mask()),
+    "masked_tensor": lambda x, y: md.masked_tensor(x.get_data().detach(), y.get_mask()),
     "as_masked_tensor": lambda x, y: md.as_masked_tensor(x.get_data(), y.get_mask()),
     "count": lambda x, y: x.count(0),
 }

@@ -34,7 +34,8 @@ def test_every_call_of_the_database_comes_out_as_without_explaining(sparsely: bo
             densified += bool(said.densified)
             assert str(said)
     assert compared > 1000
-    assert bool(densified) == sparsely
+    # Of dense operands, the calls with one of torch's own sparse tensors.
+    assert densified > 100 if sparsely else densified == 2
 
 
 def masked_arguments(sample: Sample, sparsely: bool) -> tuple[Any, Any]:

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 import masked_dispatch as md
-from benchmarks import choice, conversions, eager_reductions, graphs, harness, masked_mean, overhead, packed, reductions
+from benchmarks import (
+    conversions,
+    crossovers,
+    eager_reductions,
+    graphs,
+    harness,
+    masked_mean,
+    overhead,
+    packed,
+    reductions,
+)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -79,23 +89,20 @@ def test_the_blocks_of_the_packed_benchmark_compute_the_same(backward: bool) -> 
         packed.check({packed.BY_HAND: calls[packed.BY_HAND], packed.PACKED: lambda: [first * 1.01, *rest]})
 
 
-def test_the_choice_is_compared_with_several_layouts_that_compute_the_same() -> None:
-    x = choice.tensor(64, 0.3, "elements")
-    stored = choice.all_forms(x, "reduction", 0.3, "elements")
-    assert set(stored) == {"torch.strided", "torch.sparse_csr", "torch.sparse_coo", "torch.sparse_csc"}
-    work = choice.calls(stored, "reduction")
-    choice.check(work, "reduction")
-    wrong = work | {"torch.sparse_coo": lambda: x.amax(-1)}
-    with pytest.raises(AssertionError, match=r"reduction, torch\.sparse_coo: "):
-        choice.check(wrong, "reduction")
-    nowhere = md.masked_tensor(x.sum(-1).to_tensor(0), torch.zeros(64, dtype=torch.bool))
+def test_sparse_layouts_are_compared_with_what_dense_storage_gives() -> None:
+    x = crossovers.tensor(64, 0.3, "elements")
+    right = x.sum(-1)
+    crossovers.check(x.to_sparse_csr().sum(-1), right, "sum")
+    with pytest.raises(AssertionError, match=r"^sum: "):
+        crossovers.check(x.amax(-1), right, "sum")
     with pytest.raises(AssertionError, match="valid elsewhere"):
-        choice.check(work | {"torch.sparse_coo": lambda: nowhere}, "reduction")
+        crossovers.check(md.masked_tensor(right.to_tensor(0), torch.zeros(64, dtype=torch.bool)), right, "sum")
 
 
-def test_the_choice_is_measured_beside_the_quickest() -> None:
-    ratio, best = choice.beside_the_best({"a": [2.0, 4.0, 6.0], "b": [1.0, 2.0, 3.0]}, "a")
-    assert (ratio, best) == (2.0, "b")
+def test_a_crossover_is_the_least_or_the_greatest_density_where_one_side_always_wins() -> None:
+    assert crossovers.in_words(0.0, (0.1, 0.9)) == "dense"
+    assert crossovers.in_words(0.9, (0.1, 0.9)) == "sparse"
+    assert crossovers.in_words(0.25, (0.1, 0.9)) == "25.0%"
 
 
 @pytest.mark.parametrize("kind", ["random", "rows"])
