@@ -157,7 +157,7 @@ TABLE = (
         IMPORT,
         "no kernel sees masked tensors in lists of lists",
         "2.13",
-        "tests/thorough/distributed/test_collectives.py",
+        "tests/slow/distributed/test_collectives.py",
     ),
     *(
         Replacement(owner, (name,), "with torch.distributed.checkpoint", without, "2.13", _CHECKPOINTS)

@@ -22,7 +22,7 @@ PAGES = [
 ON_THE_SITE = [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.parent.name != "results"]
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Its examples and commands need the extra `xla`: tests/thorough/torchax/test_torchax.py runs such where it is.
+# Its examples and commands need the extra `xla`: tests/slow/torchax/test_torchax.py runs such where it is.
 ON_XLA = ROOT / "docs/xla.md"
 
 

@@ -1,6 +1,6 @@
 """Masked tensors on XLA by torchax, in an environment that has the extra `xla`, and in a process of its own.
 
-Run by tests/thorough/torchax/test_torchax.py, or by itself: ``python -m pytest tests/helpers/tests_on_torchax.py``.
+Run by tests/slow/torchax/test_torchax.py, or by itself: ``python -m pytest tests/helpers/tests_on_torchax.py``.
 """
 
 from __future__ import annotations
