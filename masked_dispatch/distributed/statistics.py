@@ -1,8 +1,8 @@
-"""Sums, means, variances and counts over the valid elements of all ranks, and losses that weigh ranks by them.
+"""Sums, means, variances and counts over the valid elements of all ranks, and a loss that weights ranks by their count.
 
-Each is what one process would compute of all elements, however they are divided among the ranks; a rank may have none.
-All ranks of the group have to call it, with masked or plain tensors. The derivative is that of the sum of what all
-ranks compute from the result, as in torch.distributed.nn.
+Each function returns the value that one process would compute from all elements, however the ranks divide them; a rank
+may have none. All ranks of the group must call it, with masked or plain tensors. As in torch.distributed.nn, backward
+differentiates the sum of all ranks' outputs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def var(
     """The variance of the valid elements of all ranks, invalid where no rank has one; differentiable.
 
     dim         the dimensions to compute it over, all by default; the ranks' tensors may differ in these
-    correction  what is subtracted from the number of elements; the variance of one element is NaN, as in torch
+    correction  subtracted from the number of elements; the variance of one element is NaN, as in torch
     """
     check_floating("var", x)
     wide = x.to(accumulation_dtype(x.dtype))
@@ -74,10 +74,10 @@ def mean_loss(losses: Tensor, weights: Tensor | None = None, *, group: ProcessGr
     losses   a number for each element or sample, from a loss function with `reduction="none"`; masked or plain
     weights  for a weighted mean: the sum of weights · losses, divided by the sum of the weights; of the losses' shape
 
-    Its value is that of one process with all samples, on all ranks; it is invalid if nothing is valid on any. The mean
-    of the ranks' gradients, which DistributedDataParallel and fully_shard compute, is that process's gradient too.
-    (With a mean on each rank, the samples of a rank that has few would count more.) All ranks call backward; a rank
-    without a valid loss contributes zeros.
+    All ranks get the value that one process would compute from all samples; it is invalid if no rank has a valid loss.
+    DistributedDataParallel and fully_shard average the ranks' gradients, which gives the gradient of that one process.
+    (If each rank took its own mean, the samples of a rank with few would count more.) All ranks must call backward; a
+    rank without a valid loss contributes zeros.
     """
     check_floating("mean_loss", losses)
     weighted = losses if weights is None else losses * weights
@@ -101,14 +101,14 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
 
 
 def summed(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    """The sum of this rank's valid elements, 0 where there is none, as it is accumulated: plain."""
+    """Return the plain sum of this rank's valid elements, 0 where it has none, in the accumulation dtype."""
     dtype = accumulation_dtype(x.dtype) if x.dtype.is_floating_point or x.is_complex() else torch.int64
     total = x.sum(dims_of(x, dim), keepdim, dtype=dtype)
     return total.to_tensor(0) if isinstance(total, MaskedTensor) else total
 
 
 def counted(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    """The number of this rank's valid elements."""
+    """Count this rank's valid elements."""
     return as_masked_tensor(x).count(tuple(dims_of(x, dim)), keepdim)
 
 
@@ -125,7 +125,7 @@ def where_any(value: Tensor, n: Tensor) -> MaskedTensor:
 
 
 def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[Tensor, ...]:
-    """The sums over the ranks, which first agree on dtypes and shapes."""
+    """Return the sums over the ranks, after the ranks agree on dtypes and shapes."""
     group = distributed.group.WORLD if group is None else group
     if group is None:
         raise ValueError(
@@ -154,7 +154,7 @@ class SumOverRanks(OwnFunction):
 
 
 class Replicated(OwnFunction):
-    """A total that all ranks have, with the same use on each: its derivative needs no message."""
+    """A total that all ranks hold and use in the same way, so its backward needs no message."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, total: Tensor, ranks: int) -> Tensor:
