@@ -138,7 +138,7 @@ def of_masks(op: str, ranks: int, narrow: bool = True) -> tuple[int, str]:
 
 
 def identity_in_place(record: Dense, op: str) -> Tensor:
-    """Write the identity over the invalid elements; skip this if they are known zeros, as in most gradients."""
+    """Overwrite the invalid elements with the identity, unless both are 0 (as in most gradients); return the data."""
     identity = identity_of(op, record.dtype)
     if identity == 0 and known_zero(record.data, record.validity):
         return record.data
