@@ -51,7 +51,7 @@ class TopK:
 
 
 def topk_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """A communication hook for DistributedDataParallel: ``model.register_comm_hook(TopK(0.01), topk_hook)``.
+    """Compress gradients in DistributedDataParallel: ``model.register_comm_hook(TopK(0.01), topk_hook)``.
 
     Each rank sends its gradients of largest magnitude; the average over ranks counts unsent elements as 0.
     """

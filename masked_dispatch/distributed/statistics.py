@@ -23,7 +23,7 @@ Dims = int | tuple[int, ...] | None
 
 
 def count(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> Tensor:
-    """The number of valid elements on all ranks: a plain int64 tensor.
+    """Count the valid elements of all ranks; the result is a plain int64 tensor.
 
     dim  the dimensions to count over, all by default; the ranks' tensors may differ in these
     """
@@ -31,18 +31,18 @@ def count(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessG
 
 
 def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The sum of the valid elements of all ranks, invalid where no rank has one; differentiable.
+    """Sum the valid elements of all ranks; the result is invalid where no rank has one; differentiable.
 
     dim  the dimensions to sum over, all by default; the ranks' tensors may differ in these
 
-    Half precision is summed in float32 and rounded once, integers and bool are summed in int64.
+    The sum accumulates half precision in float32 and rounds once; it accumulates integers and bool in int64.
     """
     total, n = over_ranks("sum", group, summed(x, dim, keepdim), counted(x, dim, keepdim))
     return where_any(total.to(x.dtype) if x.dtype.is_floating_point or x.is_complex() else total, n)
 
 
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The mean of the valid elements of all ranks, invalid where no rank has one; differentiable.
+    """Average the valid elements of all ranks; the result is invalid where no rank has one; differentiable.
 
     dim  the dimensions to average over, all by default; the ranks' tensors may differ in these
     """
@@ -54,7 +54,7 @@ def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGr
 def var(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, correction: int = 1, group: ProcessGroup | None = None
 ) -> MaskedTensor:
-    """The variance of the valid elements of all ranks, invalid where no rank has one; differentiable.
+    """Compute the variance over the valid elements of all ranks, invalid where no rank has one; differentiable.
 
     dim         the dimensions to compute it over, all by default; the ranks' tensors may differ in these
     correction  subtracted from the number of elements; the variance of one element is NaN, as in torch
@@ -69,10 +69,10 @@ def var(
 
 
 def mean_loss(losses: Tensor, weights: Tensor | None = None, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The mean of the valid losses of all ranks: the loss to call `backward()` on in data-parallel training.
+    """Average the valid losses of all ranks: data-parallel training calls `backward()` on the result.
 
     losses   a number for each element or sample, from a loss function with `reduction="none"`; masked or plain
-    weights  for a weighted mean: the sum of weights · losses, divided by the sum of the weights; of the losses' shape
+    weights  weights of the losses' shape, for a weighted mean: the sum of weights · losses over the sum of weights
 
     All ranks get the value that one process would compute from all samples; it is invalid if no rank has a valid loss.
     DistributedDataParallel and fully_shard average the ranks' gradients, which gives the gradient of that one process.
@@ -139,7 +139,7 @@ def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[T
 
 
 class SumOverRanks(OwnFunction):
-    """The sum of the ranks' plain tensors, on all ranks. The derivative is the sum of the ranks' gradients."""
+    """Sum the ranks' plain tensors, on all ranks; backward sums the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:

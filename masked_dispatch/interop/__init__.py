@@ -1,8 +1,7 @@
 """Convert masked tensors from and to the arrays, frames, batches and masks of other libraries.
 
-Each conversion loses nothing, or raises an error with the reason. Where another library's mask uses True for padding,
-the converting function has that mask's name. A library is imported on the first use of its functions; the core only
-needs torch.
+Each conversion loses nothing, or raises an error with the reason. If True means invalid in another library's mask, the
+converting function has that mask's name. The first use of a function imports its library; the core only needs torch.
 
 crossing.py           code that all conversions share
 doors.py              the functions by name, and the library that each needs

@@ -145,7 +145,7 @@ class StructureContext(Protocol):
 
 
 class FromTorchSparse(OwnFunction):
-    """A torch.sparse tensor → its specified values, concatenated as for `Structure.pattern`."""
+    """Extract a torch.sparse tensor's specified values, concatenated as for `Structure.pattern`."""
 
     @staticmethod
     @never_compiled
@@ -175,7 +175,7 @@ class FromTorchSparse(OwnFunction):
 
 
 class ToTorchSparse(OwnFunction):
-    """Values, concatenated as for `Structure.pattern` → a torch.sparse tensor that specifies them."""
+    """Build a torch.sparse tensor from values, which are concatenated as for `Structure.pattern`."""
 
     @staticmethod
     @never_compiled
