@@ -31,7 +31,7 @@ class Description:
     """A rank's description of its part in a collective.
 
     call     the collective, with its reduction or root: equal on all ranks
-    tensors  dtype, shape and storage: equal on all ranks, except in an all_to_all
+    tensors  dtype, shape and storage: equal on all ranks, except in pairwise calls such as all_to_all
     partial  whether some element is invalid, so that the ranks must send masks
     problem  the reason why this rank cannot take part, or None
     expected for an all_to_all: what this rank expects from each rank; `tensors` then lists what it sends to each

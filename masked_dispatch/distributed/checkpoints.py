@@ -46,7 +46,7 @@ from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 
-# -------------------------------------------------------------------------------------------------------------- saving
+# ------------------------------------------------------------------------------------------------------------- saving
 
 
 @dataclass

@@ -278,7 +278,7 @@ def _watched_backward(of: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return around
 
 
-# ----------------------------------------------------------------------------------------------------- densifications
+# ---------------------------------------------------------------------------------------------------- densifications
 
 
 def _densified(densification: Densification) -> None:
