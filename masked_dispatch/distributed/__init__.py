@@ -1,28 +1,28 @@
 """Masked tensors in several processes, on torch.distributed.
 
-torch.distributed's own functions take masked tensors; nothing has to be called here for that. `sum`, `mean`, `var` and
-`count` are over the valid elements of all ranks, and `mean_loss` is the loss of data-parallel training.
+torch.distributed's own functions accept masked tensors without any call to this module. Its `sum`, `mean`, `var` and
+`count` reduce over the valid elements of all ranks, and `mean_loss` computes the loss for data-parallel training.
 
-collectives.py     what each collective means, and who sends what
-sparse_collectives.py  the same of sparsely stored tensors
+collectives.py     the semantics of each collective, and its messages
+sparse_collectives.py  collectives of sparsely stored tensors
 point_to_point.py  send and recv
-agreement.py       what the ranks tell each other first
+agreement.py       the descriptions that ranks exchange before they send data
 records.py         reductions and movements of dense records
-operands.py        tensors as records, and results written to tensors
-fields.py          validity on the wire
-entries.py         sparse records on the wire, and their union
-transport.py       plain tensors between ranks
-works.py           what an asynchronous collective returns
-statistics.py      sums, means, variances and counts over all ranks; the loss of data-parallel training
-compression.py     sending the largest gradients only
-checkpoints.py     torch.distributed.checkpoint: what is written, and what is refused
+operands.py        conversion of tensors to records, and of results to tensors
+fields.py          validity packed into bit fields for messages
+entries.py         sparse records packed into messages, and their union
+transport.py       plain tensors sent between ranks
+works.py           the Work that an asynchronous collective returns
+statistics.py      sums, means, variances and counts over all ranks; the loss for data-parallel training
+compression.py     a hook that sends only the largest gradients
+checkpoints.py     torch.distributed.checkpoint: the saved entries, and the checks of a load
 staging.py         copies for asynchronous checkpoints
 sharded_parameters.py  masked parameters under FSDP2
 distributed_tensors.py  masked tensors of distributed tensors (DTensor)
 parallel_modules.py  tensor parallel modules
-kernels.py         where torch.distributed's calls arrive
+kernels.py         kernels of the `c10d` operators, which receive torch.distributed's calls
 functional_operators.py  torch's functional collectives
-sparse_functional.py  the same of sparsely stored tensors
+sparse_functional.py  functional collectives of sparsely stored tensors
 """
 
 import importlib as _importlib
@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 
 
 def install() -> None:
-    """Called once, when the package is imported; torch may have been built without torch.distributed."""
+    """The package calls this once, on import. Some builds of torch lack torch.distributed."""
     if _distributed.is_available():
         _kernels.install()
         _functional_operators.install()
@@ -79,5 +79,5 @@ def install() -> None:
 
 
 def _install_checkpoints() -> None:
-    # Imported now, because it imports torch.distributed.checkpoint, which takes almost as long as torch.
+    # The import happens here because it loads torch.distributed.checkpoint, which takes almost as long as torch itself.
     _importlib.import_module("masked_dispatch.distributed.checkpoints").install()

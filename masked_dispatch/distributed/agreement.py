@@ -1,9 +1,9 @@
-"""Before masked tensors travel, every rank of the group learns what the others bring.
+"""The ranks of a group describe their tensors to each other before they send masked tensors.
 
-The ranks exchange a short description each (an all_gather of fixed size). If they do not fit together, or one of them
-cannot take part, all raise the same error, which says which rank has what; only then does data move. A rank that comes
-with plain tensors alone calls torch's own collective and never describes anything: the others raise within the time
-limit of the group.
+Each rank sends a short description (in an all_gather of fixed size). If the descriptions do not match, or a rank
+cannot take part, all ranks raise the same error, which names the tensors of each rank; otherwise the data moves. A rank
+that passes only plain tensors calls torch's own collective and sends no description, so the other ranks raise when the
+group's timeout expires.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch import Tensor, distributed
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 
-# Bytes of a description: its length, the text, zeros. A longer one is sent in a second message.
+# A message has this many bytes: its length, the text, zeros. Longer descriptions take a second message.
 HEADER = 512
 _LENGTH = 4
-# Descriptions of another format come from another version of this library.
+# A description with another format comes from another version of this library.
 FORMAT = 3
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a rank brings to a collective.
+    """A rank's description of its part in a collective.
 
     call     the collective, with its reduction or root: equal on all ranks
-    tensors  dtype, shape and storage: equal on all ranks, except where the call says what belongs together
-    partial  whether something is invalid, so that masks have to travel
-    problem  why this rank cannot take part, if it cannot
-    expected for an all_to_all: what this rank expects from each; `tensors` is then what it sends to each
-    entries  how many entries each tensor that is sent stores, if they are stored sparsely
-    mask     a digest of the mask of what is reduced, where it is known
+    tensors  dtype, shape and storage: equal on all ranks, except in pairwise calls such as all_to_all
+    partial  whether some element is invalid, so that the ranks must send masks
+    problem  the reason why this rank cannot take part, or None
+    expected for an all_to_all: what this rank expects from each rank; `tensors` then lists what it sends to each
+    entries  the number of entries of each sparsely stored tensor that this rank sends
+    mask     a digest of the reduced tensor's mask, where the rank knows it
     """
 
     call: str
@@ -50,13 +50,13 @@ class Description:
 
 
 def described(tensor: Tensor) -> str:
-    """dtype, shape and storage of a tensor; a plain one is stored like a dense masked one."""
+    """Describe dtype, shape and storage of a tensor; plain and dense masked tensors have the same storage."""
     storage = f", stored as {storage_of(tensor)}" if isinstance(tensor, SparseMaskedTensor) else ""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}{storage}"
 
 
 def storage_of(tensor: SparseMaskedTensor) -> str:
-    """A sparse layout with all that has to be equal for tensors to have entries of one form."""
+    """Describe a sparse layout with every property that must be equal for tensors to have entries of one form."""
     pattern = tensor._pattern
     blocks = f" in blocks of {pattern.block}" if pattern.block else ""
     dense = f" with {pattern.ndim} sparse dimensions" if pattern.ndim < tensor.ndim else ""
@@ -64,14 +64,14 @@ def storage_of(tensor: SparseMaskedTensor) -> str:
 
 
 def encoded(description: Description, size: int = HEADER) -> Tensor:
-    """A description as `size` bytes, cut off if it is longer; its length, which comes first, is the full one."""
+    """Encode a description as `size` bytes, truncated if necessary; the length in front is that of the full text."""
     text = json.dumps(asdict(description)).encode()
     message = len(text).to_bytes(_LENGTH, "little") + text
     return torch.frombuffer(bytearray(message[:size].ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def length_of(message: Tensor) -> int:
-    """Bytes that a whole message needs."""
+    """Return the number of bytes of the whole message."""
     return _LENGTH + int.from_bytes(bytes(message[:_LENGTH].tolist()), "little")
 
 
@@ -83,9 +83,9 @@ def decoded(message: Tensor) -> Description:
 
 
 def agree(group: distributed.ProcessGroup, mine: Description, device: torch.device) -> list[Description]:
-    """The descriptions of all ranks of the group, in the order of their ranks; the same error on all if some differ.
+    """Return the descriptions of all ranks, in the order of ranks; raise the same error on all ranks if some differ.
 
-    Waits for all ranks, in an asynchronous collective too.
+    This waits for all ranks, even in an asynchronous collective.
     """
     everyone = exchange(group, mine, device)
     check(group, everyone)
@@ -93,10 +93,10 @@ def agree(group: distributed.ProcessGroup, mine: Description, device: torch.devi
 
 
 def agree_that_all_are_alike(group: distributed.ProcessGroup, mine: Description, device: torch.device) -> None:
-    """The same where nothing may differ, with as many bytes for any number of ranks.
+    """Check that all descriptions are equal, in a message whose size does not depend on the number of ranks.
 
-    A rank that took part with plain tensors alone would be in an all_reduce too, so this is for calls that are always
-    the library's own.
+    Only this library's own functions may call this: in torch's collectives, a rank with plain tensors would call
+    all_reduce as well and could not be told apart.
     """
     if group.size() == 1:
         return
@@ -114,7 +114,7 @@ def agree_that_all_are_alike(group: distributed.ProcessGroup, mine: Description,
 
 
 def exchange(group: distributed.ProcessGroup, mine: Description, device: torch.device) -> list[Description]:
-    """The descriptions of all ranks, unchecked."""
+    """Return the descriptions of all ranks without checking them."""
     if group.size() == 1:
         return [mine]
     check_device(mine, device)
@@ -132,7 +132,7 @@ def exchange(group: distributed.ProcessGroup, mine: Description, device: torch.d
 
 
 def check_device(mine: Description, device: torch.device) -> None:
-    """Refuse a device on which nothing can be said: there the other ranks are not to blame."""
+    """Refuse the meta device, which cannot send descriptions; the error must not blame the other ranks."""
     if device.type == "meta":
         raise MaskedSemanticsError(
             f"{mine.call} of a masked tensor ({', '.join(mine.tensors)}) on the device meta, where a tensor has no "
@@ -142,20 +142,20 @@ def check_device(mine: Description, device: torch.device) -> None:
 
 
 def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.device) -> Tensor:
-    """A row for each rank."""
+    """Gather the messages of all ranks, a row for each rank."""
     messages = torch.empty(group.size() * len(message), dtype=torch.uint8, device=device)
     distributed.all_gather_single(messages, message.to(device), group=group)
     return messages.cpu().view(group.size(), -1)
 
 
 def _unlike_the_first(messages: Tensor) -> tuple[Tensor, list[bool], list[Tensor]]:
-    """The first message, which ranks have the same, as mostly all have, and the messages of the others."""
+    """Return the first message, whether each rank sent the same one (most do), and the messages of the others."""
     alike = (messages == messages[0]).all(1)
     return messages[0], alike.tolist(), list(messages[~alike])
 
 
 def unanswered(mine: Description) -> str:
-    """The other ranks did not say what they bring."""
+    """Return the error text for the case that the other ranks sent no description."""
     return (
         f"{mine.call} of a masked tensor ({', '.join(mine.tensors) or 'none on this rank'}): the other ranks did not "
         "say in time what they bring. A rank that calls it with plain tensors alone does not take part: make the "
@@ -164,7 +164,7 @@ def unanswered(mine: Description) -> str:
 
 
 def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> None:
-    """Raise, on every rank alike, if the descriptions do not fit together."""
+    """Raise the same error on every rank if the descriptions do not match."""
     ranks = distributed.get_process_group_ranks(group)
     first = everyone[0]
     for rank, description in zip(ranks, everyone, strict=True):
@@ -179,7 +179,7 @@ def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> N
 
 
 def check_pairs(ranks: Sequence[int], everyone: Sequence[Description]) -> None:
-    """Raise if a rank sends to another what that one does not expect."""
+    """Raise if a rank sends a tensor that its receiver does not expect."""
     for i, sender in enumerate(everyone):
         for j, receiver in enumerate(everyone):
             sent, expected = sender.tensors[j], (receiver.expected or ())[i]
@@ -190,7 +190,7 @@ def check_pairs(ranks: Sequence[int], everyone: Sequence[Description]) -> None:
 
 
 def ranks_differ(ranks: Sequence[int], everyone: Sequence[Description]) -> str:
-    """Which rank has what."""
+    """Return an error text that lists the tensors of each rank."""
     with_it: dict[str, list[int]] = {}
     for rank, description in zip(ranks, everyone, strict=True):
         with_it.setdefault(sentence(description, everyone[0]), []).append(rank)
@@ -202,7 +202,7 @@ def ranks_differ(ranks: Sequence[int], everyone: Sequence[Description]) -> str:
 
 
 def sentence(description: Description, first: Description) -> str:
-    """What a rank brings; the call too if that is not the first rank's."""
+    """Describe a rank's tensors, and its call if it differs from the first rank's."""
     has = f"has {', '.join(description.tensors) or 'nothing'}"
     if description.call != first.call:
         has = f"calls {description.call} and {has}"

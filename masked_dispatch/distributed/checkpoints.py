@@ -1,14 +1,14 @@
-"""Masked tensors in torch.distributed.checkpoint: what is written, and what a checkpoint has to be to be loaded.
+"""Save and load masked tensors with torch.distributed.checkpoint.
 
-A masked tensor is one entry of a checkpoint, as a plain one is: torch saves data and mask, or what is stored sparsely,
-in one piece, and on loading copies it whole. With distributed tensors inside, each rank writes its part of data and
-mask in one piece, and torch reads the parts that a rank needs, so that the placements may differ.
+A masked tensor is one entry of a checkpoint, as a plain one is: torch saves its data and mask, or its sparse storage,
+in one piece and copies that piece when it loads. If data and mask are distributed tensors, each rank writes its part of
+both in one piece, and torch reads the parts that a rank needs, so the placements may change between save and load.
 
-torch compares shapes alone. Here the metadata of an entry says that it is masked and how it is stored, and a load whose
-tensors differ is refused while it is planned: on all ranks, before anything is read.
+torch compares only shapes. Here the metadata of an entry records that it is masked and how it is stored, and the
+planner refuses a load into different tensors on all ranks, before any rank reads data.
 
-This module is loaded with torch.distributed.checkpoint (`masked_dispatch/later_import.py`), or by the metadata of a
-checkpoint.
+An import of torch.distributed.checkpoint loads this module (`masked_dispatch/later_import.py`); so does unpickling the
+metadata of a checkpoint.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 
-# ---------------------------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------------------------- saving
 
 
 @dataclass
 class MaskedProperties(TensorProperties):
-    """What the metadata of a checkpoint says of a masked entry.
+    """The metadata of a masked entry in a checkpoint.
 
-    stored   its storage, which has to be that of the tensor it is loaded into
-    version  of the format of files of masked tensors
+    stored   its storage, which must equal the storage of the tensor that loads it
+    version  the version of the file format of masked tensors
     """
 
     stored: str = "torch.strided"
@@ -74,7 +74,7 @@ def properties_of(tensor: MaskedTensor) -> MaskedProperties:
 
 
 def stored_as(tensor: MaskedTensor) -> str:
-    """The storage, with the order of a tensor whose dimensions are shown in another order than they are stored."""
+    """Describe the storage, with the order of dimensions if the tensor stores them in another order than it shows."""
     if not isinstance(tensor, SparseMaskedTensor):
         return "torch.strided"
     order = "" if tensor._order is None else f" in the order {tensor._order}"
@@ -82,7 +82,7 @@ def stored_as(tensor: MaskedTensor) -> str:
 
 
 def write_items(tensor: MaskedTensor, name: str, given: object) -> list[WriteItem]:
-    """What this rank writes of a tensor: `MaskedTensor.__create_write_items__`, which torch's planners call."""
+    """Return the items this rank writes: `MaskedTensor.__create_write_items__`, which torch's planners call."""
     kind = WriteItemType.SHARD if is_distributed(tensor) else WriteItemType.TENSOR
     properties = properties_of(tensor)
     return [
@@ -94,7 +94,7 @@ def write_items(tensor: MaskedTensor, name: str, given: object) -> list[WriteIte
 
 
 def chunks_of(tensor: MaskedTensor) -> list[ChunkStorageMetadata]:
-    """The part of the tensor that this rank has."""
+    """Return the chunks of the tensor that this rank holds."""
     if not is_distributed(tensor):
         return [ChunkStorageMetadata(torch.Size([0] * tensor.ndim), tensor.shape)]
     data: Any = tensor._data
@@ -102,14 +102,14 @@ def chunks_of(tensor: MaskedTensor) -> list[ChunkStorageMetadata]:
 
 
 def chunks_to_read(tensor: MaskedTensor) -> list[ChunkStorageMetadata]:
-    """`MaskedTensor.__create_chunk_list__`, which torch's planners call before they load into the tensor."""
+    """Implement `MaskedTensor.__create_chunk_list__`, which torch's planners call before they load into the tensor."""
     if is_distributed(tensor):
         own_validity(tensor)
     return chunks_of(tensor)
 
 
 def part_on_this_rank(tensor: MaskedTensor, index: MetadataIndex) -> MaskedTensor:
-    """What is read from when saving, and written to when loading: `MaskedTensor.__get_tensor_shard__`."""
+    """Return the tensor that a save reads and a load writes: `MaskedTensor.__get_tensor_shard__`."""
     if not is_distributed(tensor):
         return tensor
     data, validity = local(tensor._data), placed_validity(tensor)
@@ -133,7 +133,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def placed_validity(tensor: MaskedTensor) -> Tensor | None:
-    """The validity in full, placed like the data."""
+    """Return the full validity, with the placements of the data."""
     data: Any = tensor._data
     validity: Any = tensor._validity
     if validity is None or (validity.shape == data.shape and validity.placements == data.placements):
@@ -143,7 +143,7 @@ def placed_validity(tensor: MaskedTensor) -> Tensor | None:
 
 
 def own_validity(tensor: MaskedTensor) -> None:
-    """Give the tensor a validity that nothing else shares, in full, so that what is loaded can be written to it."""
+    """Give the tensor a full validity in memory of its own, which a load can write to."""
     data: Any = tensor._data
     validity, part = placed_validity(tensor), local(data)
     values = torch.ones_like(part, dtype=torch.int8) if validity is None else local(validity)
@@ -157,7 +157,7 @@ def own_validity(tensor: MaskedTensor) -> None:
 
 
 def as_memory(validity: Tensor, data: Tensor) -> Tensor:
-    """The memory of a validity that has the strides of the data; that of a copy, if it has others."""
+    """Return the memory of a validity with the strides of the data; copy the validity if its strides differ."""
     if not data.numel():  # an empty shard
         return torch.zeros(ViewFamily(data, None).span, dtype=torch.int8, device=data.device)
     if validity.stride() != data.stride():
@@ -170,7 +170,7 @@ def as_memory(validity: Tensor, data: Tensor) -> Tensor:
 
 
 def problem_of_entry(tensor: object, saved: TensorStorageMetadata | BytesStorageMetadata) -> str | None:
-    """Why an entry cannot be loaded into a tensor, of which one is masked; None if it can."""
+    """Say why a tensor cannot load an entry, where at least one of the two is masked; None if it can."""
     was, have = description_of(saved), described_target(tensor)
     if not was.startswith("masked") and not have.startswith("masked"):
         return None
@@ -210,7 +210,7 @@ def described_target(tensor: object) -> str:
 
 
 def check_entries(state_dict: dict[str, Any], metadata: Metadata) -> None:
-    """Raise if an entry of the checkpoint does not fit, with all those that do not."""
+    """Raise one error that lists all entries of the checkpoint that do not match their tensors."""
     saved = metadata.state_dict_metadata
     found = ((name, problem_of_entry(tensor, saved[name])) for name, tensor in state_dict.items() if name in saved)
     problems = [f"{name!r} {problem}" for name, problem in found if problem]
@@ -219,7 +219,7 @@ def check_entries(state_dict: dict[str, Any], metadata: Metadata) -> None:
 
 
 def check_ranks(plans: Iterable[SavePlan]) -> None:
-    """Raise if one rank would save what is masked, or stored otherwise, on another: one of them would be written."""
+    """Raise if ranks save one entry masked and plain, or in different storage: torch would write only one of them."""
     found: dict[str, dict[str, list[int]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
@@ -233,7 +233,7 @@ def check_ranks(plans: Iterable[SavePlan]) -> None:
 
 
 def check_files(reader: FileSystemReader, plan: LoadPlan) -> None:
-    """Raise if a file ends before what has to be read from it."""
+    """Raise if a file is too short for the data that the plan reads from it."""
     ends: dict[str, int] = {}
     for item in plan.items:
         info = reader.storage_data[item.storage_index]
@@ -256,11 +256,11 @@ def check_files(reader: FileSystemReader, plan: LoadPlan) -> None:
 
 @dataclass
 class MaskedLoadPlan(LoadPlan):
-    """A plan to read masked tensors."""
+    """A load plan that reads masked tensors."""
 
 
 def loads_masked(planner: DefaultLoadPlanner) -> bool:
-    """Whether tensors are masked that are loaded, or entries that they are loaded from."""
+    """Return whether the planner loads masked tensors or masked entries."""
     entries = () if planner.metadata is None else planner.metadata.state_dict_metadata.values()
     return any(isinstance(tensor, MaskedTensor) for tensor in planner.state_dict.values()) or any(
         isinstance(getattr(entry, "properties", None), MaskedProperties) for entry in entries
@@ -268,7 +268,7 @@ def loads_masked(planner: DefaultLoadPlanner) -> bool:
 
 
 def plan_load(create_local_plan: Callable[..., LoadPlan], planner: DefaultLoadPlanner) -> LoadPlan:
-    """The plan of one rank, after a check of the entries."""
+    """Check the entries and return the plan of one rank."""
     if planner.metadata is not None:
         check_entries(planner.state_dict, planner.metadata)
     plan = create_local_plan(planner)
@@ -277,30 +277,30 @@ def plan_load(create_local_plan: Callable[..., LoadPlan], planner: DefaultLoadPl
 
 
 def saves_masked(planner: DefaultSavePlanner, plans: list[SavePlan]) -> bool:
-    """Whether a rank saves a masked tensor."""
+    """Return whether some rank saves a masked tensor."""
     written = (item.tensor_data for plan in plans for item in plan.items)
     return any(isinstance(data.properties, MaskedProperties) for data in written if data is not None)
 
 
 def plan_save(create_global_plan: Callable[..., Any], planner: DefaultSavePlanner, plans: list[SavePlan]) -> Any:
-    """The plan of all ranks, after a check of theirs."""
+    """Check the plans of the ranks and return the global plan."""
     check_ranks(plans)
     return create_global_plan(planner, plans)
 
 
 def reads_masked(reader: FileSystemReader, plan: LoadPlan) -> bool:
-    """Whether masked tensors are read."""
+    """Return whether the plan reads masked tensors."""
     return isinstance(plan, MaskedLoadPlan)
 
 
 def plan_reading(prepare: Callable[..., LoadPlan], reader: FileSystemReader, plan: LoadPlan) -> LoadPlan:
-    """The plan of a reader, after a check of the files."""
+    """Check the files and return the plan of the reader."""
     check_files(reader, plan)
     return prepare(reader, plan)
 
 
 def install() -> None:
-    """Called once, when torch.distributed.checkpoint has been imported."""
+    """later_import.py calls this once, after the import of torch.distributed.checkpoint."""
     masked: Any = MaskedTensor
     setattr(masked, "__create_write_items__", write_items)  # noqa: B010
     setattr(masked, "__create_chunk_list__", chunks_to_read)  # noqa: B010

@@ -1,11 +1,11 @@
 """torch.distributed's collectives (`c10d` operators) of masked tensors.
 
-Each function has the arguments of one operator. It agrees with the other ranks on what travels, starts the messages,
-and returns what is to be done when they have arrived: `Finish`.
+Each function has the arguments of one operator. It agrees with the other ranks on the tensors, starts the messages,
+and returns a function (`Finish`) that waits for the messages and writes the results.
 
-Law: reductions are over the valid contributions, and an element to which no rank contributes is invalid; everything
-else moves the mask with the data. A plain tensor beside masked ones is valid everywhere, and a plain output is updated:
-it keeps its own values where what arrives is invalid.
+Law: reductions combine the valid contributions, and an element to which no rank contributes is invalid; all other
+collectives move the mask with the data. A plain tensor beside masked ones is valid everywhere, and a plain output is
+updated: it keeps its own values where the result is invalid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Finish = Callable[[], None]
 
 
 def name_of(op: Any) -> str:
-    """A reduction's name in lower case; torch gives operators its number."""
+    """Return a reduction's name in lower case; torch passes its number to operators."""
     return ReduceOp.RedOpType(int(op)).name.lower()
 
 
@@ -59,10 +59,10 @@ def start(
     pairwise: bool = False,
     mask: Tensor | None = None,
 ) -> list[Description]:
-    """Agree with the other ranks. `shown` describes what has to be equal on all ranks: by default what is sent.
+    """Agree with the other ranks. `shown` describes what must be equal on all ranks, by default the sent tensors.
 
-    pairwise  what is sent to a rank has to be like what that rank expects, and nothing else
-    mask      the validity of what is reduced, which need not travel if all ranks have it
+    pairwise  compare only each sent tensor with the one that its receiver expects
+    mask      the validity of the reduced tensor; if it is equal on all ranks, they need not send it
     """
     problem = problem or problem_of_outputs(outputs)
     device = (*sent, *outputs)[0].device
@@ -77,7 +77,7 @@ def any_partial(everyone: Sequence[Description]) -> bool:
 
 
 def masks_to_reduce(everyone: Sequence[Description]) -> Masks:
-    """What is known of the masks before they are sent."""
+    """Return what the descriptions say about the masks, before any rank sends its mask."""
     if not any_partial(everyone):
         return Masks.NONE
     digests = {description.mask for description in everyone}
@@ -97,12 +97,12 @@ def after_all(finishes: Sequence[Finish]) -> Finish:
 
 
 def one_by_one(collective: Callable[..., Finish]) -> Callable[..., Finish]:
-    """The collective of several tensors, from that of a list with one."""
+    """Turn a collective of a one-tensor list into one of several tensors."""
     return lambda tensors, *options: after_all([collective([tensor], *options) for tensor in tensors])
 
 
 def pair_by_pair(collective: Callable[..., Finish]) -> Callable[..., Finish]:
-    """The collective of several outputs and inputs, from that of one each."""
+    """Turn a collective of one output and one input into one of several outputs and inputs."""
 
     def coalesced(outputs: Sequence[Tensor], inputs: Sequence[Tensor], *options: object) -> Finish:
         return after_all([collective(*pair, *options) for pair in zip(outputs, inputs, strict=True)])
@@ -111,7 +111,7 @@ def pair_by_pair(collective: Callable[..., Finish]) -> Callable[..., Finish]:
 
 
 def gathered_one_by_one(all_gather: Callable[..., Finish]) -> Callable[..., Finish]:
-    """all_gather of several inputs: there is a list of outputs for each rank, with one for each input."""
+    """Turn all_gather into one of several inputs: each rank's list of outputs has one output for each input."""
 
     def coalesced(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup) -> Finish:
         of_inputs = zip(*outputs, strict=True)
@@ -246,7 +246,7 @@ def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group:
 
 
 def gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, root: int) -> Finish:
-    """On other ranks than `root`, the output is a placeholder of torch's."""
+    """Gather into the root's output; on other ranks, torch passes a placeholder as the output."""
     ranks, here = group.size(), group.rank() == root
     fits = not here or output.numel() == ranks * tensor.numel()
     problem = None if fits else sizes_do_not_fit("the output", output, "the input", tensor, ranks)
@@ -313,7 +313,7 @@ def _all_to_all(
 
 
 def problem_of_list(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | None:
-    """Why a list with one tensor for each rank does not fit, if it does not."""
+    """Say why a list does not hold one matching tensor for each rank; None if it does."""
     if len(parts) != ranks:
         return f"it needs a list of {ranks} tensors, one for each rank; got {len(parts)}"
     for number, part in enumerate(parts):
@@ -323,14 +323,14 @@ def problem_of_list(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | 
 
 
 def problem_of_numbers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], ranks: int) -> str | None:
-    """Why an all_to_all has not one input and one output for each rank, if it has not."""
+    """Say why an all_to_all lacks one input and one output for each rank; None if it has them."""
     if len(inputs) == len(outputs) == ranks:
         return None
     return f"it needs {ranks} inputs and outputs, one for each rank; got {len(inputs)} and {len(outputs)}"
 
 
 def problem_of_splits(name: str, tensor: Tensor, splits: Sequence[int], ranks: int) -> str | None:
-    """Why a tensor cannot be split between the ranks, if it cannot."""
+    """Say why the splits do not divide a tensor between the ranks; None if they do."""
     rows = tensor.shape[0] if tensor.ndim else 0
     if splits and (len(splits) != ranks or sum(splits) != rows):
         return f"the {name} of shape {tuple(tensor.shape)} is split into {list(splits)} rows, for {ranks} ranks"
@@ -347,7 +347,7 @@ def sizes_do_not_fit(large: str, larger: Tensor, small: str, smaller: Tensor, ra
 
 
 def stacked(records: Sequence[Dense]) -> Dense:
-    """Records of one shape, one after the other."""
+    """Stack records of one shape."""
     data = torch.stack([record.data for record in records])
     validities = [record.validity for record in records if record.validity is not None]
     return Dense(data, torch.stack(validities) if validities else None)

@@ -1,10 +1,10 @@
-"""Data-parallel training that sends the largest gradients only, as sparse masked tensors, with error feedback.
+"""Data-parallel training that sends only the largest gradients, as sparse masked tensors, with error feedback.
 
-The elements that are not sent are remembered and added to the next gradient (Seide et al. 2014; Stich et al. 2018), so
-that nothing is lost, only delayed.
+Each rank keeps the elements that it does not send and adds them to its next gradient (Seide et al. 2014; Stich et al.
+2018), so compression delays gradients but loses none.
 """
 
-# Annotations are evaluated here: DistributedDataParallel compares those of a hook.
+# Python evaluates the annotations of this module, because DistributedDataParallel checks those of a hook.
 import math
 
 import torch
@@ -17,12 +17,12 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
 class TopK:
-    """The state of `topk_hook`: what one rank has not sent yet.
+    """The state of `topk_hook`: the gradients that one rank has not sent yet.
 
-    share  the share of each bucket's elements that is sent, between 0 and 1
-    group  the process group; the default one, if not given
+    share  the share of each bucket's elements that the rank sends, between 0 and 1
+    group  the process group, by default torch's default group
 
-    `state.sent` and `state.elements` count the gradients that this rank has sent, of so many that it had.
+    `state.sent` counts the gradient elements that this rank has sent, `state.elements` all that it has computed.
     """
 
     def __init__(self, share: float, group: ProcessGroup | None = None) -> None:
@@ -32,11 +32,11 @@ class TopK:
         self.group = group
         self.sent = 0
         self.elements = 0
-        # By parameter: DistributedDataParallel arranges its buckets anew after the first step.
+        # The key is the parameter, because DistributedDataParallel rebuilds its buckets after the first step.
         self._unsent: dict[Tensor, Tensor] = {}
 
     def largest(self, bucket: GradBucket) -> MaskedTensor:
-        """The largest elements of a bucket and of what is left of earlier ones, shape (elements of the bucket,)."""
+        """Return the largest elements of the bucket plus its unsent remainder, shape (elements of the bucket,)."""
         whole, parameters, gradients = bucket.buffer(), bucket.parameters(), bucket.gradients()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter in self._unsent:
@@ -44,16 +44,16 @@ class TopK:
         sent = mask_like(whole, sparse_topk(whole.abs(), math.ceil(self.share * len(whole))))
         self.sent += sent.nnz
         self.elements += len(whole)
-        whole.copy_(torch.zeros_like(sent))  # an update: 0 where it is sent
+        whole.copy_(torch.zeros_like(sent))  # a masked update: writes 0 where the rank sends the element
         for parameter, gradient in zip(parameters, gradients, strict=True):
             self._unsent[parameter] = gradient.clone()
         return sent
 
 
 def topk_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """A communication hook for DistributedDataParallel: ``model.register_comm_hook(TopK(0.01), topk_hook)``.
+    """Compress gradients in DistributedDataParallel: ``model.register_comm_hook(TopK(0.01), topk_hook)``.
 
-    Each rank sends its largest gradients by magnitude; the average over ranks counts what a rank did not send as 0.
+    Each rank sends its gradients of largest magnitude; the average over ranks counts unsent elements as 0.
     """
     sent = state.largest(bucket)
     distributed.all_reduce(sent, group=state.group)

@@ -1,7 +1,7 @@
-"""Masked tensors whose data and mask are distributed tensors (DTensor): placed, moved, and taken apart.
+"""Masked tensors whose data and mask are distributed tensors (DTensor): functions that place, move and split them.
 
-Everything is done to data and mask alike (`alike`). A mask always moves, even if all is valid: ranks that have parts of
-one tensor make the same calls.
+Each function treats data and mask alike (`alike`). It moves the mask even if all elements are valid, because all ranks
+that hold parts of one tensor must make the same calls.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 def distribute(
     tensor: MaskedTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
 ) -> MaskedTensor:
-    """The masked tensor, placed as `torch.distributed.tensor.distribute_tensor` places a plain one.
+    """Place a masked tensor as `torch.distributed.tensor.distribute_tensor` places a plain one.
 
-    What rank 0 has is what is distributed. Derivatives stay behind: the result is a leaf, which requires grad if
-    `tensor` does.
+    The ranks receive parts of rank 0's tensor. The result is a leaf of autograd, which requires grad if `tensor` does.
     """
     from torch.distributed.tensor import distribute_tensor
 
@@ -45,7 +44,7 @@ def distribute(
 def from_local(
     tensor: MaskedTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
 ) -> MaskedTensor:
-    """One masked tensor of the parts that the ranks have, as `DTensor.from_local`: differentiable."""
+    """Build one masked tensor from the parts of the ranks, like `DTensor.from_local`; differentiable."""
     from torch.distributed.tensor import DTensor
 
     check("from_local", tensor)
@@ -54,7 +53,7 @@ def from_local(
 
 
 def to_local(tensor: MaskedTensor) -> MaskedTensor:
-    """This rank's part of a masked tensor of distributed tensors, as `DTensor.to_local`: differentiable."""
+    """Return this rank's part of a masked tensor of distributed tensors, like `DTensor.to_local`; differentiable."""
     check_distributed("to_local", tensor)
     return alike(lambda part: part.to_local(), tensor)
 
@@ -62,20 +61,20 @@ def to_local(tensor: MaskedTensor) -> MaskedTensor:
 def redistribute(
     tensor: MaskedTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
 ) -> MaskedTensor:
-    """A masked tensor of distributed tensors, placed otherwise, as `DTensor.redistribute`: differentiable."""
+    """Change the placements of a masked tensor of distributed tensors, like `DTensor.redistribute`; differentiable."""
     check_distributed("redistribute", tensor)
     check_placements("redistribute", tensor, placements)
     return alike(lambda part: part.redistribute(device_mesh, placements), tensor)
 
 
 def full_tensor(tensor: MaskedTensor) -> MaskedTensor:
-    """All of a masked tensor of distributed tensors on every rank, as `DTensor.full_tensor`: differentiable."""
+    """Gather a masked tensor of distributed tensors on every rank, like `DTensor.full_tensor`; differentiable."""
     check_distributed("full_tensor", tensor)
     return alike(lambda part: part.full_tensor(), tensor)
 
 
 def alike(function: Callable[[Any], Tensor], tensor: MaskedTensor) -> MaskedTensor:
-    """What places or moves a tensor, done to data and mask."""
+    """Apply a function that places or moves a tensor to both data and mask."""
     return together(function(data_of(tensor)), function(mask_of(tensor)))
 
 
@@ -84,7 +83,7 @@ def together(data: Tensor, mask: Tensor) -> MaskedTensor:
 
 
 def data_of(tensor: Tensor) -> Tensor:
-    """Differentiable."""
+    """Return the data of a masked tensor; differentiable."""
     return unwrap(tensor).data if isinstance(tensor, MaskedTensor) else tensor
 
 
@@ -93,12 +92,12 @@ def mask_of(tensor: Tensor) -> Tensor:
 
 
 def is_distributed(tensor: MaskedTensor) -> bool:
-    """Whether data and mask are distributed tensors."""
+    """Return whether data and mask are distributed tensors."""
     return is_divided(tensor._data)
 
 
 def check(call: str, tensor: Tensor) -> None:
-    """Raise unless the tensor is masked, and stored densely."""
+    """Raise unless the tensor is a dense masked tensor."""
     if not isinstance(tensor, MaskedTensor):
         raise TypeError(
             f"masked_dispatch.distributed.{call} takes a masked tensor, got {type(tensor).__name__} of shape "
@@ -112,7 +111,7 @@ def check(call: str, tensor: Tensor) -> None:
 
 
 def check_placements(call: str, tensor: Tensor, placements: Sequence[Placement] | None) -> None:
-    """Raise for a placement that stands for a sum of what the ranks have: of masks there is none."""
+    """Raise for a placement that stands for a sum over ranks (Partial), because masks have no sum."""
     for dim, placement in enumerate(placements or ()):
         if placement.is_partial():
             raise MaskedSemanticsError(

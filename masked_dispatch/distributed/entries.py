@@ -1,8 +1,8 @@
-"""Sparse records on the wire: what each rank stores, as one message of bytes, and what several ranks store together.
+"""Pack the entries of a sparse record into one message of bytes, and combine the entries of several ranks.
 
-A message has the positions of the entries, their values and, if something is invalid among them, a bit of validity for
-each value. An entry is a stored element (with its dense dimensions) or, in block layouts, a block. Positions take four
-bytes where that is enough, so that an element of a COO matrix of float32 takes eight.
+A message has the positions of the entries, their values and, if some values are invalid, a bit of validity for each
+value. An entry is a stored element (with its dense dimensions) or, in block layouts, a block. Positions take four bytes
+where the sizes permit, so an element of a COO matrix of float32 takes eight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """What the tensors of all ranks have in common, and a message does not say."""
+    """The properties that the tensors of all ranks share and that messages leave out."""
 
     layout: Layout
     sizes: tuple[int, ...]
@@ -46,7 +46,7 @@ class Form:
 
     @property
     def listed_sizes(self) -> tuple[int, ...]:
-        """Sizes of the sparse dimensions, in blocks if there are any."""
+        """Return the sizes of the sparse dimensions, counted in blocks for block layouts."""
         return self.sizes if self.block is None else grid_of(self.sizes, self.block)
 
     @property
@@ -58,7 +58,7 @@ class Form:
         return torch.int32 if math.prod(self.listed_sizes) < 2**31 else torch.int64
 
     def sizes_in_bytes(self, entries: int, partial: bool) -> tuple[int, int, int]:
-        """Of the positions, the values and the validity of so many entries."""
+        """Return the bytes of the positions, the values and the validity of this many entries."""
         values = entries * math.prod(self.entry_shape)
         return (
             entries * self.key_dtype.itemsize,
@@ -82,7 +82,7 @@ def form_of(record: Sparse) -> Form:
 
 
 def entries_of(record: Sparse) -> Entries:
-    """What a record stores, without entries that are fully invalid."""
+    """Return the entries of a record, without those that are fully invalid."""
     stored = without_invalid(record)
     if stored.pattern.block is not None:
         listed = tuple(c.to(torch.int64) for c in stored.pattern.listed_coordinates())
@@ -92,7 +92,7 @@ def entries_of(record: Sparse) -> Entries:
 
 
 def record_of_entries(entries: Entries, form: Form) -> Sparse:
-    """The record that stores these entries."""
+    """Build the record that stores these entries."""
     coordinates = unravel(entries.keys, form.listed_sizes)
     if form.block is None and not form.layout.exact:
         exact = from_coordinates(form.layout.exact_sibling, coordinates, entries.values, form.sizes)
@@ -103,18 +103,18 @@ def record_of_entries(entries: Entries, form: Form) -> Sparse:
 
 
 def encoded(entries: Entries, form: Form, partial: bool) -> Tensor:
-    """A message, uint8 of one dimension."""
+    """Encode entries as a message, a one-dimensional uint8 tensor."""
     values = entries.values
     parts = [in_bytes(entries.keys.to(form.key_dtype)), in_bytes(values.data.contiguous().view(-1))]
     return torch.cat([*parts, pack(validity_of(values), 1)] if partial else parts)
 
 
 def decoded(message: Tensor, form: Form, entries: int, partial: bool) -> Entries:
-    """The entries in a message, which may be longer."""
+    """Decode the entries of a message, which may have padding at its end."""
     sizes = form.sizes_in_bytes(entries, partial)
     keys, data, validity = message[: sum(sizes)].split(sizes)
     shape = (entries, *form.entry_shape)
-    # A copy of each part: its address has to be a multiple of the size of a number.
+    # Each part is copied, because its address must be a multiple of the element size.
     values = data.clone().view(form.dtype).view(shape)
     valid = unpack(validity, 1, values.numel()).view(torch.int8).view(shape) if partial else None
     return Entries(keys.clone().view(form.key_dtype).to(torch.int64), Dense(values, valid))
@@ -128,14 +128,14 @@ class Combined:
     number: Tensor
 
     def numbers(self, form: Form) -> Sparse:
-        """The numbers as a record, of the form of the reduction but for their dtype."""
+        """Return the numbers as a record, in the form of the reduction except for its dtype."""
         return record_of_entries(Entries(self.entries.keys, Dense(self.number, self.entries.values.validity)), form)
 
 
 def combined(parts: Sequence[Entries], op: str, form: Form) -> Combined:
-    """The reduction of the valid contributions of all ranks, in the order of the ranks.
+    """Reduce the valid contributions of all ranks, in the order of the ranks.
 
-    One rank after the other, so that every rank computes the same bits, on any device.
+    The loop adds one rank after the other, so every rank computes the same bits on any device.
     """
     keys = torch.cat([part.keys for part in parts]).unique()
     shape = (len(keys), *form.entry_shape)

@@ -1,8 +1,8 @@
 """torch's functional collectives (`_c10d_functional` operators) of masked tensors.
 
-They mean what the functions of collectives.py mean, return new tensors, and are differentiable as torch's are: what is
-filled, reduced and moved are plain tensors, on which torch's own operators record their derivative. In a graph nothing
-is agreed on, as a graph cannot wait for an answer: masks always travel, and ranks that differ get torch's errors.
+They have the semantics of collectives.py, return new tensors, and are differentiable as torch's are: they fill, reduce
+and move plain tensors, on which torch's own operators record the derivative. In a graph the ranks cannot agree first,
+as a graph cannot wait for an answer: they always send masks, and mismatches raise torch's errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from op_registry.records.tracing import being_traced
 
 
 class Call:
-    """One functional collective: what the ranks have agreed on, and the way to send."""
+    """One functional collective: the result of the agreement, and the transport."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Call:
         self.send = Functional(group, self.ranks)
         traced = being_traced(record.data)
         self.partial = True
-        # A table of numbers, which narrower fields are read with, is no constant of a graph.
+        # Narrower fields are unpacked with a table, which a graph cannot hold as a constant.
         self.narrow = not traced
         self.width = 8 if traced else 1
         if not traced:
@@ -65,7 +65,7 @@ class Call:
 
 
 def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedTensor]], Callable[..., Any]]:
-    """Decorator for the function of dense storage, which calls `sparse` for sparse storage."""
+    """Decorate the function for dense storage, so that it calls `sparse` for sparse storage."""
 
     def decorated(dense: Callable[..., MaskedTensor]) -> Callable[..., Any]:
         @functools.wraps(dense)
@@ -113,7 +113,7 @@ def broadcast(tensor: Tensor, src: int, group: Group) -> MaskedTensor:
 
 
 def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
-    """A record's rows, in parts of so many."""
+    """Split a record's rows into parts of these sizes."""
     full = record.full_validity
     data = record.data.split(list(sizes))
     masks = [None] * len(data) if full is None else full.split(list(sizes))
@@ -122,7 +122,7 @@ def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
 
 @by_storage(sparse_functional.all_to_all_single)
 def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Group) -> MaskedTensor:
-    """`received` and `sent` are rows for each rank."""
+    """Exchange rows between ranks; `received` and `sent` are the numbers of rows for each rank."""
     ranks = process_group_named(group).size()
     problem = problem_of_splits("input", tensor, sent, ranks)
     row = described(tensor[:0]) if tensor.ndim else described(tensor)
@@ -154,12 +154,12 @@ def reduce_scatter_tensor_out(tensor: Tensor, reduce_op: str, group_size: int, g
 
 
 def each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """For the operators with a list in place of a tensor."""
+    """Apply the function to each tensor, for operators that take a list of tensors."""
     return lambda tensors, *args: [function(tensor, *args) for tensor in tensors]
 
 
 def as_it_is(tensor: Tensor) -> Tensor:
-    """Has arrived already."""
+    """Return the tensor, which has arrived already."""
     return tensor
 
 
@@ -193,19 +193,19 @@ def functional_kernel(op: OpOverload, function: Callable[..., Any]) -> Kernel:
     return kernel
 
 
-# torch's module of functional collectives defines the operator in question, and is loaded when somebody needs it.
+# torch's module of functional collectives defines `_wrap_tensor_autograd`, and may not have been imported yet.
 _library = Library("_c10d_functional", "IMPL")
 
 
 def not_wrapped(keyset: DispatchKeySet, tensor: Tensor) -> Tensor:
-    """Instead of torch's wrapper around a result that may not have arrived: a masked tensor has, and wraps itself."""
+    """Return a masked tensor without torch's wrapper for pending results, because its data has arrived."""
     if isinstance(tensor, MaskedTensor):
         return tensor
     return redispatch(torch.ops._c10d_functional._wrap_tensor_autograd.default, keyset, (tensor,), {})
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     for name, function in SERVED.items():
         namespace, _, operator = name.partition("::")
         op = getattr(getattr(torch.ops, namespace), operator).default

@@ -1,9 +1,9 @@
-"""Kernels of torch's `c10d` operators, and of the methods whose lists of lists the dispatcher does not look into.
+"""Kernels of torch's `c10d` operators, and replacements for the ProcessGroup methods with nested lists of tensors.
 
 torch.distributed's functions call methods of a ProcessGroup, which call `c10d` operators with lists of tensors. The
-dispatcher finds a masked tensor in a list, so a kernel at PreDispatch gets the call, like every other operator's, also
-where DDP makes it in C++. It does not look into lists of lists, the outputs of all_gather and gather and the inputs of
-reduce_scatter and scatter: where only those are masked, the method of the group is where the call is seen.
+dispatcher finds a masked tensor in a list, so a kernel at PreDispatch gets the call, like every other operator's, even
+if DDP makes it in C++. The dispatcher does not search lists of lists, such as the outputs of all_gather and gather and
+the inputs of reduce_scatter and scatter. If only those are masked, the replaced method of the group handles the call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Collective = Callable[..., dense.Finish]
 
 
 class ByStorage(NamedTuple):
-    """A collective of dense tensors, and that of sparsely stored ones."""
+    """The implementations of a collective for dense and for sparse storage."""
 
     for_dense: Collective
     for_sparse: Collective
@@ -42,7 +42,7 @@ ALL_GATHER = ByStorage(dense.all_gather, sparse.all_gather)
 GATHER = ByStorage(dense.gather, sparse.gather)
 SCATTER = ByStorage(dense.scatter, sparse.scatter)
 
-# For each operator: its meaning, and the argument that it returns beside a Work, if it does.
+# Each operator maps to its implementations, and to the index of the argument that it returns beside a Work, or None.
 SERVED: dict[str, tuple[ByStorage, int | None]] = {
     "allreduce_": (ByStorage(dense.all_reduce, sparse.all_reduce), 0),
     "allreduce_coalesced_": (ByStorage(dense.all_reduce_coalesced, sparse.all_reduce_coalesced), None),
@@ -71,13 +71,13 @@ SERVED: dict[str, tuple[ByStorage, int | None]] = {
     "recv_any_source_": (ByStorage(point_to_point.recv_any_source, point_to_point.recv_any_source), None),
 }
 
-# Arguments that say nothing about what is computed: messages are asynchronous here, under the group's time limit, and
-# there is one tensor for each process.
+# These arguments do not affect the result: messages are asynchronous here, use the group's timeout, and each process
+# has one tensor.
 _NOT_PASSED_ON = ("async_op", "timeout", "sparse_indices", "root_tensor")
 
 
 def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | None) -> Kernel:
-    """A kernel that starts the collective, and returns torch's Work for what is left to do."""
+    """Return a kernel that starts the collective and returns a Work, whose `wait()` finishes it."""
     names = [argument.name for argument in schema_of(op).arguments]
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def started(collective: ByStorage, *args: object) -> distributed.Work:
 
 
 def started_for(storage: int, collective: ByStorage, *args: object) -> distributed.Work:
-    """Start the collective: no derivative passes torch's own either."""
+    """Start the collective without autograd: torch's collectives are not differentiable either."""
     with torch.no_grad():
         if storage == SPARSE:
             return work_for(collective.for_sparse(*map(complex_again, args)))
@@ -109,7 +109,7 @@ def started_for(storage: int, collective: ByStorage, *args: object) -> distribut
 
 
 def complex_again(argument: Any) -> Any:
-    """Sparse tensors, in lists too, that torch.distributed has viewed as real, as they were."""
+    """Undo torch.distributed's real views of complex sparse tensors, in lists too."""
     if isinstance(argument, (list, tuple)):
         return [complex_again(item) for item in argument]
     if isinstance(argument, SparseMaskedTensor) and argument._real_view_of is not None:
@@ -117,7 +117,7 @@ def complex_again(argument: Any) -> Any:
     return argument
 
 
-# Methods of a process group, each with its collective, and what that is given of the method's options.
+# Each method of a process group maps to its collective, and to a function that picks the arguments from its options.
 _LISTS_OF_LISTS: dict[str, tuple[ByStorage, Callable[[Any], tuple[object, ...]]]] = {
     "allgather": (ALL_GATHER, lambda options: ()),
     "gather": (GATHER, lambda options: (options.rootRank,)),
@@ -129,13 +129,13 @@ _LISTS_OF_LISTS: dict[str, tuple[ByStorage, Callable[[Any], tuple[object, ...]]]
 def is_unseen(
     group: distributed.ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], *options: Any, **named: Any
 ) -> bool:
-    """Whether masked tensors are in lists of lists alone."""
+    """Return whether only nested lists contain masked tensors."""
     seen = any(isinstance(tensor, MaskedTensor) for tensor in (*outputs, *inputs))
     return not seen and has_masked((outputs, inputs))
 
 
 def of_lists(collective: ByStorage, chosen: Callable[[Any], tuple[object, ...]]) -> Callable[..., distributed.Work]:
-    """What to call for a method of a process group, with lists of lists of masked tensors beside plain tensors."""
+    """Return the replacement for a process group's method, for nested lists of masked tensors beside plain tensors."""
 
     def start(
         method: Callable[..., Any],
@@ -152,7 +152,7 @@ def of_lists(collective: ByStorage, chosen: Callable[[Any], tuple[object, ...]])
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     for name, (collective, returned) in SERVED.items():
         op = collective_named(name)
         if op is not None:

@@ -1,4 +1,4 @@
-"""The tensors of a collective: as records before it, written to after it."""
+"""Convert the operands of a collective to records, and write its results to the outputs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from op_registry.records.dense import Dense
 
 
 def record_of(tensor: Tensor) -> Dense:
-    """Data and validity, without derivatives; a plain tensor is valid everywhere."""
+    """Return data and validity without autograd; a plain tensor is valid everywhere."""
     if isinstance(tensor, MaskedTensor):
-        data = tensor._data  # itself if it can be: more is known about it than about a new view, such as its zeros
+        data = tensor._data  # avoid a new view: the data itself keeps more information, such as its known zeros
         return Dense(data.detach() if data.requires_grad else data, shared_validity(tensor))
     return Dense(tensor.detach(), None)
 
 
 def is_partial(tensors: Iterable[Tensor]) -> bool:
-    """Whether a mask is stored for one of the tensors."""
+    """Return whether one of the tensors stores a mask."""
     return any(type(t) is MaskedTensor and t._validity is not None for t in tensors)
 
 
 def problem_of_outputs(outputs: Iterable[Tensor]) -> str | None:
-    """Why results cannot be written, if they cannot: found before anything is sent."""
+    """Say why the outputs cannot take results, or None; callers check this before they send anything."""
     for tensor in outputs:
         if isinstance(tensor, MaskedTensor) and tensor._mask_is_a_copy and complex_base(tensor) is None:
             return (
@@ -39,7 +39,7 @@ def problem_of_outputs(outputs: Iterable[Tensor]) -> str | None:
 
 
 def complex_base(tensor: MaskedTensor) -> Tensor | None:
-    """The complex tensor of which torch.distributed took `torch.view_as_real`; None if `tensor` is no such view."""
+    """Return the complex tensor that torch.distributed passed to `torch.view_as_real`; None for other tensors."""
     base = tensor._base
     if base is None or not base.is_complex() or tensor.is_complex() or tensor.shape[-1:] != (2,):
         return None
@@ -48,16 +48,16 @@ def complex_base(tensor: MaskedTensor) -> Tensor | None:
 
 
 def owns_memory(tensor: Tensor) -> TypeGuard[MaskedTensor]:
-    """Whether what is computed in place, in the tensor's data, is its result."""
+    """Return whether a collective may reduce in place in the tensor's data."""
     return type(tensor) is MaskedTensor and not tensor._mask_is_a_copy
 
 
 def write(target: Tensor, record: Dense) -> None:
-    """Let `target` be what arrived: data and mask of a masked tensor, the valid elements of a plain one."""
+    """Write the received record to `target`: data and mask to a masked tensor, only valid elements to a plain one."""
     with torch.no_grad():
         data, validity = record.data.view(target.shape), record.validity
         if owns_memory(target) and share_memory(data, target._data):
-            # Computed in place: there is nothing to copy, and copy_ would.
+            # The data was reduced in place; copy_ would copy it onto itself.
             torch.autograd.graph.increment_version([target, target._data])
             write_validity(target, validity)
             return

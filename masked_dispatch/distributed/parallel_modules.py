@@ -1,8 +1,8 @@
-"""torch.distributed.tensor's functions that place tensors and modules, for masked tensors.
+"""Support masked tensors in torch.distributed.tensor's functions that place tensors and modules.
 
-A masked tensor is the outermost type, so `DTensor.from_local` and `distribute_tensor`, which make a DTensor, refuse it
-and name the functions of distributed_tensors.py. The styles of `parallelize_module` place the inputs, outputs and
-parameters of modules; theirs are placed masked, data and mask alike.
+A masked tensor is the outermost type, so `DTensor.from_local` and `distribute_tensor`, which return a DTensor, refuse
+it and name the functions of distributed_tensors.py. The styles of `parallelize_module` place the inputs, outputs and
+parameters of modules; here they place data and mask of masked ones alike.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from masked_dispatch.replacements.replacing import no_call, replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 
-# What a hook of a module gets or returns: a tensor, or several.
+# A module hook takes and returns one tensor or several.
 Values: TypeAlias = Any
 Hook = Callable[..., Values]
 
 
 def is_of_masked(tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Whether the tensor to be placed is masked."""
+    """Return whether the call places a masked tensor."""
     return isinstance(tensor, MaskedTensor)
 
 
 def refusing(name: str, instead: str) -> Callable[..., NoReturn]:
-    """What to call for a function that makes a DTensor of a tensor: it refuses masked ones."""
+    """Return a replacement that refuses masked tensors, for a function that returns a DTensor."""
 
     def refuse(original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
         raise MaskedSemanticsError(
@@ -47,26 +47,26 @@ def refusing(name: str, instead: str) -> Callable[..., NoReturn]:
 
 
 def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: MaskedTensor, *args: Any, **kwargs: Any) -> Any:
-    """`distribute_tensor` as modules call it for their parameters and buffers."""
-    if is_distributed(tensor):  # by the style, before its module's other parameters
+    """Replace `distribute_tensor` where modules call it for their parameters and buffers."""
+    if is_distributed(tensor):  # the style has placed it before its module's other parameters
         return tensor
     detached: Any = tensor.detach()
-    torchs_own = inspect.unwrap(distribute_tensor)  # which another module has under its own name, refusing
+    torchs_own = inspect.unwrap(distribute_tensor)  # the refusing replacement, installed in another module, wraps it
     return alike(lambda part: torchs_own(part, *args, **kwargs), detached)
 
 
 def has_masked_values(owner: Any, values: Values, *rest: Any) -> bool:
-    """Whether a hook or a method of a style, which places its second argument, is to place masked tensors."""
+    """Return whether a hook or a style's method, which places its second argument, gets masked tensors."""
     return has_masked(values if isinstance(values, (list, tuple)) else [values])
 
 
 def place_values(function: Hook, owner: Any, values: Values, *rest: Any) -> Values:
-    """What such a function gives for masked values."""
+    """Call such a function on data and masks separately, and return masked results."""
     return placed(lambda chosen: function(owner, chosen, *rest), values)
 
 
 def placing_values(function: Hook) -> Hook:
-    """Such a hook of a module, for masked values too."""
+    """Wrap such a hook of a module, so that it accepts masked values too."""
 
     @functools.wraps(function)
     def called(owner: Any, values: Values, *rest: Any) -> Values:
@@ -76,7 +76,7 @@ def placing_values(function: Hook) -> Hook:
 
 
 def placed(function: Callable[[Values], Values], values: Values) -> Values:
-    """What a function that places values gives: the first of them, or each."""
+    """Return a placing function's result, with masked tensors built from placed data and masks."""
     several = list(values) if isinstance(values, (list, tuple)) else [values]
     if not has_masked(several):
         return function(values)
@@ -99,12 +99,12 @@ def distribute_module(
     input_fn: Hook,
     output_fn: Hook,
 ) -> nn.Module:
-    """As styles call torch's function of this name: with hooks that place masked inputs and outputs too."""
+    """Call torch's function of this name, for styles, with hooks that place masked inputs and outputs too."""
     return original(module, device_mesh, partition_fn, placing_values(input_fn), placing_values(output_fn))
 
 
 def install_refusals() -> None:
-    """Called once, when torch.distributed.tensor has been imported."""
+    """later_import.py calls this once, after the import of torch.distributed.tensor."""
     tensors: Any = importlib.import_module("torch.distributed.tensor")
     replace(tensors.DTensor, "from_local", refusing("DTensor.from_local", "from_local"), is_of_masked)
     replace(tensors, "distribute_tensor", refusing("distribute_tensor", "distribute"), is_of_masked)
@@ -112,7 +112,7 @@ def install_refusals() -> None:
 
 
 def install_styles() -> None:
-    """Called once, when the styles of torch.distributed.tensor.parallel have been imported."""
+    """later_import.py calls this once, after the import of torch.distributed.tensor.parallel's styles."""
     styles: Any = importlib.import_module("torch.distributed.tensor.parallel.style")
     replace(styles, "distribute_tensor", place_parameter, is_of_masked)
     replace(styles, "distribute_module", distribute_module, no_call, always=True)

@@ -1,8 +1,8 @@
 """send and recv of masked tensors.
 
-A message has four parts, each with a tag of its own, far from the tags of plain messages: both sides say what they
-have, then data and mask follow if that fits. If it does not, both raise the same error, and nothing is left under way
-that the next message would be taken for.
+A message has four parts, each with its own tag, far from the tags of plain messages. Both sides first describe their
+tensors; if the descriptions match, the sender sends data and mask. Otherwise both sides raise the same error, and no
+part stays in flight for the next receive to mistake for its own.
 """
 
 from __future__ import annotations
@@ -130,16 +130,17 @@ def recv(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Fin
     return finish
 
 
-# Which side of which messages: send or recv, the group, the peer, the tag.
+# A side of a message stream: "send" or "recv", the group, the peer, the tag.
 Side = tuple[str, ProcessGroup, int, int]
-# For each side, whether the data of the last message is on its way.
+# For each side, whether the data of the last message has started to move.
 _asked: dict[Side, threading.Event] = {}
 
 
 def in_background(ask: Callable[[], Finish], key: Side) -> Callable[[], Finish]:
-    """Let data move as soon as the peer has said what it has, in the order of the calls; waiting gives what `ask` gave.
+    """Call `ask` in a thread, in the order of the calls; the returned function waits and returns the result of `ask`.
 
-    In a thread: the peer must not depend on what this process waits for first.
+    Data moves as soon as the peer has described its tensor. A thread does this because the peer must not depend on the
+    order in which this process waits.
     """
     before, done = _asked.get(key), threading.Event()
     _asked[key] = done
@@ -176,7 +177,7 @@ def recv_any_source(tensors: list[Tensor], group: ProcessGroup, tag: int) -> Fin
 
 
 def answer(message: Callable[[], Tensor], mine: Description) -> Description:
-    """What the peer says."""
+    """Wait for the peer's description."""
     try:
         return decoded(message().cpu())
     except RuntimeError as error:
@@ -184,7 +185,7 @@ def answer(message: Callable[[], Tensor], mine: Description) -> Description:
 
 
 def check(offer: Description, expected: Description, group: ProcessGroup, sender: int, receiver: int) -> None:
-    """Raise if what is sent is not what is expected: on both sides alike."""
+    """Raise the same error on both sides if the sent tensor does not match the expected one."""
     ranks = distributed.get_process_group_ranks(group)
     for side, rank in ((offer, sender), (expected, receiver)):
         if side.problem is not None:

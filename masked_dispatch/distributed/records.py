@@ -1,4 +1,4 @@
-"""What collectives mean for dense records: `reduced` combines the valid contributions, `moved` keeps them as they are.
+"""Collectives of dense records: `reduced` combines the valid contributions, `moved` passes records on unchanged.
 
 Both start their messages and return a function that waits for the result.
 """
@@ -20,17 +20,17 @@ from op_registry.records.dtypes import accumulation_dtype, highest, lowest
 from op_registry.records.fill import fill_in_place
 from op_registry.records.zeros import known_zero
 
-# A reduction on the wire, (data, "sum") → function that waits.
+# A transport's reduction: it takes (data, "sum") and returns a function that waits.
 Send = Callable[[Tensor, str], Awaited]
 Reduced = Callable[[], Dense]
 
-# Elements of a message, where what is reduced in place is sent in several.
+# An in-place reduction sends messages of this many elements.
 PIECE = 1 << 21
 REDUCTIONS = ("sum", "avg", "min", "max", "product")
 
 
 def problem_of_reduction(op: str, dtype: torch.dtype) -> str | None:
-    """Why a reduction has no meaning for partly valid contributions; None if it has one."""
+    """Say why a reduction is undefined for partly valid contributions; None if it is defined."""
     if op not in REDUCTIONS:
         return (
             f"the reduction {op.upper()} has no masked meaning. SUM, AVG, MIN, MAX and PRODUCT combine the valid "
@@ -42,14 +42,14 @@ def problem_of_reduction(op: str, dtype: torch.dtype) -> str | None:
 
 
 def identity_of(op: str, dtype: torch.dtype) -> Number:
-    """What an invalid element contributes: nothing."""
+    """Return the identity of the reduction, which stands in for invalid elements."""
     if op in ("sum", "avg"):
         return 0
     return 1 if op == "product" else highest(dtype) if op == "min" else lowest(dtype)
 
 
 class Masks(enum.Enum):
-    """What is known of the masks of all ranks before they are sent."""
+    """What the ranks know about all masks before they send any."""
 
     NONE = "nothing is invalid"
     EQUAL = "each rank has the same"
@@ -65,11 +65,11 @@ def reduced(
     narrow: bool = True,
     overwritten: bool = False,
 ) -> Reduced:
-    """The reduction of records of one shape, one after the other; the result has that shape.
+    """Reduce records of one shape over the ranks; the result has that shape.
 
-    known    of the masks: where there is none, none results; one that all ranks have is that of the result
+    known    with NONE, the result has no mask; with EQUAL, it has the mask that all ranks share
     narrow   whether fields of the masks may be narrower than a byte
-    overwritten  whether the result replaces the records, so that their memory may be used
+    overwritten  whether the result replaces the records, so that the reduction may use their memory
     """
     record = records[0]
     if overwritten and record.data.is_contiguous():
@@ -94,7 +94,7 @@ def reduced(
 
 
 def reduced_copies(records: Sequence[Dense], op: str, send: Send) -> Callable[[int | Tensor], Tensor]:
-    """Start to reduce what the records add. To wait takes what a mean is divided by: one number, or each element's."""
+    """Start to reduce copies of the records. The returned function takes the divisor of a mean: a number or tensor."""
     contributions = [contribution(record, op) for record in records]
     total = send(contributions[0] if len(records) == 1 else torch.cat(contributions), on_wire(op, records[0].dtype))
 
@@ -102,10 +102,10 @@ def reduced_copies(records: Sequence[Dense], op: str, send: Send) -> Callable[[i
 
 
 def reduced_in_place(record: Dense, op: str, send: Send) -> Callable[[int | Tensor], Tensor]:
-    """The same in the memory of the record, which is contiguous.
+    """Start to reduce in the memory of the record, which is contiguous.
 
-    What has another dtype on the wire travels in pieces: one is on its way while the next is converted, and none is so
-    large that its memory would be new to the process each time.
+    If messages need another dtype, the record travels in pieces: one piece is in flight while the next is converted.
+    Pieces are small enough that the allocator reuses memory instead of mapping new pages each time.
     """
     dtype = record.dtype
     filled = identity_in_place(record, op).view(-1)
@@ -129,16 +129,16 @@ def per_piece(divisor: int | Tensor, pieces: Sequence[Tensor]) -> Sequence[int |
 
 
 def of_masks(op: str, ranks: int, narrow: bool = True) -> tuple[int, str]:
-    """Bits of a field of the masks, and their reduction: a sum, which counts the valid contributions.
+    """Return the bits of a mask field and the reduction of the fields: a sum, which counts the valid contributions.
 
-    Where a byte cannot count the ranks, only a mean has to know the number; others send bytes, and take the largest.
+    If a byte cannot count the ranks, only a mean needs the exact number; other reductions send bytes and take the max.
     """
     width = width_for(ranks) if narrow else max(8, width_for(ranks))
     return (8, "max") if width > 8 and op != "avg" else (width, "sum")
 
 
 def identity_in_place(record: Dense, op: str) -> Tensor:
-    """The record's data with what contributes nothing where it is invalid; often a gradient, which is known to be 0."""
+    """Overwrite the invalid elements with the identity, unless both are 0 (as in most gradients); return the data."""
     identity = identity_of(op, record.dtype)
     if identity == 0 and known_zero(record.data, record.validity):
         return record.data
@@ -146,7 +146,7 @@ def identity_in_place(record: Dense, op: str) -> Tensor:
 
 
 def contribution(record: Dense, op: str) -> Tensor:
-    """What a record adds to a reduction, one-dimensional, in memory that nothing else uses."""
+    """Return a record's one-dimensional contribution to a reduction, in memory of its own."""
     dtype = record.dtype
     filled = record.filled(identity_of(op, dtype)).reshape(-1).to(wire_dtype(op, dtype))
     shares = share_memory(filled, record.data)
@@ -154,14 +154,14 @@ def contribution(record: Dense, op: str) -> Tensor:
 
 
 def wire_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
-    """Sums of half precision travel as float32 and are rounded once; bool as bytes."""
+    """Return the dtype of messages: float32 for sums of half precision, which are rounded once; bytes for bool."""
     if dtype is torch.bool:
         return torch.uint8
     return accumulation_dtype(dtype) if op in ("sum", "avg", "product") else dtype
 
 
 def on_wire(op: str, dtype: torch.dtype) -> str:
-    """A mean is a sum that is divided at its end; there is no sum of bools."""
+    """Return the reduction that the backend runs: a sum for a mean, which is divided afterwards; no sum for bool."""
     if dtype is torch.bool:
         return {"sum": "max", "product": "min"}.get(op, op)
     return "sum" if op == "avg" else op
@@ -172,7 +172,7 @@ def result_of(total: Tensor, op: str, divisor: int | Tensor, dtype: torch.dtype)
 
 
 def validity_of(record: Dense) -> Tensor:
-    """One-dimensional int8 validity, whether or not the record stores one."""
+    """Return the one-dimensional int8 validity, even if the record stores none."""
     validity = record.full_validity
     if validity is None:
         return torch.ones(record.data.numel(), dtype=torch.int8, device=record.device)
@@ -180,13 +180,13 @@ def validity_of(record: Dense) -> Tensor:
 
 
 class Moved:
-    """Records that arrive as one message of data, and one of masks if something is invalid."""
+    """Records that arrive as one message of data, and one of masks if some element is invalid."""
 
     def __init__(self, data: Awaited, masks: Awaited | None, width: int = 1) -> None:
         self.data, self.masks, self.width = data, masks, width
 
     def split(self, shapes: Sequence[torch.Size]) -> list[Dense]:
-        """Wait, and take the messages apart into records of these shapes."""
+        """Wait, and split the messages into records of these shapes."""
         sizes = [shape.numel() for shape in shapes]
         parts = self.data()[: sum(sizes)].split(sizes)
         if self.masks is None:
@@ -202,7 +202,7 @@ class Moved:
 
 
 def moved(records: Sequence[Dense], partial: bool, send: Callable[[Tensor], Awaited], width: int = 1) -> Moved:
-    """Send records one after the other, their masks after them."""
+    """Send the data of the records in one message, and their masks in another."""
     data = send(joined([record.data.reshape(-1) for record in records]))
     return Moved(data, send(joined_masks(records, width)) if partial else None, width)
 
@@ -215,7 +215,7 @@ def exchanged(
     send: Callable[[Tensor, Sequence[int], Sequence[int]], Awaited],
     width: int = 1,
 ) -> Moved:
-    """Send a record to each rank, and receive one; `received` and `sent` are numbers of elements."""
+    """Send a record to each rank and receive one from each; `received` and `sent` are numbers of elements."""
     data = send(joined([record.data.reshape(-1) for record in records]), received, sent)
     if not partial:
         return Moved(data, None, width)
@@ -224,7 +224,7 @@ def exchanged(
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other, contiguous."""
+    """Concatenate the parts into one contiguous tensor."""
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))
 
 

@@ -1,7 +1,7 @@
-"""Masked parameters under FSDP2, which are refused.
+"""Refuse masked parameters under FSDP2.
 
-Its extension points shard a subclass inside of a DTensor, which knows no masks, and have none for gradients: those are
-summed in plain buffers. tests/helpers/fully_sharded_subclass.py shows both on a subclass that has no mask.
+FSDP2's extension points put the subclass inside a DTensor, which ignores masks, and do not cover gradients, which FSDP2
+sums in plain buffers. tests/helpers/fully_sharded_subclass.py shows both on a subclass without masks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 
 
-# The methods that fully_shard asks of a parameter, with its arguments.
+# fully_shard calls these methods of a parameter with these arguments.
 def fsdp_pre_all_gather(
     self: MaskedTensor, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
 ) -> NoReturn:
@@ -29,6 +29,6 @@ def fsdp_post_all_gather(self: MaskedTensor, *args: Any, **kwargs: Any) -> NoRet
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     methods: Any = MaskedTensor
     methods.fsdp_pre_all_gather, methods.fsdp_post_all_gather = fsdp_pre_all_gather, fsdp_post_all_gather

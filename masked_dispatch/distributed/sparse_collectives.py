@@ -1,8 +1,8 @@
-"""torch.distributed's collectives of sparsely stored masked tensors, packed batches included. Nothing is densified.
+"""torch.distributed's collectives of sparsely stored masked tensors, packed batches included; they densify nothing.
 
-They mean what those of collectives.py mean. What travels is what is stored (entries.py): the ranks tell each other how
-much that is before anything moves. Reductions gather the entries of all ranks and combine them on the union of their
-patterns, each rank what it needs; torch's own reductions would need one pattern.
+They have the semantics of collectives.py. The ranks send their entries (entries.py), and tell each other the number of
+entries first. Reductions gather the entries of all ranks, and each rank combines those it needs on the union of the
+patterns; torch's own reductions would need one common pattern.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry.sparse.record import Sparse
 
 Arrived = Callable[[], list[Entries]]
-# Gets the number of contributions to each element of a reduction.
+# A callback that receives the number of contributions to each element of a reduction.
 Counted = Callable[[Sparse], None]
 
 
 def stored_record(tensor: Tensor) -> Sparse:
-    """The record of a sparsely stored tensor that is no view: problem_of_sparse refuses others."""
+    """Return the record of a sparsely stored tensor that is not a view; problem_of_sparse refuses views."""
     assert isinstance(tensor, SparseMaskedTensor)
     record = tensor.record
     assert isinstance(record, Sparse)
@@ -46,7 +46,7 @@ def stored_record(tensor: Tensor) -> Sparse:
 
 
 class Parcel:
-    """A sparse tensor that is sent: its form and its entries."""
+    """A sparse tensor to send: its form and its entries."""
 
     def __init__(self, tensor: Tensor) -> None:
         record = stored_record(tensor)
@@ -62,10 +62,10 @@ class Parcel:
 
 
 class Call:
-    """What the ranks have agreed on, and how to send.
+    """One collective: the result of the agreement, and the transport.
 
     sent     the tensors that this rank sends
-    form     of any tensor of the call: that of its inputs, or of its output on a rank that sends nothing
+    form     the form of the inputs, or of the output on a rank that sends nothing
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class Call:
         return self.parcels[number].form if self.parcels else form_of(stored_record(self.outputs[number]))
 
     def message(self, number: int = 0, size: int | None = None) -> Tensor:
-        """A parcel as bytes, with zeros behind it if it is shorter than `size`."""
+        """Encode a parcel as bytes, padded with zeros to `size`."""
         parcel = self.parcels[number]
         message = encoded(parcel.entries, parcel.form, self.everyone[self.rank].partial)
         return message if size is None else torch.nn.functional.pad(message, (0, size - len(message)))
 
     def size(self, rank: int, number: int = 0, form: Form | None = None) -> int:
-        """The bytes of a parcel of a rank."""
+        """Return the number of bytes of a rank's parcel."""
         description = self.everyone[rank]
         return sum((form or self.form()).sizes_in_bytes(description.entries[number], description.partial))
 
@@ -114,7 +114,7 @@ class Call:
         return decoded(message, form or self.form(), description.entries[number], description.partial)
 
     def from_all(self, send: Callable[[Tensor], Awaited], here: bool = True) -> Arrived:
-        """The first parcel of every rank, sent as messages of one length; nothing where they do not arrive."""
+        """Send the first parcel of every rank, padded to one length; ranks that receive none get an empty result."""
         ranks = range(len(self.everyone))
         longest = max(self.size(rank) for rank in ranks)
         arriving = send(self.message(size=longest))
@@ -126,7 +126,7 @@ class Call:
         return arrived
 
     def exchanged(self) -> Arrived:
-        """A parcel of each rank for this one: a parcel for each rank was sent."""
+        """Send a parcel to each rank, and receive one from each."""
         ranks = range(len(self.everyone))
         forms = [parcel.form for parcel in self.parcels]
         if self.outputs and len(self.outputs) == len(forms):
@@ -143,7 +143,7 @@ class Call:
 
 
 def problem_of_sparse(sent: Sequence[Tensor], outputs: Sequence[Tensor]) -> str | None:
-    """Why sparsely stored tensors cannot take part in a collective, if they cannot."""
+    """Say why sparsely stored tensors cannot take part in a collective; None if they can."""
     for tensor in sent:
         if not isinstance(tensor, SparseMaskedTensor):
             return (
@@ -167,13 +167,13 @@ def not_by_itself(tensor: SparseMaskedTensor) -> str:
 
 
 def write(target: Tensor, record: Sparse) -> None:
-    """Let `target` be what arrived, in its own storage; a plain one is updated."""
+    """Replace `target` by the received record, in the storage of `target`; update a plain `target`."""
     with torch.no_grad():
         target.copy_(wrap_sparse(record))
 
 
 def write_rows(target: Tensor, arrived: Sequence[Entries], form: Form) -> None:
-    """The rows of every rank, one after the other, into one tensor."""
+    """Concatenate the rows of all ranks, and write them to one tensor."""
     parts: list[Tensor] = [wrap_sparse(rebuilt(entries, form)) for entries in arrived]
     with torch.no_grad():
         target.copy_(torch.cat(parts))
@@ -302,7 +302,7 @@ def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group:
 
 
 def gather_into_tensor(output: Tensor, tensor: Tensor, group: ProcessGroup, root: int) -> Finish:
-    """On other ranks than `root`, the output is a placeholder of torch's."""
+    """Gather into the root's output; on other ranks, torch passes a placeholder as the output."""
     here = group.rank() == root
     problem = problem_of_rows("the output", output, "the input", tensor, group.size()) if here else None
     name = f"gather_into_tensor to rank {root} of the group"
@@ -370,11 +370,11 @@ def all_to_all_single(
 
 
 def _by_itself(part: Tensor) -> Tensor:
-    """A part of a tensor, to be written to before that is."""
+    """Copy a part of a tensor; the collective writes to the copy before it writes to the tensor."""
     return wrap_sparse(part.record) if isinstance(part, SparseMaskedTensor) else part
 
 
 def problem_of_rows(large: str, larger: Tensor, small: str, smaller: Tensor, ranks: int) -> str | None:
-    """Why the rows of one tensor are not those of another for each rank, if they are not."""
+    """Say why the larger tensor does not have the smaller one's rows once for each rank; None if it does."""
     fits = larger.ndim == smaller.ndim > 0 and larger.shape == (ranks * smaller.shape[0], *smaller.shape[1:])
     return None if fits else sizes_do_not_fit(large, larger, small, smaller, ranks) + ", one after the other"

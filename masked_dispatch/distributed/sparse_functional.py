@@ -1,8 +1,8 @@
-"""torch's functional collectives of sparsely stored masked tensors: new tensors, stored like the operand.
+"""torch's functional collectives of sparsely stored masked tensors; results have the storage of the operand.
 
-The number of entries of another rank is known when it has said it, so that nothing here can be traced. As in torch, the
-derivative is that of the sum of what all ranks compute from their results: what went to a rank has its gradient there,
-so each collective has another one as its derivative. There are first derivatives alone.
+Entry counts of other ranks are only known at run time, so these collectives cannot be traced. As in torch, backward
+differentiates the sum of all ranks' outputs: the gradient of an element lies on the rank that received it, so the
+backward of a collective is another collective. Only first derivatives are supported.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.record import Sparse
 
-# A collective of one tensor.
+# A collective takes one tensor and returns one.
 Collective = Callable[[SparseMaskedTensor], Tensor]
 
 
 class _Context(Protocol):
-    """The records of the operand and of the result, and the collective that gives the gradient."""
+    """The records of the operand and of the result, and the collective that computes the gradient."""
 
     own: Sparse
     arrived: Sparse
@@ -38,7 +38,7 @@ class _Context(Protocol):
 
 
 class Differentiable(OwnFunction):
-    """A collective, and another one for its derivative."""
+    """An autograd function whose forward and backward are collectives."""
 
     @staticmethod
     def forward(ctx: _Context, tensor: SparseMaskedTensor, collective: Collective, back: Collective) -> Any:
@@ -54,7 +54,7 @@ class Differentiable(OwnFunction):
 
 
 def _at(gradient: Tensor, record: Sparse) -> SparseMaskedTensor:
-    """A gradient at the elements of a record: 0 where it is invalid, and invalid where the record is."""
+    """Read a gradient at the elements of a record: 0 where the gradient is invalid, invalid where the record is."""
     values = values_at(gradient, record, None)
     return wrap_sparse(Sparse(Dense(values, record.values.full_validity), record.pattern))
 
@@ -67,12 +67,12 @@ def _differentiable(tensor: SparseMaskedTensor, collective: Collective, back: Co
 
 
 class _Divisor:
-    """What a gradient is divided by as the values of a reduction were: in an average, by how many ranks contributed."""
+    """The divisor of a gradient, equal to that of the reduction: in an average, the number of contributing ranks."""
 
     def __init__(self, op: str) -> None:
         self.op = op
         self.number: SparseMaskedTensor | None = None
-        # The forward knows the number of contributions to each element of its result.
+        # The forward counts the contributions to each element of its result.
         self.counted = self.keep if op == "avg" else None
 
     def keep(self, number: Sparse) -> None:
@@ -108,7 +108,7 @@ def broadcast(tensor: SparseMaskedTensor, src: int, group: Group) -> Tensor:
         return _done(sparse_collectives.broadcast([result], process_group_named(group), src), result)
 
     def back(grad: SparseMaskedTensor) -> Tensor:
-        """The sum over ranks on the rank that has sent; what the others had went nowhere."""
+        """Sum the gradients over ranks on the sending rank; the operands of other ranks get no gradient."""
         total = all_reduce(grad, "sum", group)
         return total if process_group_named(group).rank() == src else torch.zeros_like(total)
 
@@ -136,7 +136,7 @@ def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: G
 
 
 def all_to_all_single(tensor: SparseMaskedTensor, received: Sequence[int], sent: Sequence[int], group: Group) -> Tensor:
-    """`received` and `sent` are rows for each rank."""
+    """Exchange rows between ranks; `received` and `sent` are the numbers of rows for each rank."""
 
     def exchanged(x: SparseMaskedTensor) -> Tensor:
         result = _rows_of(x, sum(received), "all_to_all_single")
@@ -152,7 +152,7 @@ def _done(finish: Finish, result: Tensor) -> Tensor:
 
 
 def _copy(tensor: SparseMaskedTensor, call: str) -> Tensor:
-    """A tensor of the same storage, to be written to."""
+    """Copy the tensor, as the output of an in-place collective."""
     if being_traced(tensor._kept_values):
         raise MaskedSemanticsError(
             f"{call} of a tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout}: how much "
@@ -162,7 +162,7 @@ def _copy(tensor: SparseMaskedTensor, call: str) -> Tensor:
 
 
 def _by_itself(tensor: SparseMaskedTensor) -> Sparse:
-    """The record of the tensor, or of a copy that is no view."""
+    """Return the record of the tensor, or of a copy if the tensor is a view."""
     record: Any = tensor.record
     if not isinstance(record, Sparse):
         copied: Any = tensor.detached().clone()
@@ -172,7 +172,7 @@ def _by_itself(tensor: SparseMaskedTensor) -> Sparse:
 
 
 def _rows_of(tensor: SparseMaskedTensor, rows: int, call: str) -> Tensor:
-    """A tensor of so many rows, stored alike, to be written to."""
+    """Return an output tensor of the same storage with this many rows."""
     _copy(tensor, call)
     parts: list[Tensor] = [tensor] * -(-rows // max(tensor.shape[0], 1)) or [tensor]
     part: Any = torch.cat(parts)[:rows]

@@ -1,7 +1,7 @@
-"""Copies of masked tensors for `torch.distributed.checkpoint.async_save`, which trains on while they are written.
+"""Copy masked tensors for `torch.distributed.checkpoint.async_save`, which writes the copies while training goes on.
 
-torch's stagers copy the memory of each tensor, of which a masked one has several pieces. So they are given the pieces,
-which they copy as they copy any tensor, pinned or reused as they are told, and masked tensors are made of the copies.
+torch's stagers copy the memory of each tensor, but a masked tensor has several pieces of memory. Here the stagers copy
+these pieces like any tensors, with their usual pinning and reuse, and new masked tensors are built from the copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Stage = Callable[..., Any]
 
 
 def in_pieces(value: Any) -> Any:
-    """The same nested containers, with a tuple of pieces in place of each masked tensor."""
+    """Copy the nested containers, with a tuple of pieces in place of each masked tensor."""
     if isinstance(value, SparseMaskedTensor):
         return (*stored_parts(value._kept), value._order)
     if isinstance(value, MaskedTensor):
@@ -33,7 +33,7 @@ def in_pieces(value: Any) -> Any:
 
 
 def together(value: Any, staged: Any) -> Any:
-    """What was staged, with a masked tensor in place of the pieces of each in `value`."""
+    """Rebuild the masked tensors of `value` from the staged pieces."""
     if isinstance(value, SparseMaskedTensor):
         *parts, order = staged
         return rebuild_sparse(*parts, False, False, order)
@@ -53,18 +53,18 @@ def has_masked(value: Any) -> bool:
 
 
 def stages_masked(stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether there are masked tensors in the state."""
+    """Return whether the state contains masked tensors."""
     return has_masked(state_dict)
 
 
 def stage_pieces(stage: Stage, stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Copy a state, the pieces of masked tensors too."""
+    """Copy a state, including the pieces of masked tensors."""
     copies = stage(stager, in_pieces(state_dict), *args, **kwargs)
     return later(state_dict, copies) if isinstance(copies, Future) else together(state_dict, copies)
 
 
 def later(state_dict: dict[str, Any], copies: Future[Any]) -> Future[Any]:
-    """The staged state when it has been copied, in another thread."""
+    """Return a future of the staged state, which another thread copies."""
     done: Future[Any] = Future()
 
     def finish(copied: Future[Any]) -> None:
@@ -78,6 +78,6 @@ def later(state_dict: dict[str, Any], copies: Future[Any]) -> Future[Any]:
 
 
 def install() -> None:
-    """Called once, when torch.distributed.checkpoint has been imported."""
+    """later_import.py calls this once, after the import of torch.distributed.checkpoint."""
     for stager in (DefaultStager, BlockingAsyncStager):
         replace(stager, "stage", stage_pieces, stages_masked)

@@ -1,8 +1,8 @@
-"""Sums, means, variances and counts over the valid elements of all ranks, and losses that weigh ranks by them.
+"""Sums, means, variances and counts over the valid elements of all ranks, and a loss that weights ranks by their count.
 
-Each is what one process would compute of all elements, however they are divided among the ranks; a rank may have none.
-All ranks of the group have to call it, with masked or plain tensors. The derivative is that of the sum of what all
-ranks compute from the result, as in torch.distributed.nn.
+Each function returns the value that one process would compute from all elements, however the ranks divide them; a rank
+may have none. All ranks of the group must call it, with masked or plain tensors. As in torch.distributed.nn, backward
+differentiates the sum of all ranks' outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Dims = int | tuple[int, ...] | None
 
 
 def count(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> Tensor:
-    """The number of valid elements on all ranks: a plain int64 tensor.
+    """Count the valid elements of all ranks; the result is a plain int64 tensor.
 
     dim  the dimensions to count over, all by default; the ranks' tensors may differ in these
     """
@@ -31,18 +31,18 @@ def count(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessG
 
 
 def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The sum of the valid elements of all ranks, invalid where no rank has one; differentiable.
+    """Sum the valid elements of all ranks; the result is invalid where no rank has one; differentiable.
 
     dim  the dimensions to sum over, all by default; the ranks' tensors may differ in these
 
-    Half precision is summed in float32 and rounded once, integers and bool are summed in int64.
+    The sum accumulates half precision in float32 and rounds once; it accumulates integers and bool in int64.
     """
     total, n = over_ranks("sum", group, summed(x, dim, keepdim), counted(x, dim, keepdim))
     return where_any(total.to(x.dtype) if x.dtype.is_floating_point or x.is_complex() else total, n)
 
 
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The mean of the valid elements of all ranks, invalid where no rank has one; differentiable.
+    """Average the valid elements of all ranks; the result is invalid where no rank has one; differentiable.
 
     dim  the dimensions to average over, all by default; the ranks' tensors may differ in these
     """
@@ -54,10 +54,10 @@ def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGr
 def var(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, correction: int = 1, group: ProcessGroup | None = None
 ) -> MaskedTensor:
-    """The variance of the valid elements of all ranks, invalid where no rank has one; differentiable.
+    """Compute the variance over the valid elements of all ranks, invalid where no rank has one; differentiable.
 
     dim         the dimensions to compute it over, all by default; the ranks' tensors may differ in these
-    correction  what is subtracted from the number of elements; the variance of one element is NaN, as in torch
+    correction  subtracted from the number of elements; the variance of one element is NaN, as in torch
     """
     check_floating("var", x)
     wide = x.to(accumulation_dtype(x.dtype))
@@ -69,15 +69,15 @@ def var(
 
 
 def mean_loss(losses: Tensor, weights: Tensor | None = None, *, group: ProcessGroup | None = None) -> MaskedTensor:
-    """The mean of the valid losses of all ranks: the loss to call `backward()` on in data-parallel training.
+    """Average the valid losses of all ranks: data-parallel training calls `backward()` on the result.
 
     losses   a number for each element or sample, from a loss function with `reduction="none"`; masked or plain
-    weights  for a weighted mean: the sum of weights · losses, divided by the sum of the weights; of the losses' shape
+    weights  weights of the losses' shape, for a weighted mean: the sum of weights · losses over the sum of weights
 
-    Its value is that of one process with all samples, on all ranks; it is invalid if nothing is valid on any. The mean
-    of the ranks' gradients, which DistributedDataParallel and fully_shard compute, is that process's gradient too.
-    (With a mean on each rank, the samples of a rank that has few would count more.) All ranks call backward; a rank
-    without a valid loss contributes zeros.
+    All ranks get the value that one process would compute from all samples; it is invalid if no rank has a valid loss.
+    DistributedDataParallel and fully_shard average the ranks' gradients, which gives the gradient of that one process.
+    (If each rank took its own mean, the samples of a rank with few would count more.) All ranks must call backward; a
+    rank without a valid loss contributes zeros.
     """
     check_floating("mean_loss", losses)
     weighted = losses if weights is None else losses * weights
@@ -101,14 +101,14 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
 
 
 def summed(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    """The sum of this rank's valid elements, 0 where there is none, as it is accumulated: plain."""
+    """Return the plain sum of this rank's valid elements, 0 where it has none, in the accumulation dtype."""
     dtype = accumulation_dtype(x.dtype) if x.dtype.is_floating_point or x.is_complex() else torch.int64
     total = x.sum(dims_of(x, dim), keepdim, dtype=dtype)
     return total.to_tensor(0) if isinstance(total, MaskedTensor) else total
 
 
 def counted(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    """The number of this rank's valid elements."""
+    """Count this rank's valid elements."""
     return as_masked_tensor(x).count(tuple(dims_of(x, dim)), keepdim)
 
 
@@ -125,7 +125,7 @@ def where_any(value: Tensor, n: Tensor) -> MaskedTensor:
 
 
 def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[Tensor, ...]:
-    """The sums over the ranks, which first agree on dtypes and shapes."""
+    """Return the sums over the ranks, after the ranks agree on dtypes and shapes."""
     group = distributed.group.WORLD if group is None else group
     if group is None:
         raise ValueError(
@@ -139,7 +139,7 @@ def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[T
 
 
 class SumOverRanks(OwnFunction):
-    """The sum of the ranks' plain tensors, on all ranks. The derivative is the sum of the ranks' gradients."""
+    """Sum the ranks' plain tensors, on all ranks; backward sums the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:
@@ -154,7 +154,7 @@ class SumOverRanks(OwnFunction):
 
 
 class Replicated(OwnFunction):
-    """A total that all ranks have, with the same use on each: its derivative needs no message."""
+    """A total that all ranks hold and use in the same way, so its backward needs no message."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, total: Tensor, ranks: int) -> Tensor:

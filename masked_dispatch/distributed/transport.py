@@ -1,7 +1,7 @@
-"""Plain tensors between ranks, in two ways: torch.distributed's functions, and its functional operators.
+"""Send plain tensors between ranks, either by torch.distributed's functions or by its functional operators.
 
-Everything is one-dimensional. Each method starts a collective and returns a function that waits and gives the result.
-The functional operators are differentiable and can be traced, and lack `reduce`, `gather` and `scatter`.
+All tensors are one-dimensional. Each method starts a collective and returns a function that waits for the result. The
+functional operators are differentiable and traceable, but lack `reduce`, `gather` and `scatter`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Awaited = Callable[[], Tensor]
 
 
 class Transport(Protocol):
-    """What reductions and movements need."""
+    """The collectives that reductions and movements need."""
 
     ranks: int
 
@@ -44,7 +44,7 @@ def awaited(work: Any, result: Tensor) -> Awaited:
 
 
 class Eager:
-    """torch.distributed's public functions, asynchronously. What is reduced is overwritten."""
+    """Call torch.distributed's public functions asynchronously; reductions overwrite their operand."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -77,7 +77,7 @@ class Eager:
         return awaited(work, out.flatten())
 
     def scatter(self, data: Tensor, like: Tensor, root: int) -> Awaited:
-        """`data` is that of all ranks on the root, and not read elsewhere; the result is as large as `like`."""
+        """Scatter the root's `data`, which holds the parts of all ranks; the result has the size of `like`."""
         out = torch.empty_like(like)
         parts = list(in_bytes(data).view(self.ranks, -1)) if self.group.rank() == root else None
         work = distributed.scatter(in_bytes(out), parts, group=self.group, group_src=root, async_op=True)
@@ -98,7 +98,7 @@ class Eager:
 
 
 class Functional:
-    """torch's functional collectives, whose derivative is torch's own."""
+    """Call torch's functional collectives, which torch differentiates."""
 
     def __init__(self, group_name: Group, ranks: int) -> None:
         self.group_name = group_name
@@ -127,7 +127,7 @@ class Functional:
 
 
 def in_bytes(data: Tensor) -> Tensor:
-    """The same memory as bytes: what is only moved may be of any dtype."""
+    """View the memory as bytes, so that movements support every dtype."""
     return data.view(torch.uint8)
 
 

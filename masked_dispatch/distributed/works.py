@@ -1,4 +1,4 @@
-"""What an asynchronous collective returns."""
+"""The Work that an asynchronous collective returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from masked_dispatch.distributed_internals import work_that_calls
 
 
 def work_for(finish: Callable[[], None]) -> Any:
-    """torch's Work whose `wait()` calls `finish`, once however often it is called; an error is raised each time."""
+    """Return a Work whose first `wait()` calls `finish`; every `wait()` raises the error of that call, if any."""
     lock = threading.Lock()
     outcome: list[Exception | None] = []
 

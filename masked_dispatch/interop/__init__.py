@@ -1,10 +1,10 @@
-"""Doors: masked tensors from and to what other libraries call arrays, frames, batches and masks.
+"""Convert masked tensors from and to the arrays, frames, batches and masks of other libraries.
 
-Each direction is lossless, or refused with the reason. A mask whose True means something else here is converted by the
-function that has its name. Each library is loaded when one of its functions is used; the core needs torch alone.
+Each conversion loses nothing, or raises an error with the reason. If True means invalid in another library's mask, the
+converting function has that mask's name. The first use of a function imports its library; the core only needs torch.
 
-crossing.py           what every door shares
-doors.py              the functions by name, and which library each needs
+crossing.py           code that all conversions share
+doors.py              the functions by name, and the library that each needs
 numpy_arrays.py       numpy.ma
 pandas_frames.py      Series and DataFrames of pandas
 arrow_arrays.py       arrays and tables of Apache Arrow
@@ -20,22 +20,22 @@ nested_tensors.py     torch.nested
 block_masks.py        FlexAttention's BlockMask
 torch_maskedtensor.py  torch.masked.MaskedTensor
 
-And masked tensors in the parts of torch and Python that dispatch does not reach:
+These modules support masked tensors in parts of torch and Python that dispatch does not reach:
 
 torch_sparse.py  torch.sparse tensors
 stored_pieces.py  the stored values and index tensors in torch's shapes
 torch_masked.py  the functions of torch.masked
 attention_module.py  nn.MultiheadAttention and the Transformer layers
-torch_script.py  what torch.jit has compiled
+torch_script.py  functions compiled by torch.jit
 numpy_masked.py  masked arrays of NumPy as data
 parameter_vectors.py  torch.nn.utils.vector_to_parameters
-guessed_backends.py  opt_einsum and autoray, which go by the module of a tensor's type
+guessed_backends.py  opt_einsum and autoray, which choose a backend by the module of a tensor's type
 low_rank.py      torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank
 distributions.py  torch.distributions of vectors and matrices
 collate.py       torch.utils.data.DataLoader
-processes.py     sending to other processes
-gradients_of_others.py  autograd functions and hooks that are not this project's
-protocols.py     what NumPy, DLPack, Arrow and matplotlib call
+processes.py     masked tensors sent to other processes
+gradients_of_others.py  autograd functions and hooks of other projects
+protocols.py     the methods that NumPy, DLPack, Arrow and matplotlib call
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def __dir__() -> list[str]:
     return [*__all__]
 
 
-if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+if not TYPE_CHECKING:  # a type checker would accept any name as an attribute
 
     def __getattr__(name: str) -> Callable[..., Any]:
         if name not in DOORS:

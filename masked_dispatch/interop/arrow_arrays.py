@@ -1,4 +1,4 @@
-"""Doors to Apache Arrow (pyarrow): a validity bitmap of 1 where valid, and values."""
+"""Convert from and to Apache Arrow (pyarrow), whose arrays have values and a validity bitmap (1 where valid)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ARROW = OF_NUMPY - {torch.complex64, torch.complex128}
 def from_arrow(
     data: pa.Array | pa.ChunkedArray | pa.Table | pa.RecordBatch, dtype: torch.dtype | None = None
 ) -> MaskedTensor:
-    """An array of Arrow as a masked tensor of shape (n,); a table or record batch as one of (n, columns).
+    """Convert an Arrow array to a masked tensor of shape (n,), or a table or record batch to one of (n, columns).
 
-    data   of bool, integers or floating point numbers. What is null is invalid; NaN is a value
-    dtype  convert to it. Needed for a table whose columns have several dtypes
+    data   bool, integers or floating point numbers. Null elements become invalid; NaN is a value
+    dtype  the dtype of the result, required for a table whose columns have several dtypes
 
-    The values of an array in one chunk, not bool, in memory that may be written to, are shared: Arrow takes them for
-    constant, so write to ``from_arrow(data).clone()``. Others are copied, and so is every mask.
+    The result shares the values of an array in one chunk of writable memory, except bool. Arrow assumes that its values
+    never change, so write to ``from_arrow(data).clone()``. The function copies other values and all masks.
 
     Raises TypeError for columns of other types, or of several without `dtype`.
     """
@@ -48,12 +48,12 @@ def from_arrow(
 
 @takes(x=Tensor)
 def to_arrow(x: Tensor, names: Sequence[str] | None = None) -> Any:
-    """A copy as an array of Arrow (shape (n,)) or, with `names` of its columns, a table (shape (n, columns)).
+    """Copy a tensor to an Arrow array (shape (n,)) or, with column `names`, to a table (shape (n, columns)).
 
-    What is invalid is null, and 0 in the buffer under it.
+    Invalid elements become null, with 0 in the value buffer.
 
-    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype that Arrow does not have;
-    ValueError for other dimensions, or names that do not fit.
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or has a dtype that Arrow lacks;
+    ValueError for other dimensions, or names that do not match.
     """
     values, valid = leaving(x, "Arrow", ARROW)
     if x.ndim == 1 and names is None:
@@ -68,7 +68,7 @@ def to_arrow(x: Tensor, names: Sequence[str] | None = None) -> Any:
 
 
 def _array(values: Tensor, valid: Tensor) -> Any:
-    """An array of Arrow around copies of the parts."""
+    """Build an Arrow array from copies of the parts."""
     array = np.ascontiguousarray(values.numpy())
     kind = pa.from_numpy_dtype(array.dtype)
     if values.dtype is torch.bool:
@@ -79,9 +79,9 @@ def _array(values: Tensor, valid: Tensor) -> Any:
 
 
 def _parts(column: pa.Array | pa.ChunkedArray, name: str) -> Parts:
-    """The values, shared where that is possible, and a copy of the mask of one column."""
+    """Return the values of one column, shared if possible, and a copy of its mask."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # what older versions give
+    if isinstance(array, pa.ChunkedArray):  # older versions return this type
         array = pa.concat_arrays(array.chunks)
     kind = array.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -101,13 +101,13 @@ def _parts(column: pa.Array | pa.ChunkedArray, name: str) -> Parts:
 
 
 def _shared(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
-    """A tensor in the same memory, of which NumPy says that it is read-only."""
+    """Return a tensor that shares memory which NumPy marks read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 
 
 def _bits(buffer: pa.Buffer, offset: int, count: int) -> Tensor:
-    """`count` bits from the one at `offset`, as a bool tensor of its own."""
+    """Copy `count` bits from `offset` on to a bool tensor."""
     bits = np.unpackbits(np.frombuffer(buffer, np.uint8), count=offset + count, bitorder="little")
     return torch.from_numpy(bits[offset:].astype(bool))

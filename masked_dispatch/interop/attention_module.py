@@ -1,7 +1,8 @@
-"""F.multi_head_attention_forward, by which nn.MultiheadAttention attends, of masked tensors: one operator.
+"""Run F.multi_head_attention_forward, which nn.MultiheadAttention calls, as one operator on masked tensors.
 
-torch's function is Python, of which dispatch sees each line alone. The operator of op_registry/ops/attention/modules.py
-is called in its place where it computes the same, which is for masked tensors in eager mode.
+torch implements the function in Python, so dispatch only sees its individual operators. This module therefore wraps the
+function, and calls the operator of op_registry/ops/attention/modules.py for masked tensors in eager mode, if the
+operator computes the same.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _signature = inspect.signature(lines_of_torch)
 
 
 def has_masked_operand(*args: Any, **kwargs: Any) -> bool:
-    """Whether a call in eager mode has a masked query, key or value."""
+    """Return whether a call in eager mode has a masked query, key or value."""
     return not torch.compiler.is_compiling() and any(isinstance(a, MaskedTensor) for a in args[:3]) and plain_eager()
 
 
 def multi_head_attention_forward(lines_of_torch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """As torch's function of this name."""
+    """Replace torch's function of this name."""
     bound = _signature.bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -47,9 +48,9 @@ _NOT = ("add_zero_attn", "use_separate_proj_weight", "need_weights")
 
 
 def is_one_operator(given: dict[str, Any]) -> bool:
-    """Whether the operator computes what torch's function does with these arguments. It leaves errors to torch."""
+    """Return whether the operator supports these arguments; False for wrong ones, so that torch raises the error."""
     query, key, value, width = (given[name] for name in ("query", "key", "value", "embed_dim_to_check"))
-    # Of a mask that is causal by the caller's word, torch goes by the word.
+    # With `is_causal=True`, torch trusts the flag and ignores the mask's values.
     causal = given["attn_mask"] is not None
     if causal != given["is_causal"] or any(given[name] for name in _NOT) or any(given[n] is not None for n in _WITHOUT):
         return False
@@ -67,6 +68,6 @@ def is_one_operator(given: dict[str, Any]) -> bool:
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     called = replace(F, lines_of_torch.__name__, multi_head_attention_forward, has_masked_operand)
     called.__prepare_scriptable__ = lambda: lines_of_torch  # TorchScript compiles torch's function

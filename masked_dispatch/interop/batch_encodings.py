@@ -1,4 +1,4 @@
-"""Doors to the batches that tokenizers and data collators of Hugging Face's transformers give."""
+"""Convert from and to the batches of tokenizers and data collators in Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MASK = "attention_mask"
 def from_batch_encoding(
     batch: Mapping[str, Any], keys: Iterable[str] | None = None, *, keep_attention_mask: bool = True
 ) -> dict[str, Any]:
-    """A batch with an `attention_mask` as a dict of masked tensors, for ``model(**batch)``.
+    """Convert a batch with an `attention_mask` to a dict of masked tensors, for ``model(**batch)``.
 
-    batch  what ``tokenizer(texts, padding=True, return_tensors="pt")`` or DataCollatorWithPadding gives, or any mapping
-    keys   of the tensors to mask; every tensor of attention_mask's shape (B, T) if not given. What is not masked is
-           passed on as it is
+    batch  a mapping, such as from ``tokenizer(texts, padding=True, return_tensors="pt")`` or DataCollatorWithPadding
+    keys   the tensors to mask, by default all of attention_mask's shape (B, T). The function passes other values on
+           unchanged
     keep_attention_mask
-           whether the plain attention_mask stays beside them. Models read it for more than attention: OPT for
-           positions, mixtures of experts for the loss that balances them, ModernBERT for the mean over tokens. Without
-           it, a model of transformers with ``attn_implementation="sdpa"`` leaves out what is invalid in attention all
-           the same, and packed ids are faster
+           whether the result keeps the plain attention_mask. Models read it for more than attention: OPT for
+           positions, mixtures of experts for the load-balancing loss, ModernBERT for the mean over tokens. Without
+           it, a model of transformers with ``attn_implementation="sdpa"`` still excludes invalid positions from
+           attention, and packed ids are faster
 
     Raises KeyError for a batch without attention_mask or one of the keys; as `from_attention_mask` does.
     """
@@ -58,12 +58,12 @@ def from_batch_encoding(
 
 @takes(batch=Mapping, padding=Mapping, instead="pass {'input_ids': ids}")
 def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | float]) -> dict[str, Any]:
-    """The inverse: masked tensors filled with the padding that each name has, and their mask as `attention_mask`.
+    """Invert `from_batch_encoding`: fill masked tensors with padding values, and return their mask as `attention_mask`.
 
-    batch    a mapping with masked tensors (B, T, …), all of the same positions
-    padding  what stands in the padding of each: ``{"input_ids": tokenizer.pad_token_id, "labels": -100}``
+    batch    a mapping with masked tensors (B, T, …) that have the same valid positions
+    padding  the padding value of each name: ``{"input_ids": tokenizer.pad_token_id, "labels": -100}``
 
-    Raises KeyError for a name without padding, ValueError for positions that differ or are valid in part.
+    Raises KeyError for a name without padding, ValueError for different or partly valid positions.
     """
     masked = {key: value for key, value in batch.items() if isinstance(value, MaskedTensor)}
     if not masked:

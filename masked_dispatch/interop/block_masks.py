@@ -1,4 +1,4 @@
-"""Doors to FlexAttention's BlockMask: which keys each query attends to."""
+"""Convert from and to FlexAttention's BlockMask, which lists the keys that each query attends to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 @takes(scores=Tensor, block_mask=BlockMask)
 def from_block_mask(scores: Tensor, block_mask: BlockMask) -> MaskedTensor:
-    """Scores of attention, shape (B, H, Q, K), valid where the block mask lets a query attend; differentiable.
+    """Mask attention scores of shape (B, H, Q, K): valid where the block mask lets a query attend; differentiable.
 
-    Its blocks count too: what lies in none is invalid, what lies in a full one is valid. The mask has as many elements
+    Elements outside of all listed blocks are invalid, elements in full blocks are valid. The mask has as many elements
     as the scores.
 
-    Raises ValueError for a block mask of another shape; one of B = 1 or H = 1 holds for all.
+    Raises ValueError for a block mask of another shape; B = 1 or H = 1 broadcasts.
     """
     batch, heads, queries, keys = block_mask.shape
     wanted = tuple(scores.shape)
@@ -33,7 +33,7 @@ def from_block_mask(scores: Tensor, block_mask: BlockMask) -> MaskedTensor:
 
 
 def elements(block_mask: BlockMask, counts: Tensor, indices: Tensor) -> Tensor:
-    """Which elements lie in the listed blocks: of each row of blocks, the first `counts` of its `indices`."""
+    """Return which elements lie in the listed blocks: each row of blocks lists the first `counts` of its `indices`."""
     columns = indices.shape[-1]
     listed = torch.arange(columns, device=indices.device) < counts[..., None]
     blocks = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
@@ -46,7 +46,7 @@ def elements(block_mask: BlockMask, counts: Tensor, indices: Tensor) -> Tensor:
 
 @takes(scores=Tensor)
 def to_block_mask(scores: Tensor, block_size: int | tuple[int, int] = 128) -> BlockMask:
-    """A BlockMask that lets queries attend where scores of shape (B, H, Q, K) are valid.
+    """Build a BlockMask that lets queries attend where scores of shape (B, H, Q, K) are valid.
 
     Raises ValueError for other dimensions.
     """
@@ -67,9 +67,9 @@ def to_block_mask(scores: Tensor, block_size: int | tuple[int, int] = 128) -> Bl
 
 @takes(x=Tensor)
 def to_key_block_mask(x: Tensor, queries: int | None = None, block_size: int | tuple[int, int] = 128) -> BlockMask:
-    """A BlockMask that keeps `queries` (as many as keys if not given) from the padding of a batch (B, T, …) of keys.
+    """Build a BlockMask that hides the padding of a batch (B, T, …) of keys from `queries` queries (by default T).
 
-    Raises ValueError where a position is valid in part.
+    Raises ValueError for a partly valid position.
     """
     valid = positions_of(x, "a BlockMask")
     batch, keys = valid.shape

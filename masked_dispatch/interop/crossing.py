@@ -1,4 +1,4 @@
-"""What every door shares: a masked tensor made of values and a mask, and both as another library is given them."""
+"""Shared code of all conversions: build a masked tensor from values and a mask, and split one for another library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
-# The dtypes that NumPy has, and with it the libraries that store their columns as it does.
+# NumPy has these dtypes, and so do the libraries that store their columns as NumPy arrays.
 OF_NUMPY = frozenset(
     (
         *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -28,10 +28,10 @@ R = TypeVar("R")
 
 
 def takes(*, instead: str = "", **kinds: type | tuple[type, ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A door that refuses other things than those that it is made for, by name, before it looks at them.
+    """Decorate a conversion, so that it refuses arguments of other types with an error that names the function.
 
-    kinds    the types that each of the door's leading parameters takes
-    instead  what to write for what somebody may try; it is said of the first parameter
+    kinds    the types that each of the function's leading parameters accepts
+    instead  a hint for a likely wrong type of the first parameter, added to its error
     """
 
     def decorate(door: Callable[P, R]) -> Callable[P, R]:
@@ -42,7 +42,7 @@ def takes(*, instead: str = "", **kinds: type | tuple[type, ...]) -> Callable[[C
         @functools.wraps(door)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for i, name in enumerate(names):
-                if i < len(args) or name in kwargs:  # what is missing is Python's to say
+                if i < len(args) or name in kwargs:  # Python reports missing arguments itself
                     value = args[i] if i < len(args) else kwargs[name]
                     if not isinstance(value, kinds[name]):
                         raise TypeError(not_taken(door.__name__, name, kinds[name], value, "" if i else instead))
@@ -54,7 +54,7 @@ def takes(*, instead: str = "", **kinds: type | tuple[type, ...]) -> Callable[[C
 
 
 def not_taken(door: str, name: str, kinds: type | tuple[type, ...], value: object, instead: str = "") -> str:
-    """Why a door does not take a value: what it takes, what that is, and what to write."""
+    """Return the error text for an unsupported value: the supported types, the value's type, and a hint."""
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     *most, last = (kind.__name__ for kind in kinds)
     wanted = f"{', '.join(most)}{' or ' if most else ''}{last} of {public(kinds[0])}"
@@ -67,19 +67,19 @@ def not_taken(door: str, name: str, kinds: type | tuple[type, ...], value: objec
 
 
 def public(kind: type) -> str:
-    """The library that a type is of, and which part of torch."""
+    """Return the public name of a type's library, or of its part of torch."""
     parts = kind.__module__.split(".")
     return ".".join(parts[:2] if parts[0] == "torch" else parts[:1])
 
 
 def kind_of(value: object) -> str:
-    """The type of a value, with its article."""
+    """Return the name of a value's type, with its article."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def tensors_of(door: str, name: str, value: object) -> list[Tensor]:
-    """The elements of an iterable of tensors; another thing is refused by the door's name."""
+    """Return the elements of an iterable of tensors; errors about other values name the function `door`."""
     elements = list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) else [value]
     tensors = [element for element in elements if isinstance(element, Tensor)]
     for element in elements:
@@ -92,16 +92,16 @@ def tensors_of(door: str, name: str, value: object) -> list[Tensor]:
 
 
 class Parts(NamedTuple):
-    """What leaves: plain values on the CPU, 0 or False where invalid, and the mask, True where valid."""
+    """The parts to export: plain values on the CPU, 0 or False where invalid, and the mask, True where valid."""
 
     values: Tensor
     valid: Tensor
 
 
 def as_masked(data: Tensor, mask: Tensor | None = None) -> MaskedTensor:
-    """A masked tensor that shares memory with `data` and copies the mask, both of which fit; differentiable.
+    """Build a masked tensor that shares memory with `data` and copies a mask of the same shape; differentiable.
 
-    Masked data gives a copy under both masks.
+    Masked data is copied, and the result is valid where both masks are.
     """
     masked: MaskedTensor
     if isinstance(data, MaskedTensor):
@@ -112,24 +112,24 @@ def as_masked(data: Tensor, mask: Tensor | None = None) -> MaskedTensor:
 
 
 def zero_of(tensor: Tensor) -> int | bool:
-    """The number that stands where nothing is valid."""
+    """Return the fill value of invalid elements."""
     return False if tensor.dtype is torch.bool else 0
 
 
 def filled(tensor: Tensor) -> Tensor:
-    """The values of a masked or plain tensor, 0 or False where invalid; differentiable."""
+    """Return the values of a masked or plain tensor, 0 or False where invalid; differentiable."""
     return tensor.to_tensor(zero_of(tensor)) if isinstance(tensor, MaskedTensor) else tensor
 
 
 def mask_of(tensor: Tensor) -> Tensor:
-    """The mask of a masked tensor; that of a plain one is True everywhere."""
+    """Return the mask of a tensor; a plain tensor's mask is True everywhere."""
     if isinstance(tensor, MaskedTensor):
         return tensor.to_dense().get_mask()
     return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
 
 
 def check_leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> None:
-    """Refuse a tensor that a library without gradients, on the CPU, of these dtypes, cannot hold."""
+    """Refuse a tensor that requires grad, is not on the CPU, or has a dtype outside of `dtypes`."""
     described = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.requires_grad:
         raise RuntimeError(f"{described} requires grad, and {library} has no gradients: pass x.detach()")
@@ -141,6 +141,6 @@ def check_leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] =
 
 
 def leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> Parts:
-    """The parts of a tensor for a library, which has to be able to hold them."""
+    """Check that a library can hold a tensor, and return the tensor's parts."""
     check_leaving(tensor, library, dtypes)
     return Parts(filled(tensor).detach().resolve_conj().resolve_neg(), mask_of(tensor))

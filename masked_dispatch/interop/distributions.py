@@ -1,11 +1,11 @@
-"""torch.distributions of vectors and matrices: a parameter or value counts whole, slice by slice, or not at all.
+"""torch.distributions of vectors and matrices: each slice of a parameter or value is valid as a whole, or not at all.
 
-A draw of a multivariate normal distribution, its covariance and its entropy depend on the whole matrix. Line by line,
-torch's Python would sum over what is left of one: a covariance without one of its terms is another covariance, and a
-product of random numbers and the rest of a matrix a draw of another distribution. So the methods below take arguments
-of which each slice (the row of a mean, a matrix) is valid or invalid as a whole. They are methods, often called with
-nothing but plain tensors besides, so no operator that they call could tell; and torch.compile traces what stands here
-like any Python. Plain arguments are passed on as they are.
+A draw of a multivariate normal distribution, its covariance and its entropy depend on the whole matrix. The individual
+operators of torch's Python code would sum over the valid elements of a matrix: the result would be another covariance,
+or a draw from another distribution. The replaced methods below therefore invalidate a whole slice (the row of a mean, a
+matrix) if one of its elements is invalid. The inner operators could not apply this rule, as nothing in their operands
+shows that a distribution calls them. torch.compile traces the replacements like any Python. Plain arguments stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROW: Dims = (-1,)
 MATRIX: Dims = (-2, -1)
 OF_NORMALS = {"covariance_matrix": MATRIX, "precision_matrix": MATRIX, "scale_tril": MATRIX}
 
-# From each class to its methods, and the dimensions of a slice of each of their arguments.
+# Maps each class to its methods, and each method's arguments to the dimensions of a slice.
 METHODS: dict[type, dict[str, dict[str, Dims]]] = {
     D.MultivariateNormal: {"__init__": {"loc": ROW, **OF_NORMALS}},
     D.LowRankMultivariateNormal: {
@@ -51,9 +51,9 @@ METHODS: dict[type, dict[str, dict[str, Dims]]] = {
 
 
 def whole(value: object, dims: Dims) -> object:
-    """A masked tensor without the slices over `dims` that have an invalid element; anything else as it is.
+    """Invalidate the slices over `dims` of a masked tensor that have an invalid element; return other values unchanged.
 
-    One that has no such slices is itself returned, so that a distribution shares its parameters' memory as in torch.
+    A tensor without such slices is returned itself, so a distribution shares its parameters' memory as in torch.
     """
     if not isinstance(value, MaskedTensor) or value.dim() < len(dims):
         return value
@@ -65,7 +65,7 @@ def whole(value: object, dims: Dims) -> object:
 
 
 def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
-    """Matrices that are valid where their degrees of freedom are, too: without these there is nothing to draw."""
+    """Invalidate matrices whose degrees of freedom are invalid, because they have no distribution to draw from."""
     if matrices is None or not isinstance(degrees, MaskedTensor):
         return matrices
     mask = degrees.get_mask()[..., None, None]
@@ -75,12 +75,12 @@ def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
 
 
 def is_given_masked(*args: Any, **kwargs: Any) -> bool:
-    """Whether an argument is masked."""
+    """Return whether an argument is masked."""
     return any(isinstance(argument, MaskedTensor) for argument in (*args, *kwargs.values()))
 
 
 def taking_whole(function: Callable[..., Any], slices: Mapping[str, Dims]) -> Callable[..., Any]:
-    """What to call for the method, with masked arguments made whole; `slices` names them, with their slices' dims."""
+    """Return a replacement that calls `whole` on masked arguments; `slices` maps their names to slice dims."""
     places = tuple(slices.get(name) for name in inspect.signature(function).parameters)
 
     def method(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -100,18 +100,21 @@ def with_degrees(
     scale_tril: Tensor | None = None,
     validate_args: bool | None = None,
 ) -> None:
-    """Wishart's `__init__`, with the matrices invalid where the degrees of freedom are."""
+    """Call Wishart's `__init__` with matrices that are invalid where the degrees of freedom are."""
     matrices = [valid_with(m, df) for m in (covariance_matrix, precision_matrix, scale_tril)]
     init(self, df, *matrices, validate_args)
 
 
 def of_whole_matrices(call: Callable[..., Tensor], self: D.PositiveDefiniteTransform, x: MaskedTensor) -> Tensor:
-    """PositiveDefiniteTransform's `_call`, which writes zeros into a triangle: its products are not all of holes."""
+    """Call PositiveDefiniteTransform's `_call`, and invalidate matrices with an invalid element.
+
+    The method writes valid zeros into a triangle, so its own products would be partly valid.
+    """
     result: Any = call(self, x)
     return result.mask_with(x.get_mask().all(MATRIX, keepdim=True))
 
 
-# Methods with something of their own to call.
+# These methods have special replacements.
 OTHERS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (D.Wishart, "__init__", with_degrees),
     (D.PositiveDefiniteTransform, "_call", of_whole_matrices),
@@ -119,7 +122,7 @@ OTHERS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
 
 
 def install() -> None:
-    """Replace the methods: called once, when the package is imported."""
+    """Replace the methods; the package calls this once, on import."""
     for owner, methods in METHODS.items():
         for name, slices in methods.items():
             replace(owner, name, taking_whole(getattr(owner, name), slices), is_given_masked)

@@ -1,4 +1,4 @@
-"""The functions of masked_dispatch.interop by name. The module of one is loaded, with its library, on first use."""
+"""The functions of masked_dispatch.interop by name. The first use of one imports its module and its library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-# From each module of this package to the library that it imports, and the functions that it offers.
+# Maps each module of this package to the library that it imports, and to its public functions.
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "numpy_arrays": ("numpy", ("from_numpy_masked", "to_numpy_masked")),
     "pandas_frames": ("pandas", ("from_pandas", "to_pandas")),
@@ -29,7 +29,7 @@ DOORS = {name: (module, library) for module, (library, names) in MODULES.items()
 
 
 def door(name: str) -> Callable[..., Any]:
-    """The function; ImportError, which names what to install, without its library."""
+    """Return the function; raise ImportError with the package to install if its library is missing."""
     module, library = DOORS[name]
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(f"masked_dispatch.interop.{module}"), name)

@@ -1,11 +1,11 @@
-"""What others do with gradients of masked tensors: autograd functions, hooks, and whoever sets `.grad` (P5).
+"""Gradients of masked tensors in other projects' code: autograd functions, hooks, and assignments to `.grad` (P5).
 
-An autograd function that is not this project's gets plain gradients and tangents, in which absent is 0: a backward is
-linear, and what is absent contributes nothing. Its author may add them step by step, write into them, or give them to
-NumPy. What it gives back for a masked tensor gets that tensor's mask, before anyone sees it. To this end a call with
-masked tensors is made as a call of a class derived from the function's, which is made once.
+An autograd function of another project gets plain gradients and tangents, 0 where invalid: a backward is linear, so an
+invalid element contributes nothing. Its author may accumulate them, write into them, or pass them to NumPy. A gradient
+that the function returns for a masked tensor gets that tensor's mask before other code sees it. For this, a call with
+masked tensors runs a class derived from the function's class, which is created once.
 
-Hooks get masked gradients. What they give back is masked likewise, and so is what anyone stores as `.grad`.
+Hooks get masked gradients. A gradient that a hook returns is masked likewise, and so is any gradient stored as `.grad`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from op_registry.sparse.record import Sparse
 
 
 class Mask(NamedTuple):
-    """The mask of a tensor, for its gradients: without its values.
+    """The mask of a tensor, for its gradients; it does not keep the tensor's values.
 
-    validity  of a dense tensor
+    validity  for dense storage, the validity
     stored    for sparse storage, the record without values, in visible order
     """
 
@@ -45,7 +45,7 @@ class Mask(NamedTuple):
 
     @classmethod
     def of(cls, tensor: MaskedTensor) -> Mask:
-        """The mask as it is now; later writes to the tensor do not change it."""
+        """Keep the current mask; later writes to the tensor do not change it."""
         if not isinstance(tensor, SparseMaskedTensor):
             return cls(tensor.shape, savable_validity(tensor), None)
         if not tensor.is_inference():
@@ -56,7 +56,7 @@ class Mask(NamedTuple):
         return cls(tensor.shape, None, stored)
 
     def on(self, gradient: Tensor) -> Tensor:
-        """A gradient under this mask, 0 where it says nothing; differentiable. Other shapes are left to torch."""
+        """Mask a gradient, 0 where it has no value; differentiable. Gradients of other shapes are left to torch."""
         if gradient.shape != self.shape:
             gradient = plain(gradient)
             if torch.broadcast_shapes(self.shape, gradient.shape) != gradient.shape:
@@ -74,8 +74,9 @@ class Mask(NamedTuple):
 
 
 def plain(gradient: Any) -> Any:
-    """A masked gradient or tangent as a plain tensor, 0 where it is invalid: in a layout of torch's sparse tensors as
-    one of those, else with every element. Anything else as it is.
+    """Convert a masked gradient or tangent to a plain tensor, 0 where it is invalid; return other values unchanged.
+
+    A gradient in one of torch's sparse layouts becomes a torch.sparse tensor, any other a strided one.
     """
     if not isinstance(gradient, MaskedTensor):
         return gradient
@@ -83,7 +84,7 @@ def plain(gradient: Any) -> Any:
 
 
 def in_torch_sparse(result: MaskedTensor) -> str | None:
-    """Why no graph has plain gradients of a result: they are torch.sparse tensors. None if they are not."""
+    """Say why a graph cannot hold plain gradients of a result: they are torch.sparse tensors. None if it can."""
     if not isinstance(result, SparseMaskedTensor) or result.storage_layout not in OF_TORCH:
         return None
     return (
@@ -105,7 +106,7 @@ def _is_given_masked(function: Any, *args: Any, **kwargs: Any) -> bool:
 
 @not_compiled
 def _called(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of an autograd function, with torch's own way to make it."""
+    """Call an autograd function through `apply`, torch's own call."""
     if under_transform() or not (torch.is_grad_enabled() or in_forward_mode()):
         return apply(function, *args, **kwargs)
     if _is_given_masked(function, *args, **kwargs):
@@ -113,7 +114,7 @@ def _called(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any)
         return apply(function if knows else _counterpart(function), *args, **kwargs)
     results = apply(function, *args, **kwargs)
     for result in _listed(results):
-        made = isinstance(result, MaskedTensor)  # of plain tensors
+        made = isinstance(result, MaskedTensor)  # from plain operands
         if made and become_node_of(result.grad_fn, function, _counterpart(function)):
             setattr(result.grad_fn, _MASKS, ((), ()))
     return results
@@ -121,7 +122,7 @@ def _called(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any)
 
 @never_compiled
 def _counterpart(function: Any) -> Any:
-    """A class derived from a function's, whose derivatives have masks outside and none inside."""
+    """Derive a class whose backward and jvp pass plain tensors to the function's own, and mask their results."""
     made = function.__dict__.get(_COUNTERPART)
     if made is None:
         members = {
@@ -179,9 +180,9 @@ def _members(function: Any) -> dict[str, Any]:
 
 
 def _same_view(result: Any, given: Sequence[Any], tangents: Sequence[Any], masked: Any) -> Any:
-    """Of a tangent that is a view the same view of a masked tangent, on which torch insists; of others `masked`.
+    """Return the same view of a masked tangent, which torch requires, if a tangent is a view; otherwise `masked`.
 
-    given  the plain tangents that a jvp got, of the masked `tangents`
+    given  the plain tangents that the jvp received for the masked `tangents`
     """
     base = result._base if isinstance(result, Tensor) else None
     for inside, outside in zip(given, tangents, strict=True):
@@ -202,7 +203,7 @@ def _masks_of(values: tuple[Any, ...]) -> tuple[Mask | None, ...]:
 
 
 def _under_masks(gradients: tuple[Any, ...], masks: tuple[Mask | None, ...]) -> Iterator[Any]:
-    """Gradients of tensors with these masks; of a plain one plain, unless they are COO, as torch's own sparse ones."""
+    """Yield gradients under these masks; plain tensors get plain gradients, or COO ones, which torch accepts."""
     for place, gradient in enumerate(gradients):
         mask = masks[place] if place < len(masks) else None
         if mask is not None and isinstance(gradient, Tensor):
@@ -217,14 +218,14 @@ def _under_masks(gradients: tuple[Any, ...], masks: tuple[Mask | None, ...]) -> 
 
 
 def _register_hook(tensor: MaskedTensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """torch.Tensor.register_hook. The hook gets a masked gradient, and what it returns is masked as the tensor is."""
+    """Replace torch.Tensor.register_hook: the hook gets a masked gradient, and its result gets the tensor's mask."""
     noted = None if tensor.is_leaf else Mask.of(tensor)
 
     @functools.wraps(hook)
     def hooked(gradient: Tensor) -> Tensor | None:
         mask = noted
         if mask is None:
-            leaf = leaf_accumulated_into()  # under the mask that it has now
+            leaf = leaf_accumulated_into()  # use its current mask
             assert isinstance(leaf, MaskedTensor)
             mask = Mask.of(leaf)
         given = gradient if isinstance(gradient, MaskedTensor) else mask.on(gradient)
@@ -241,7 +242,7 @@ _stored: Any = torch.Tensor.grad
 
 @never_compiled
 def _grad(tensor: MaskedTensor) -> Tensor | None:
-    """The gradient, under the mask of the tensor: also what a hook of a module, or a caller, has put in its place."""
+    """Return the gradient under the tensor's mask, even if a module hook or a caller has assigned it."""
     gradient: Tensor | None = _stored.__get__(tensor)
     if gradient is None or isinstance(gradient, MaskedTensor) or not plain_eager():
         return gradient
@@ -252,7 +253,7 @@ def _grad(tensor: MaskedTensor) -> Tensor | None:
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     call_functions_by(_called, _is_given_masked)
     functools.update_wrapper(_register_hook, torch.Tensor.register_hook)
     MaskedTensor.register_hook = never_compiled(_register_hook)  # type: ignore[method-assign, assignment]

@@ -1,6 +1,6 @@
-"""Libraries that guess from the module of a tensor's type which library has functions for it: here torch has.
+"""Tell libraries that guess a tensor's backend from the module of its type to use torch for masked tensors.
 
-Nothing is imported for this: a library is told when it is imported, or now if it has been.
+This imports no library: it registers with each one after the program imports it, or now if it is already imported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _OURS = "masked_dispatch"
 
 
 def tell_opt_einsum() -> None:
-    """opt_einsum.contract, which goes by its first operand, and takes what it doesn't know to be NumPy's.
+    """Register with opt_einsum.contract, which checks its first operand, and takes unknown types for NumPy arrays.
 
-    Its table of backends has no door. A release without the table guesses as it does.
+    Its table of backends is private. For a release without the table, this does nothing.
     """
     aliases = getattr(sys.modules["opt_einsum.backends.dispatch"], "_aliases", {})
     if "torch" in aliases:
@@ -23,11 +23,11 @@ def tell_opt_einsum() -> None:
 
 
 def tell_autoray() -> None:
-    """autoray.do and what is built on it; by the function that autoray has for this."""
+    """Register with autoray.do and the libraries built on it, through autoray's public function."""
     sys.modules["autoray.autoray"].register_backend_alias(_OURS, "torch")
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     when_imported("opt_einsum.backends.dispatch", tell_opt_einsum)
     when_imported("autoray.autoray", tell_autoray)

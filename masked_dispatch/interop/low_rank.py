@@ -1,10 +1,10 @@
-"""torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank: refused for a matrix of which an element is invalid.
+"""Refuse matrices with invalid elements in torch.lobpcg, torch.svd_lowrank and torch.pca_lowrank.
 
-They multiply the matrix by random or trial vectors. Such a product has an element wherever a row of the matrix has a
-valid one, so line by line they would decompose the matrix with its invalid elements counted as zeros, or not, as the
-mask happens to be. They are Python functions, which no dispatch sees; but each asks `has_torch_function` first whether
-another library is to run it, and then calls `handle_torch_function`. This library answers there, in these two modules
-alone. Where every element is valid, torch's function runs on the data.
+These functions multiply the matrix by random or trial vectors. Such a product is valid wherever a row of the matrix has
+a valid element, so their individual operators would count invalid elements as zeros, or not, depending on the mask.
+Dispatch does not see them, as they are Python functions; but each first asks `has_torch_function` whether another
+library overrides it, and then calls `handle_torch_function`. This library replaces both, only in the two modules of
+these functions. If every element is valid, torch's function runs on the data.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from op_registry.records.dense import Dense, map_tensors
 
 
 def is_of_masked(arguments: Iterable[object]) -> bool:
-    """Whether one of the arguments of which torch's has_torch_function is asked is masked."""
+    """Return whether torch's has_torch_function gets a masked argument."""
     return any(isinstance(argument, MaskedTensor) for argument in tuple(arguments))
 
 
 def is_overridden(original: Callable[..., bool], arguments: Iterable[object]) -> bool:
-    """In place of torch's has_torch_function, which does not count masked tensors."""
+    """Replace torch's has_torch_function, which ignores masked tensors."""
     return True
 
 
 def runs_masked(function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any) -> bool:
-    """Whether torch's handle_torch_function is to run a function of masked tensors."""
+    """Return whether torch's handle_torch_function gets a call with masked tensors."""
     return is_of_masked((*args, *kwargs.values()))
 
 
 def run_overridden(
     original: Callable[..., Any], function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any
 ) -> Any:
-    """In place of torch's handle_torch_function: refused where something is invalid, else torch's on the data."""
+    """Replace torch's handle_torch_function: refuse invalid elements, otherwise call torch's function on the data."""
     for argument in (*args, *kwargs.values()):
         if isinstance(argument, MaskedTensor) and not is_all_valid(argument):
             raise MaskedSemanticsError(
@@ -57,25 +57,25 @@ def run_overridden(
 
 
 def is_all_valid(tensor: MaskedTensor) -> bool:
-    """Whether every element is valid; not known of a mask that is stored in a graph."""
+    """Return whether every element is valid; False if a graph stores a mask, whose values are unknown."""
     if tensor.storage_layout is not torch.strided:
         return not tensor.is_meta and int(tensor.count()) == tensor.numel()
     return known_all_valid(Dense(tensor._data, tensor._validity))
 
 
 def plain(value: object) -> object:
-    """The data of a masked tensor whose every element is valid; anything else as it is."""
+    """Return the data of a fully valid masked tensor; return other values unchanged."""
     return value.get_data() if isinstance(value, MaskedTensor) else value
 
 
 def as_masked(result: Tensor) -> Tensor:
-    """A result as a masked tensor that is valid everywhere."""
+    """Wrap a result as a fully valid masked tensor."""
     masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(result, None, code_version())
     return masked
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     modules: tuple[Any, ...] = (lobpcg_module, low_rank_module)
     for module in modules:
         replace(module, "has_torch_function", is_overridden, is_of_masked)

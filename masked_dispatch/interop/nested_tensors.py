@@ -1,4 +1,4 @@
-"""Doors to torch.nested: tensors that differ in the length of one dimension, without padding."""
+"""Convert from and to torch.nested, which stores tensors of different lengths without padding."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 @takes(nested=Tensor, instead="pass torch.nested.nested_tensor(tensors), or use pad_sequence(tensors)")
 def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> MaskedTensor:
-    """A nested tensor, jagged or strided, as a batch (B, T, …) that is invalid after the end of each; differentiable.
+    """Convert a jagged or strided nested tensor to a batch (B, T, …), invalid after each sequence; differentiable.
 
-    total_length  pad to this T; the longest one's if not given
+    total_length  pad to this T, by default the longest sequence's
 
     ``.to_packed()`` stores the result without its padding.
 
-    Raises TypeError for a tensor that is not nested, ValueError if its parts differ in other dimensions than the first.
+    Raises TypeError for a tensor that is not nested, ValueError if its parts differ in a dimension besides the first.
     """
     if not nested.is_nested:
         raise TypeError(
@@ -49,11 +49,11 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
 
 @takes(x=Tensor)
 def to_nested_tensor(x: Tensor) -> Tensor:
-    """The valid positions of a batch (B, T, …) as a jagged nested tensor; differentiable, from any storage.
+    """Convert the valid positions of a batch (B, T, …) to a jagged nested tensor; differentiable, from any storage.
 
-    Positions after the end of the longest sequence are not kept; `total_length` hands them back.
+    The result drops positions after the longest sequence; `total_length` restores them.
 
-    Raises ValueError where the valid positions are not the first ones of a row, or one is valid in part.
+    Raises ValueError if the valid positions are not the first ones of a row, or one is partly valid.
     """
     lengths = to_lengths(x)
     count = int(lengths.sum())

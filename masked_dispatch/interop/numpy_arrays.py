@@ -1,4 +1,4 @@
-"""Doors to numpy.ma, and NumPy's arrays as tensors."""
+"""Convert from and to numpy.ma, and convert NumPy arrays to tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ AnyArray = np.ndarray[Any, np.dtype[Any]]
 
 @takes(array=(np.generic, np.ndarray), instead="pass numpy.ma.array(array, mask=…), or use masked_tensor(array, mask)")
 def from_numpy_masked(array: AnyArray) -> MaskedTensor:
-    """A masked array of NumPy, or a plain one, as a masked tensor of the same shape and dtype.
+    """Convert a masked or plain NumPy array to a masked tensor of the same shape and dtype.
 
-    What is masked there (mask=True) is invalid here. The values are shared where torch can share them, copied where it
-    cannot (negative strides, foreign byte order, read-only memory); the mask is copied. The array's fill_value is not
-    kept: pass it to `to_numpy_masked`.
+    Masked elements (mask=True) become invalid. The result shares the values if torch can share them, and otherwise
+    copies them (negative strides, foreign byte order, read-only memory); it copies the mask. It drops the array's
+    fill_value: pass that to `to_numpy_masked`.
 
-    Raises TypeError for a dtype that torch does not have.
+    Raises TypeError for a dtype that torch lacks.
     """
     mask = np.ma.getmask(array)
     values = tensor_of_array(np.ma.getdata(array))
@@ -32,18 +32,18 @@ def from_numpy_masked(array: AnyArray) -> MaskedTensor:
 
 @takes(x=Tensor)
 def to_numpy_masked(x: Tensor, fill_value: object = None) -> np.ma.MaskedArray[Any, np.dtype[Any]]:
-    """A copy as a masked array of NumPy, of the same shape and dtype; `fill_value` is what its filled() gives.
+    """Copy a tensor to a masked NumPy array of the same shape and dtype; its filled() uses `fill_value`.
 
-    What is invalid is masked. Under the mask stands NaN, where the dtype has it, or else 0, so that what a function of
-    NumPy makes of an array whose mask it ignores does not pass for a result.
+    Invalid elements become masked. Their values are NaN, or 0 if the dtype has no NaN, so a NumPy function that ignores
+    the mask does not return a plausible result.
 
-    Raises RuntimeError if `x` requires grad, TypeError if it is not on the CPU or NumPy does not have its dtype.
+    Raises RuntimeError if `x` requires grad, TypeError if it is not on the CPU or NumPy lacks its dtype.
     """
     return masked_array_of(x, np.ma, fill_value)
 
 
 def tensor_of_array(array: AnyArray) -> Tensor:
-    """A tensor that shares memory with the array where torch can, or else has a copy."""
+    """Return a tensor that shares the array's memory if torch can, and copies it otherwise."""
     if array.dtype.kind not in "biufc":
         raise TypeError(
             f"an array of dtype {array.dtype} and shape {array.shape} does not hold numbers that torch has; convert "

@@ -1,6 +1,6 @@
-"""numpy.ma's masked arrays: what is masked there is invalid here.
+"""Split and build numpy.ma's masked arrays, whose masked elements are invalid here.
 
-NumPy is not imported here: without it there are no such arrays.
+This module does not import NumPy: a program without NumPy has no such arrays.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from masked_dispatch.interop.crossing import leaving
 
 
 def parts_of_masked_array(data: object) -> tuple[object, Tensor | None]:
-    """The array and the mask, True where valid, of a masked array of NumPy; anything else as it is, without a mask.
+    """Return the array and the mask (True where valid) of a masked NumPy array; return other values without a mask.
 
-    The array shares memory with the masked array.
+    The returned array shares memory with the masked array.
     """
     numpy_ma: Any = sys.modules.get("numpy.ma")
     if numpy_ma is None or not isinstance(data, numpy_ma.MaskedArray):
@@ -27,7 +27,7 @@ def parts_of_masked_array(data: object) -> tuple[object, Tensor | None]:
 
 
 def masked_array_of(tensor: Tensor, numpy_ma: Any, fill_value: object = None) -> Any:
-    """A masked array with copies of the values and of the mask, NaN (or 0) under it."""
+    """Build a masked array from copies of the values and the mask, with NaN (or 0) under the mask."""
     values, valid = leaving(tensor, "NumPy")
     if values.is_floating_point() or values.is_complex():
         values = torch.where(valid, values, torch.nan)

@@ -1,4 +1,4 @@
-"""Doors to torch's PackedSequence: sequences of different lengths, one time step after another."""
+"""Convert from and to torch's PackedSequence, which stores sequences of different lengths by time steps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 def from_packed_sequence(
     packed: PackedSequence, batch_first: bool = False, total_length: int | None = None
 ) -> MaskedTensor:
-    """The sequences as one batch, (T, B, …) or (B, T, …) with `batch_first`, invalid after their ends; differentiable.
+    """Convert to one batch, (T, B, …) or (B, T, …) with `batch_first`, invalid after each sequence; differentiable.
 
-    total_length  pad to this T; the longest sequence's if not given
+    total_length  pad to this T, by default the longest sequence's
 
-    Raises torch's ValueError for a `total_length` that is too short.
+    Raises torch's ValueError if `total_length` is too short.
     """
     padded, lengths = pad_packed_sequence(packed, batch_first=True, total_length=total_length)
     positions = torch.arange(padded.shape[1]) < lengths[:, None]
@@ -29,14 +29,14 @@ def from_packed_sequence(
 
 @takes(x=Tensor)
 def to_packed_sequence(x: Tensor, batch_first: bool = False, enforce_sorted: bool = False) -> PackedSequence:
-    """The valid positions of a batch, (T, B, …) or (B, T, …) with `batch_first`, as sequences; differentiable.
+    """Pack the valid positions of a batch, (T, B, …) or (B, T, …) with `batch_first`; differentiable.
 
-    enforce_sorted  the sequences come sorted by length, descending, as ONNX needs them
+    enforce_sorted  require sequences in descending order of length, as ONNX does
 
-    Positions after the end of the longest sequence are not kept; `total_length` hands them back.
+    The result drops positions after the longest sequence; `total_length` restores them.
 
-    Raises ValueError where the valid positions are not the first ones of a sequence, where one is valid in part, or a
-    sequence has none; torch's RuntimeError for an unsorted batch with `enforce_sorted`.
+    Raises ValueError if the valid positions are not the first ones of a sequence, one is partly valid, or a sequence
+    has none; torch's RuntimeError for an unsorted batch with `enforce_sorted`.
     """
     if x.ndim < 2:
         raise ValueError(f"a tensor of shape {tuple(x.shape)} is no batch of sequences, (T, B, …) or (B, T, …)")

@@ -1,7 +1,7 @@
-"""Doors to the masks of padded batches: attention_mask, key_padding_mask and lengths.
+"""Convert from and to the masks of padded batches: attention_mask, key_padding_mask and lengths.
 
-A batch has shape (B, T, …), and such a mask says which of its B · T positions are data and which padding. In an
-`attention_mask` 1 is data, in a `key_padding_mask` True is padding: which one it is the function's name says.
+A batch has shape (B, T, …), and its mask marks each of the B · T positions as data or padding. An `attention_mask`
+marks data with 1, a `key_padding_mask` marks padding with True; each function's name states its kind of mask.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 @takes(data=Tensor, attention_mask=Tensor)
 def from_attention_mask(data: Tensor, attention_mask: Tensor) -> MaskedTensor:
-    """A batch, valid where its `attention_mask` is 1, as tokenizers of Hugging Face give it; differentiable.
+    """Mask a batch with an `attention_mask` of Hugging Face's tokenizers, valid where it is 1; differentiable.
 
-    data            shape (B, T, …); shared. Masked data stays invalid where it was
+    data            shape (B, T, …); the result shares it. Invalid elements of masked data stay invalid
     attention_mask  shape (B, T), bool or integers 0 and 1
 
     Raises TypeError for a mask of floating point, ValueError for another shape or other numbers.
@@ -34,19 +34,19 @@ def from_attention_mask(data: Tensor, attention_mask: Tensor) -> MaskedTensor:
 
 @takes(x=Tensor)
 def to_attention_mask(x: Tensor) -> Tensor:
-    """int64, shape (B, T), 1 where the positions of a batch (B, T, …) are valid and 0 where they are padding.
+    """Return an int64 mask of shape (B, T): 1 at valid positions of a batch (B, T, …) and 0 at padding.
 
-    Raises ValueError where a position is valid in part.
+    Raises ValueError for a partly valid position.
     """
     return positions_of(x, "an attention_mask").to(torch.int64)
 
 
 @takes(data=Tensor, key_padding_mask=Tensor)
 def from_key_padding_mask(data: Tensor, key_padding_mask: Tensor) -> MaskedTensor:
-    """A batch, invalid where the mask that torch.nn.MultiheadAttention and nn.Transformer take is True; differentiable.
+    """Mask a batch with a mask of torch.nn.MultiheadAttention or nn.Transformer, invalid where True; differentiable.
 
-    data              shape (B, T, …); shared. Masked data stays invalid where it was
-    key_padding_mask  bool, shape (B, T), True where there is padding
+    data              shape (B, T, …); the result shares it. Invalid elements of masked data stay invalid
+    key_padding_mask  bool, shape (B, T), True at padding
 
     Raises TypeError for a mask that is not bool, ValueError for another shape.
     """
@@ -62,18 +62,18 @@ def from_key_padding_mask(data: Tensor, key_padding_mask: Tensor) -> MaskedTenso
 
 @takes(x=Tensor)
 def to_key_padding_mask(x: Tensor) -> Tensor:
-    """bool, shape (B, T), True where the positions of a batch (B, T, …) are padding.
+    """Return a bool mask of shape (B, T), True at the padding of a batch (B, T, …).
 
-    Raises ValueError where a position is valid in part.
+    Raises ValueError for a partly valid position.
     """
     return ~positions_of(x, "a key_padding_mask")
 
 
 @takes(x=Tensor)
 def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
-    """int64, shape (B,): how many positions along `dim` are valid, those before the padding; see `from_lengths`.
+    """Return int64 lengths of shape (B,): the number of valid positions along `dim`; see `from_lengths`.
 
-    Raises ValueError where a position is valid in part, or valid behind an invalid one.
+    Raises ValueError if a position is partly valid, or if a valid one follows padding.
     """
     dim = dim % x.ndim if x.ndim else dim
     if x.ndim < 2 or dim == 0:
@@ -91,7 +91,7 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
 
 
 def check_shape(data: Tensor, mask: Tensor, name: str) -> None:
-    """Refuse a mask that is not one of the positions of `data`."""
+    """Refuse a mask whose shape is not the batch shape (B, T) of `data`."""
     if data.ndim < 2 or mask.shape != data.shape[:2]:
         raise ValueError(
             f"{name} of shape {tuple(mask.shape)} does not fit data of shape {tuple(data.shape)}: it has an entry for "
@@ -100,12 +100,12 @@ def check_shape(data: Tensor, mask: Tensor, name: str) -> None:
 
 
 def with_positions(data: Tensor, valid: Tensor) -> MaskedTensor:
-    """A batch (B, T, …) under a mask (B, T) of positions."""
+    """Mask a batch (B, T, …) with a mask (B, T) of positions."""
     return as_masked(data, check_mask(data, valid.view(*valid.shape, *[1] * (data.ndim - 2))))
 
 
 def positions_of(x: Tensor, name: str) -> Tensor:
-    """Which positions of a batch are valid, shape (B, T); each has to be so as a whole."""
+    """Return which positions of a batch are valid, shape (B, T); refuse partly valid positions."""
     if x.ndim < 2:
         raise ValueError(
             f"a tensor of shape {tuple(x.shape)} has no positions that {name} describes: a batch is (B, T, …)"

@@ -1,4 +1,4 @@
-"""Doors to pandas: Series and DataFrames of nullable dtypes. What is NA there is invalid here."""
+"""Convert from and to pandas Series and DataFrames of nullable dtypes, whose NA elements are invalid here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from masked_dispatch.interop.numpy_arrays import tensor_of_array
 from masked_dispatch.interop.tables import stacked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
-# pandas has no nullable dtype for the others.
+# pandas has no nullable dtype for the excluded ones.
 NULLABLE = OF_NUMPY - {torch.float16, torch.complex64, torch.complex128}
 
 
@@ -24,14 +24,14 @@ NULLABLE = OF_NUMPY - {torch.float16, torch.complex64, torch.complex128}
     instead="pass pandas.Series(data), where None is missing",
 )
 def from_pandas(data: pd.Series | pd.DataFrame, dtype: torch.dtype | None = None) -> MaskedTensor:
-    """A Series, an Index or an array of pandas as a masked tensor of shape (n,); a DataFrame as one of (n, columns).
+    """Convert a Series, Index or array of pandas to a masked tensor of shape (n,), a DataFrame to one of (n, columns).
 
-    data   of bool, integers or floating point numbers: nullable dtypes (Int64, Float32, boolean …), those of pyarrow
-           (int64[pyarrow] …), or NumPy's. What pandas calls missing (`isna()`) is invalid. So NaN is invalid in a
-           column of float64, where it is how pandas says NA, and a value in one of Float64
-    dtype  convert to it. Needed for a DataFrame whose columns have several dtypes
+    data   bool, integers or floating point numbers: nullable dtypes (Int64, Float32, boolean …), those of pyarrow
+           (int64[pyarrow] …), or NumPy's. Missing elements (`isna()`) become invalid. So NaN is invalid in a float64
+           column, where it stands for NA, and a value in a Float64 column
+    dtype  the dtype of the result, required for a DataFrame whose columns have several dtypes
 
-    Values are copied. Index and names are not kept; hand them back with ``to_pandas(x, index=data.index, …)``.
+    The result copies the values and drops index and names; restore them with ``to_pandas(x, index=data.index, …)``.
 
     Raises TypeError for columns of other dtypes, or of several without `dtype`.
     """
@@ -53,12 +53,12 @@ def to_pandas(
     columns: Iterable[Hashable] | None = None,
     name: Hashable | None = None,
 ) -> Any:
-    """A copy as a Series (shape (n,)) or a DataFrame (shape (n, columns)) of nullable dtype, NA where invalid.
+    """Copy a tensor to a Series (shape (n,)) or DataFrame (shape (n, columns)) of nullable dtype, NA where invalid.
 
-    index    of the rows, columns of the DataFrame, name of the Series: as pandas takes them, and tensors of labels
+    index    the row labels; `columns` labels a DataFrame, `name` a Series: pandas' types or tensors of labels
 
-    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype without a nullable one
-    (complex, half precision); ValueError for other dimensions.
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or if its dtype has no nullable
+    counterpart (complex, half precision); ValueError for other dimensions.
     """
     values, valid = leaving(x, "pandas, in its nullable dtypes,", NULLABLE)
     index, columns = (labels.tolist() if isinstance(labels, Tensor) else labels for labels in (index, columns))
@@ -81,7 +81,7 @@ def to_pandas(
 
 
 def _nullable(values: Tensor, valid: Tensor) -> Any:
-    """A nullable array of pandas around copies of the parts."""
+    """Build a nullable pandas array from copies of the parts."""
     kind = pd.arrays.FloatingArray if values.is_floating_point() else pd.arrays.IntegerArray
     if values.dtype is torch.bool:
         kind = pd.arrays.BooleanArray
@@ -89,7 +89,7 @@ def _nullable(values: Tensor, valid: Tensor) -> Any:
 
 
 def _parts(column: Any, which: str) -> Parts:
-    """Values and mask, copied, of one column; `which` it is, for who is told that it cannot be taken."""
+    """Copy the values and the mask of one column; errors refer to it as `which`."""
     dtype = column.dtype
     stored = getattr(dtype, "numpy_dtype", dtype)
     if isinstance(dtype, pd.CategoricalDtype):

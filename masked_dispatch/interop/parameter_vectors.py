@@ -1,7 +1,7 @@
-"""torch.nn.utils.vector_to_parameters: refused where it would give a plain parameter the data of a masked vector.
+"""Refuse a masked vector for plain parameters in torch.nn.utils.vector_to_parameters.
 
-It assigns ``parameter.data = part``, which torch does in C++ for plain tensors and asks no one: they would be tensors
-without memory, and the process would crash when one is read.
+The function assigns ``parameter.data = part``, which torch runs in C++ without dispatch for plain parameters: they
+would become tensors without memory, and reading one would crash the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from op_registry import MaskedSemanticsError
 
 
 def give_parts(original: Callable[..., None], vec: MaskedTensor, parameters: Iterable[Tensor]) -> None:
-    """torch's own, if each parameter is masked; before any is written to."""
+    """Check that every parameter is masked before any write, then call torch's function."""
     parameters = list(parameters)
     for number, parameter in enumerate(parameters):
         if not isinstance(parameter, MaskedTensor):
@@ -36,7 +36,7 @@ def is_masked(vec: object, *_: object, **__: object) -> bool:
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
-    owners: Any = (convert_parameters, nn.utils)  # both have it by name
+    """The package calls this once, on import."""
+    owners: Any = (convert_parameters, nn.utils)  # both export the function
     for owner in owners:
         replace(owner, "vector_to_parameters", give_parts, is_masked)

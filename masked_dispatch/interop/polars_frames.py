@@ -1,4 +1,4 @@
-"""Doors to polars: what is null there is invalid here; NaN is a value."""
+"""Convert from and to polars, whose null elements are invalid here; NaN is a value."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POLARS = OF_NUMPY - {torch.float16, torch.complex64, torch.complex128}
 
 @takes(data=(pl.Series, pl.DataFrame), instead="pass polars.Series(data), where None is null")
 def from_polars(data: pl.Series | pl.DataFrame, dtype: torch.dtype | None = None) -> MaskedTensor:
-    """A Series as a masked tensor of shape (n,); a DataFrame as one of shape (n, columns). Values are copied.
+    """Copy a Series to a masked tensor of shape (n,), or a DataFrame to one of shape (n, columns).
 
-    data   of bool, integers or floating point numbers
-    dtype  convert to it. Needed for a DataFrame whose columns have several dtypes
+    data   bool, integers or floating point numbers
+    dtype  the dtype of the result, required for a DataFrame whose columns have several dtypes
 
     Raises TypeError for columns of other dtypes, or of several without `dtype`.
     """
@@ -41,12 +41,12 @@ def from_polars(data: pl.Series | pl.DataFrame, dtype: torch.dtype | None = None
 
 @takes(x=Tensor)
 def to_polars(x: Tensor, names: str | Sequence[str] | None = None) -> Any:
-    """A copy as a Series (shape (n,), `names` its name) or a DataFrame (shape (n, columns), `names` those of columns).
+    """Copy a tensor to a Series (shape (n,)) or DataFrame (shape (n, columns)); `names` names the Series or columns.
 
-    What is invalid is null.
+    Invalid elements become null.
 
-    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype that polars does not
-    have; ValueError for other dimensions, or names that do not fit.
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or has a dtype that polars lacks;
+    ValueError for other dimensions, or names that do not match.
     """
     values, valid = leaving(x, "polars", POLARS)
     if x.ndim == 1 and (names is None or isinstance(names, str)):
@@ -65,7 +65,7 @@ def _series(name: str, values: Tensor, valid: Tensor) -> pl.Series:
 
 
 def _parts(series: pl.Series) -> Parts:
-    """Values and mask, copied, of one column."""
+    """Copy the values and the mask of one column."""
     if series.dtype not in TYPES:
         raise TypeError(
             f"column {series.name!r} of dtype {series.dtype} holds no numbers that torch has; convert it, "

@@ -1,7 +1,7 @@
-"""What other libraries call on an array that they are given: NumPy's functions, DLPack, Arrow, matplotlib.
+"""The methods that other libraries call on their array arguments: NumPy's functions, DLPack, Arrow, matplotlib.
 
-`np.mean(x)`, `pyarrow.array(x)` and `plt.plot(x)` do what they do for a masked array of NumPy. A function that would
-lose the mask is refused while anything is invalid, with the way out.
+`np.mean(x)`, `pyarrow.array(x)` and `plt.plot(x)` treat `x` like a masked NumPy array. A function that would lose the
+mask raises an error if an element is invalid, and the error names an alternative.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from masked_dispatch.interop.numpy_masked import masked_array_of
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
-# Functions of NumPy that numpy.ma has under the same name and that heed the mask in every argument.
+# numpy.ma has these NumPy functions under the same name, and respects the mask of every argument.
 OF_NUMPY_MA = frozenset(
     (
         *("all", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod", "cumsum", "max", "mean", "median"),
         *("amax", "amin", "min", "prod", "ptp", "std", "sum", "var"),
     )
 )
-# Functions of NumPy that ask for the shape only.
+# These NumPy functions only read the shape.
 OF_SHAPES = frozenset(("ndim", "shape", "size"))
 
 
 def converted(value: Any, convert: Callable[[MaskedTensor], Any]) -> Any:
-    """The arguments of a function, lists and tuples among them, with masked tensors converted."""
+    """Convert the masked tensors in a function's arguments, including lists and tuples."""
     if isinstance(value, MaskedTensor):
         return convert(value)
     if type(value) in (list, tuple):
@@ -42,7 +42,7 @@ def converted(value: Any, convert: Callable[[MaskedTensor], Any]) -> Any:
 def call_numpy(
     self: MaskedTensor, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """NumPy's `function` on arguments of which one is masked: numpy.ma's, or the plain one if all is valid."""
+    """Call NumPy's `function` with masked arguments: numpy.ma's version, or the plain one if all elements are valid."""
     numpy: Any = sys.modules["numpy"]
     name = function.__name__
     if name in OF_SHAPES:
@@ -57,31 +57,31 @@ def call_numpy(
 
 @never_compiled
 def to_numpy(self: MaskedTensor) -> Any:
-    """The values as a masked array of NumPy, masked where invalid: what matplotlib draws, with gaps."""
+    """Convert to a NumPy masked array, masked where invalid; matplotlib draws gaps there."""
     return door("to_numpy_masked")(self)
 
 
 @never_compiled
 def arrow_array(self: MaskedTensor, type: Any = None) -> Any:
-    """``pyarrow.array(x)``: null where invalid."""
+    """Implement ``pyarrow.array(x)``, with null where invalid."""
     array = door("to_arrow")(self)
     return array if type is None else array.cast(type)
 
 
 @never_compiled
 def dlpack(self: MaskedTensor, **options: Any) -> Any:
-    """The values in their memory, if every element is valid; raises :class:`InvalidValueError` otherwise."""
+    """Export the values without a copy if every element is valid; raise :class:`InvalidValueError` otherwise."""
     return self._all_valid_data("DLPack").__dlpack__(**options)
 
 
 def to_dlpack(original: Callable[[Any], Any], tensor: MaskedTensor) -> Any:
-    """torch's function of this name, for the values, if every element is valid."""
+    """Call torch's function of this name on the values, if every element is valid."""
     return original(tensor._all_valid_data("to_dlpack()"))
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
-    owners: Any = (torch, torch.utils.dlpack)  # both have it by name
+    """The package calls this once, on import."""
+    owners: Any = (torch, torch.utils.dlpack)  # both export the function
     for owner in owners:
         replace(owner, "to_dlpack", to_dlpack, lambda tensor: isinstance(tensor, MaskedTensor))
     added: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Doors to scipy.sparse: what is stored there is valid here, zeros too; what is not stored is invalid."""
+"""Convert from and to scipy.sparse: stored elements are valid, explicit zeros included; all others are invalid."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ COMPRESSED = {
 
 
 def from_scipy_sparse(matrix: Any) -> MaskedTensor:
-    """A sparse array or matrix of SciPy in format coo, csr, csc or bsr as a masked tensor stored in that layout.
+    """Convert a SciPy sparse array or matrix in format coo, csr, csc or bsr to a masked tensor in that layout.
 
-    Its stored elements are valid, explicit zeros too, and duplicates are summed. (In SciPy what is not stored is 0; for
-    that, pass ``torch.from_numpy(matrix.toarray())`` to `masked_tensor`.) The values are shared where that is possible.
+    Stored elements are valid, explicit zeros included, and duplicates are summed. (In SciPy, other elements are 0; to
+    keep these zeros, pass ``torch.from_numpy(matrix.toarray())`` to `masked_tensor`.) The result shares the values if
+    possible.
 
-    Raises TypeError for other formats, and for what is not sparse.
+    Raises TypeError for other formats, and for arguments that are not sparse.
     """
     if not scipy.sparse.issparse(matrix):
         raise TypeError(
@@ -53,10 +54,10 @@ def from_scipy_sparse(matrix: Any) -> MaskedTensor:
 
 @takes(x=Tensor)
 def to_scipy_sparse(x: Tensor) -> Any:
-    """The valid elements as a sparse array of SciPy: csr, csc or bsr of a matrix that is stored so, else coo.
+    """Convert the valid elements to a SciPy sparse array: csr, csc or bsr for a matrix in that layout, otherwise coo.
 
-    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or of a dtype that SciPy's sparse
-    arrays do not have; ValueError for no dimensions, or for invalid elements inside of stored blocks.
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU, or has a dtype that SciPy's sparse
+    arrays lack; ValueError for a tensor without dimensions, or for invalid elements inside stored blocks.
     """
     check_leaving(x, "scipy.sparse", OF_NUMPY - {torch.float16})
     if not x.ndim:

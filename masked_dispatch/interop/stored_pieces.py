@@ -1,4 +1,4 @@
-"""The stored values and index tensors of a masked tensor in torch's shapes; see MaskedTensor.values()."""
+"""Return the stored values and index tensors of a masked tensor in torch's shapes; see MaskedTensor.values()."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def stored_values(tensor: MaskedTensor, fill: Number | None) -> Tensor:
                 f"{invalid} of {validity.numel()} stored values are invalid. Choose what they become: x.values(fill); "
                 "or list valid elements alone: x.to_sparse().values()."
             )
-    # In memory of its own, whether anything is invalid or not.
+    # The result has its own memory, even if every element is valid.
     data = fill_where_invalid(data, validity, 0 if fill is None else fill) if invalid else data.clone()
     return data.reshape(*structure.pieces[1].shape, *data.shape[1:]) if structure.batch else data
 
 
 def stored_indices(tensor: MaskedTensor, name: str) -> Tensor:
-    """The index tensor of this name."""
+    """Return the index tensor of this name."""
     pieces = stored_structure(tensor, name).pieces
     if name == "lengths":
         return pieces[0].diff()
@@ -56,7 +56,7 @@ def stored_indices(tensor: MaskedTensor, name: str) -> Tensor:
 
 
 def stored_structure(tensor: MaskedTensor, name: str) -> Structure:
-    """The index tensors in torch's shapes. Raises MaskedSemanticsError where the storage has nothing of that name."""
+    """Return the index tensors in torch's shapes; raise MaskedSemanticsError if the storage has none of that name."""
     layout, shape = tensor.storage_layout, tuple(tensor.shape)
     if not isinstance(tensor, SparseMaskedTensor):
         instead = (

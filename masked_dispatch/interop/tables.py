@@ -1,4 +1,4 @@
-"""Columns of a table as one tensor."""
+"""Combine the columns of a table into one tensor."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
 def stacked(columns: dict[str, Parts], rows: int, dtype: torch.dtype | None, instead: str) -> MaskedTensor:
-    """The columns side by side, shape (rows, columns), converted to `dtype`.
+    """Stack the columns side by side, shape (rows, columns), converted to `dtype`.
 
-    Raises TypeError, which says what to do `instead`, for columns of several dtypes without `dtype`.
+    Raises TypeError, with the hint `instead`, for columns of several dtypes without `dtype`.
     """
     check_dtype(dtype)
     if dtype is None and len({parts.values.dtype for parts in columns.values()}) > 1:
@@ -24,6 +24,6 @@ def stacked(columns: dict[str, Parts], rows: int, dtype: torch.dtype | None, ins
 
 
 def check_dtype(dtype: object) -> None:
-    """Refuse the names of dtypes that other libraries take."""
+    """Refuse names of dtypes, which other libraries accept."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype={dtype!r} is no dtype of torch: pass one, such as torch.float64")

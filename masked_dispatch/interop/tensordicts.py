@@ -1,4 +1,4 @@
-"""Doors to tensordict: a masked tensor is an entry with its values and its mask, which move and are saved together."""
+"""Convert from and to tensordict: one entry holds a masked tensor's values and mask, so they move and save together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PARTS = {"data", "mask"}
 
 @takes(batch=Mapping, instead="pass {name: tensor}")
 def to_tensordict(batch: Mapping[str, Any], batch_size: Sequence[int] = ()) -> TensorDict:
-    """A TensorDict in which each masked tensor is an entry ``{"data": values, "mask": True where valid}``.
+    """Build a TensorDict in which each masked tensor is an entry ``{"data": values, "mask": True where valid}``.
 
-    batch       a mapping of masked and plain tensors, and of mappings of these. Plain ones stay as they are
-    batch_size  the leading sizes that all have
+    batch       a mapping of masked and plain tensors, or of such mappings. Plain tensors stay unchanged
+    batch_size  the leading sizes that all tensors share
 
     The values are 0 where invalid. Differentiable.
     """
@@ -33,7 +33,7 @@ def _split(value: Any, batch_size: Sequence[int]) -> Any:
 
 
 def from_tensordict(batch: TensorDictBase) -> dict[str, Any]:
-    """The inverse: entries that hold exactly "data" and "mask" (bool, True where valid) as masked tensors.
+    """Invert `to_tensordict`: convert entries with exactly "data" and "mask" (bool, True where valid).
 
     Raises TypeError for a mask of another dtype.
     """

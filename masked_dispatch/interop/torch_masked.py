@@ -1,7 +1,7 @@
-"""torch.masked's reductions take masked tensors: `torch.masked.mean(x, mask=m)` means what its operator means.
+"""Replace torch.masked's reductions, so that they accept masked tensors: `torch.masked.mean(x, mask=m)`.
 
-They are Python functions, which dispatch does not see. Code that imported one by name before this library keeps
-torch's.
+The reductions are Python functions, which dispatch does not see; each replacement calls the operator of its name. Code
+that imported a reduction by name before this library keeps torch's.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from op_registry.ops.reductions.torch_masked import OPERATORS
 
 
 def reduced_by(operator: OpOverload) -> Callable[..., Tensor]:
-    """The operator in place of torch's function."""
+    """Return a replacement for torch's function that calls the operator."""
     return lambda original, *args, **kwargs: operator(*args, **kwargs)
 
 
 def is_of_masked(input: Tensor, *args: Any, mask: Tensor | None = None, **kwargs: Any) -> bool:
-    """Whether the input or `mask=` is a masked tensor."""
+    """Return whether the input or `mask=` is a masked tensor."""
     return isinstance(input, MaskedTensor) or isinstance(mask, MaskedTensor)
 
 
 def install() -> None:
-    """Replace the functions: called once, when the package is imported."""
+    """Replace the functions; the package calls this once, on import."""
     for name, operator in OPERATORS.items():
         replace(torch.masked, name, reduced_by(operator), is_of_masked)

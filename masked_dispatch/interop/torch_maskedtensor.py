@@ -1,4 +1,4 @@
-"""Doors to torch.masked.MaskedTensor, PyTorch's prototype."""
+"""Convert from and to torch.masked.MaskedTensor, PyTorch's prototype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from op_registry.records.own_function import OwnFunction
 
 
 class WithPlainGradient(OwnFunction):
-    """The values as they are. Their gradient, a tensor of torch.masked, becomes a plain one."""
+    """The identity on the values, whose backward converts the gradient from torch.masked to a plain tensor."""
 
     @staticmethod
     def forward(ctx: object, values: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class WithPlainGradient(OwnFunction):
 
 @takes(tensor=PrototypeTensor, instead="pass torch.masked.masked_tensor(data, mask), or use masked_tensor(data, mask)")
 def from_torch_masked(tensor: PrototypeTensor) -> MaskedTensor:
-    """A tensor of torch.masked, stored strided or as COO or CSR, with its mask and in its layout; differentiable."""
+    """Convert a strided, COO or CSR tensor of torch.masked, with its mask and in its layout; differentiable."""
     data, mask = tensor.get_data(), tensor.get_mask()
     if data.layout is torch.strided:
         return as_masked(data, mask)
@@ -38,9 +38,9 @@ def from_torch_masked(tensor: PrototypeTensor) -> MaskedTensor:
 
 @takes(x=Tensor)
 def to_torch_masked(x: Tensor) -> Tensor:
-    """The values, 0 where invalid, and the mask as a strided torch.masked.MaskedTensor; differentiable.
+    """Convert to a strided torch.masked.MaskedTensor, with values 0 where invalid; differentiable.
 
-    Raises TypeError for a dtype that it does not have (torch.bfloat16, complex).
+    Raises TypeError for a dtype that it lacks (torch.bfloat16, complex).
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The PyTorch API of MaskedTensors is in prototype stage")

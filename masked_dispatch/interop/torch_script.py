@@ -1,9 +1,9 @@
-"""Functions and modules compiled by TorchScript, called with masked tensors.
+"""Calls of TorchScript functions and modules with masked tensors.
 
-TorchScript interprets a graph: no Python function calls its operators, so that rules inside a function would not hold,
-and after some calls it differentiates by formulas of plain tensors, which divide by sizes. So with a masked tensor the
-Python function that was compiled is run in its place. Where there is none, a module or a loaded file, the call is
-refused.
+TorchScript interprets a graph without calling the original Python function, so replacements of Python functions would
+not apply. After some calls, it also differentiates by formulas for plain tensors, which divide by sizes. This library
+therefore runs the original Python function on masked tensors. For modules and loaded files, which have no such
+function, it refuses the call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from op_registry import MaskedSemanticsError
 
 
 def contains_masked(value: object) -> bool:
-    """Whether an argument is a masked tensor, or a list, tuple or dict that contains one."""
+    """Return whether an argument is a masked tensor, or a list, tuple or dict that contains one."""
     if isinstance(value, dict):
         return any(map(contains_masked, value.values()))
     return isinstance(value, MaskedTensor) or (isinstance(value, (list, tuple)) and any(map(contains_masked, value)))
 
 
 def call_python(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the Python function that TorchScript has compiled."""
+    """Call the Python function that TorchScript compiled."""
     function = python_function_of(self)
     if function is None:
         raise MaskedSemanticsError(run_by_torchscript(self.name))
@@ -34,6 +34,6 @@ def call_python(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
 
 
 def install() -> None:
-    """Called once, when the package is imported."""
+    """The package calls this once, on import."""
     for kind in TORCHSCRIPT_CALLABLES:
         replace(kind, "__call__", call_python, lambda self, *args, **kwargs: contains_masked((args, kwargs)))

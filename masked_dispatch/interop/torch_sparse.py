@@ -1,10 +1,10 @@
-"""Conversion from and to torch.sparse tensors: specified elements are valid elements.
+"""Convert from and to torch.sparse tensors: specified elements are valid elements.
 
-From: the pieces of a tensor in any of torch's five layouts are shared if they list every element once and in order, and
-coalesced otherwise. Indices out of bounds are refused, including those that torch accepts.
-To: the inverse. Both are differentiable to any order: a :class:`Structure` holds everything except the values, and each
-direction is the derivative of the other. Inside functorch's transforms, which autograd functions of this kind cannot
-enter, they are torch's own operators, differentiable where these are: in `grad` and `vjp` of COO.
+The conversion from torch accepts all five sparse layouts. It shares a tensor's pieces if they list every element once
+and in order, and coalesces them otherwise. It refuses indices out of bounds, including those that torch accepts.
+Both conversions are differentiable to any order: a :class:`Structure` holds everything except the values, and each
+conversion is the derivative of the other. functorch's transforms do not support autograd functions of this kind; there,
+both conversions use torch's own operators, which are differentiable in `grad` and `vjp` of COO.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from op_registry.sparse.well_formed import problem_of_compressed
 class Structure:
     """Everything in a torch.sparse tensor except its values.
 
-    layout, size  of the tensor
-    pieces        its index tensors, in the shapes that torch gives them: COO (sparse dimensions, n), which may list an
-                  element twice; the others (*batch, rows + 1) and (*batch, n)
-    block         rows and columns of a block, where the layout has blocks
+    layout, size  the layout and size of the tensor
+    pieces        its index tensors, in torch's shapes: (sparse dimensions, n) for COO, which may list an element twice;
+                  (*batch, rows + 1) and (*batch, n) for the others
+    block         rows and columns of a block, if the layout has blocks
     coalesced     `is_coalesced()` of a COO tensor
     """
 
@@ -57,18 +57,18 @@ class Structure:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The batch dimensions, the leading dimensions of torch's values and indices."""
+        """Return the sizes of the batch dimensions, the leading dimensions of torch's values and indices."""
         return tuple(self.pieces[0].shape[:-1]) if isinstance(self.layout, Compressed) else ()
 
     @property
     def sparse_sizes(self) -> tuple[int, ...]:
-        """Sizes of the sparse dimensions and of the batch."""
+        """Return the sizes of the batch and the sparse dimensions."""
         if isinstance(self.layout, Compressed):
             return self.size[: len(self.batch) + 2]
         return self.size[: self.pieces[0].shape[0]]
 
     def pattern(self) -> Pattern:
-        """The pattern of the values with all batches concatenated; its elements are in torch's order."""
+        """Return the pattern of the values with all batches concatenated; its elements are in torch's order."""
         if not self.batch:
             return Pattern(self.layout, self.sparse_sizes, self.pieces, self.block)
         compressed, plain = self.pieces
@@ -81,17 +81,17 @@ class Structure:
         return Pattern(self.layout, self.sparse_sizes, pieces, self.block)
 
     def concatenated(self, values: Tensor) -> Tensor:
-        """torch's values with all batches concatenated, as for `pattern`."""
+        """Concatenate the batches of torch's values, as for `pattern`."""
         return values.flatten(0, len(self.batch)) if self.batch else values
 
     def build(self, values: Tensor) -> Tensor:
-        """The torch.sparse tensor with `values`, which are concatenated as for `pattern`."""
+        """Build the torch.sparse tensor from `values`, which are concatenated as for `pattern`."""
         if self.batch:
             values = values.reshape(*self.pieces[1].shape, *values.shape[1:])
         return self.layout.torch_tensor(self.pieces, values, self.size, self.coalesced)
 
     def element_by_element(self, dense: int, listed: Tensor | None = None) -> Structure:
-        """The same elements in COO, with `dense` dense dimensions; or those at the positions `listed` alone."""
+        """Return the same elements in COO, with `dense` dense dimensions; only those at positions `listed` if given."""
         coordinates = self.pattern().coordinates()
         assert len(coordinates) + dense == len(self.size)
         if listed is not None:
@@ -100,7 +100,7 @@ class Structure:
         return Structure(COO, self.size, COO.pieces_of(coordinates, self.sparse_sizes))
 
     def first_of_each(self) -> Tensor | None:
-        """Of each coordinate the first value that is listed for it, as positions; None where none is listed twice."""
+        """Return the position of the first value of each coordinate; None if no coordinate is listed twice."""
         pattern = self.pattern()
         if being_traced(self.pieces[0]) or pattern.layout.lists_in_order(pattern.pieces, pattern.listed_sizes()):
             return None
@@ -113,7 +113,7 @@ class Structure:
 
 
 def structure_of(tensor: Tensor) -> Structure:
-    """The structure of a torch.sparse tensor; shares its index tensors."""
+    """Return the structure of a torch.sparse tensor; it shares the index tensors."""
     tensor, size = tensor.detach(), tuple(tensor.shape)
     layout = _layout_of(tensor)
     pieces, values = layout.pieces_in(tensor)
@@ -132,12 +132,12 @@ def _layout_of(tensor: Tensor) -> Layout:
 
 
 class StructureContext(Protocol):
-    """What the functions below save for their derivatives."""
+    """The values that the functions below save for their derivatives."""
 
     structure: Structure
-    # Of the values, without memory.
+    # A tensor like the values, without memory.
     like: Tensor
-    # Of the torch.sparse tensor.
+    # Whether the torch.sparse tensor is a leaf.
     is_leaf: bool
     dense_dims: int
 
@@ -145,7 +145,7 @@ class StructureContext(Protocol):
 
 
 class FromTorchSparse(OwnFunction):
-    """A torch.sparse tensor → its specified values, concatenated as for `Structure.pattern`."""
+    """Extract a torch.sparse tensor's specified values, concatenated as for `Structure.pattern`."""
 
     @staticmethod
     @never_compiled
@@ -163,7 +163,7 @@ class FromTorchSparse(OwnFunction):
             return None, None
         structure = ctx.structure
         once = structure.first_of_each()
-        if once is not None:  # what contributes to one element has its gradient, which may be listed once
+        if once is not None:  # all contributions to one element share its gradient, which is listed once
             grad = grad[once] if structure.block is None else grad[once].flatten(0, 2)
             structure = structure.element_by_element(ctx.dense_dims, once)
         as_csr = structure.layout == CSR and not structure.batch and not ctx.dense_dims
@@ -175,7 +175,7 @@ class FromTorchSparse(OwnFunction):
 
 
 class ToTorchSparse(OwnFunction):
-    """Values, concatenated as for `Structure.pattern` → a torch.sparse tensor that specifies them."""
+    """Build a torch.sparse tensor from values, which are concatenated as for `Structure.pattern`."""
 
     @staticmethod
     @never_compiled
@@ -192,7 +192,7 @@ class ToTorchSparse(OwnFunction):
 
 
 def values_in(tensor: Tensor, structure: Structure, like: Tensor) -> Tensor:
-    """The elements of a plain tensor, strided or sparse, at the coordinates of `structure`; 0 where unspecified."""
+    """Read a plain tensor, strided or sparse, at the coordinates of `structure`; 0 where unspecified."""
     target = Sparse(Dense(like, None), structure.pattern())
     record = Dense(tensor, None) if tensor.layout is torch.strided else record_of(tensor)
     try:
@@ -203,7 +203,7 @@ def values_in(tensor: Tensor, structure: Structure, like: Tensor) -> Tensor:
 
 
 def values_of(tensor: Tensor, structure: Structure) -> Tensor:
-    """The specified values, concatenated as for `Structure.pattern`; they share memory and have no derivatives."""
+    """Return the specified values, concatenated as for `Structure.pattern`; they share memory and lack a grad_fn."""
     tensor = tensor.detach()
     return structure.concatenated(structure.layout.pieces_in(tensor)[1]).detach()
 
@@ -212,20 +212,20 @@ def values_of(tensor: Tensor, structure: Structure) -> Tensor:
 
 
 def from_torch_sparse(tensor: Tensor) -> MaskedTensor:
-    """A torch.sparse tensor as a masked tensor in the same layout: specified = valid. Differentiable; shares memory.
+    """Convert to a masked tensor in the same layout, valid where specified. Differentiable; shares memory.
 
-    Duplicates are accumulated (half precision in float32, bool by "or") and elements sorted into the layout's order.
-    Raises ValueError for indices out of bounds, and for pieces that do not fit each other.
+    This accumulates duplicates (half precision in float32, bool by "or"), and sorts elements into the layout's order.
+    Raises ValueError for indices out of bounds, and for inconsistent pieces.
     """
     record = record_of(tensor)
     return wrap_sparse_record(record) if isinstance(record, Sparse) else wrap_record(record)
 
 
 def record_of(tensor: Tensor) -> Dense | Sparse:
-    """The record of a torch.sparse tensor; dense if it has no sparse dimension."""
+    """Return the record of a torch.sparse tensor; a dense one if it has no sparse dimension."""
     in_transform = under_transform()
     if in_transform and tensor.is_sparse:
-        tensor = tensor.coalesce()  # of which alone the values have a derivative there
+        tensor = tensor.coalesce()  # there, torch only differentiates the values of a coalesced tensor
     structure = structure_of(tensor)
     has_values = not (being_traced(tensor) or tensor.device.type == "meta")
     if has_values:
@@ -248,14 +248,14 @@ def record_of(tensor: Tensor) -> Dense | Sparse:
 
 
 def without_sparse_dimensions(values: Tensor) -> Dense:
-    """The record of a COO tensor without sparse dimensions: the sum of its values, invalid if there are none."""
+    """Return the record of a COO tensor without sparse dimensions: the sum of its values, invalid if it has none."""
     sum_dtype = torch.int64 if values.dtype is torch.bool else accumulation_dtype(values.dtype)
     total = values.to(sum_dtype).sum(0).to(values.dtype)
     return Dense(total, None if values.shape[0] else torch.zeros_like(total, dtype=torch.int8))
 
 
 def check_structure(structure: Structure, values: Tensor) -> None:
-    """Raise ValueError for indices out of bounds, and for pieces that do not fit each other."""
+    """Raise ValueError for indices out of bounds, and for inconsistent pieces."""
     problem = problem_of(structure, values)
     if problem:
         raise ValueError(
@@ -265,7 +265,7 @@ def check_structure(structure: Structure, values: Tensor) -> None:
 
 
 def problem_of(structure: Structure, values: Tensor) -> str | None:
-    """What is wrong with a structure and its concatenated values; None if nothing."""
+    """Describe the first problem of a structure and its concatenated values; None if they are correct."""
     layout, batch = structure.layout, structure.batch
     if not isinstance(layout, Compressed):
         return layout.problem_of_indices(structure.pieces, structure.sparse_sizes, values.shape[0])
@@ -328,7 +328,7 @@ def to_torch_sparse(
 
 
 def simplified(record: Sparse) -> Sparse:
-    """The record without stored elements that are wholly invalid; without a validity if everything left is valid."""
+    """Drop stored elements that are fully invalid, and the validity if all remaining elements are valid."""
     record = without_invalid(record)
     valid = record.values.validity
     if valid is None or not bool(as_bool(as_int8(valid)).all()):
@@ -337,7 +337,7 @@ def simplified(record: Sparse) -> Sparse:
 
 
 def structure_for(pattern: Pattern, size: tuple[int, ...]) -> Structure:
-    """The structure of a torch.sparse tensor of `size` with the sparsity pattern `pattern`."""
+    """Return the structure of a torch.sparse tensor of `size` with the sparsity pattern `pattern`."""
     if not isinstance(pattern.layout, Compressed):
         return Structure(pattern.layout, size, (pattern.pieces[0].to(torch.int64),), coalesced=True)
     batch = pattern.sizes[:-2]

@@ -1,4 +1,4 @@
-"""Doors to xarray, which has no masks: NaN is how it says missing. What cannot be said so is refused."""
+"""Convert from and to xarray, which marks missing elements with NaN; refuse tensors that NaN cannot represent."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
     "name, array in dataset.items()}",
 )
 def from_xarray(data: xr.DataArray) -> MaskedTensor:
-    """A DataArray as a masked tensor of its shape and dtype, invalid where it `isnull()`: where it is NaN.
+    """Convert a DataArray to a masked tensor of its shape and dtype, invalid where `isnull()` (at NaN).
 
-    An array that was read without decoding (``mask_and_scale=False``) still says in its attributes which values stand
-    for what is missing, `_FillValue` and `missing_value` of the CF conventions: these are invalid too. Its values stay
-    as they are stored, neither scaled nor offset.
+    An array that was read without decoding (``mask_and_scale=False``) still lists the values for missing elements in
+    its attributes `_FillValue` and `missing_value` (CF conventions): elements with these values become invalid too. The
+    conversion does not scale or offset the stored values.
 
-    Values are shared where torch can share them. Dimensions, coordinates, name and attributes are not kept; hand them
-    back with ``to_xarray(x, data.dims, data.coords, …)``.
+    The result shares the values if torch can share them. It drops dimensions, coordinates, name and attributes; restore
+    them with ``to_xarray(x, data.dims, data.coords, …)``.
 
-    Raises TypeError for a Dataset, for values that are no numbers, and for attributes that name none.
+    Raises TypeError for a Dataset, for values that are not numbers, and for such attributes that are not numbers.
     """
     array = data.to_numpy()
     values = tensor_of_array(array)
@@ -42,7 +42,7 @@ def from_xarray(data: xr.DataArray) -> MaskedTensor:
 
 
 def numbers_of(value: object, dtype: np.dtype[Any], name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """The numbers of an attribute, one or several, in the digits of an array of floating point numbers."""
+    """Return the numbers of an attribute, rounded to the dtype of a floating point array."""
     numbers = np.atleast_1d(np.asarray(value))
     if numbers.dtype.kind not in "biufc":
         raise TypeError(
@@ -61,10 +61,10 @@ def to_xarray(
     name: Hashable | None = None,
     attrs: Mapping[Any, Any] | None = None,
 ) -> xr.DataArray:
-    """A copy as a DataArray, NaN where invalid; the other arguments are those of xarray.DataArray.
+    """Copy a tensor to a DataArray, NaN where invalid; xarray.DataArray takes the other arguments.
 
-    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU or NumPy does not have its dtype;
-    ValueError where NaN cannot say it: for invalid elements of integers or bool, and for valid NaN.
+    Raises RuntimeError if `x` requires grad; TypeError if it is not on the CPU or NumPy lacks its dtype; ValueError if
+    NaN cannot mark invalid elements: for invalid integers or bool, and for valid NaN.
     """
     values, valid = leaving(x, "xarray")
     invalid = valid.numel() - int(valid.sum())

@@ -1,10 +1,10 @@
-"""Where did validity go: `trace` writes down every call on masked tensors.
+"""`trace` records every call on masked tensors, and shows where elements became invalid.
 
-calls.py      a call, and what it says of its operands and results: numbers and names, never a tensor
-counting.py   how much of a tensor is valid, and what became invalid or valid in a call
-recorder.py   writes calls down: operators, modules, backward, what is stored densely
-watching.py   puts recorders around kernels, modules and backward while a trace is open
-trace.py      `trace`, and what can be asked of it
+calls.py      the record of a call, its operands and its results: numbers and names, never a tensor
+counting.py   counts valid elements, and compares masks before and after a call
+recorder.py   records operators, modules, backward and densifications
+watching.py   installs recorders around kernels, modules and backward while a trace is open
+trace.py      `trace`, and the queries on its result
 text.py       a trace as text
 page.py       a trace as a page of HTML
 """

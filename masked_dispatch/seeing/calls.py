@@ -1,4 +1,4 @@
-"""What a trace keeps of a call: numbers and names, never a tensor."""
+"""The records of a trace: they hold numbers and names, never a tensor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Operand:
     name     the argument's name, "result" for a result
     masked   whether it is a masked tensor; a plain one is valid everywhere
     shape, dtype
-    storage  "dense", "coo", "csr", "packed" …; "packed, permuted" if its dimensions are shown in another order
-    valid    number of valid elements; None where there are no values to look at (under vmap, on meta, in a graph)
+    storage  "dense", "coo", "csr", "packed" …; "packed, permuted" if it shows its dimensions in another order
+    valid    number of valid elements; None if the tensor has no readable values (under vmap, on meta, in a graph)
     numel    number of elements
-    source   numbers of the calls that it comes from: what made it, and what last wrote to its memory; () for a source
+    source   numbers of the call that made it and the call that last wrote to its memory; () if no call did
     """
 
     name: str
@@ -35,7 +35,7 @@ class Operand:
 
     @property
     def share(self) -> float | None:
-        """The share of valid elements: 1.0 of a tensor without elements."""
+        """Return the share of valid elements; 1.0 for an empty tensor."""
         if self.valid is None:
             return None
         return self.valid / self.numel if self.numel else 1.0
@@ -49,7 +49,7 @@ class Operand:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage; never 0% of something or 100% of less than all."""
+    """Format a share as a percentage; only exact 0 and 1 become 0% and 100%."""
     rounded = round(100 * share)
     if rounded == 100 and share < 1:
         return ">99%"
@@ -58,11 +58,11 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """What a call did to validity.
+    """The effect of a call on validity.
 
     lost, grown  whether elements became invalid, or valid
-    lost_elements, grown_elements  how many; None where result and operands do not have the same positions, so that
-                 only the shares can be compared
+    lost_elements, grown_elements  their number; None if result and operands do not have the same positions, so the
+                 trace only compares their shares
     """
 
     lost: bool = False
@@ -78,15 +78,15 @@ class Call:
     number     its position in the trace
     name       the overload, as torch prints it, or the module's name in its model and its class
     kind       "operator", "module" or "compiled region"
-    rule       the category of the operator's rule, or how else it is served; "" of a module
+    rule       the category of the operator's rule, or another way in which it runs; "" for a module
     parent     the number of the module or composite operator that made the call, or None
-    depth      how many there are around it
+    depth      the number of calls around it
     backward   whether the autograd engine made it
     operands, results  the tensors, in order
-    change     what became invalid or valid
-    densified  what was stored densely for it, and why
-    seconds    how long it took, with the calls it made, without the time for counting; on the host, for a device
-    error      what it raised, or ""
+    change     the elements that became invalid or valid
+    densified  the tensors that the call densified, and the reasons
+    seconds    its time with the calls it made, without the time for counting; host time, even on a device
+    error      the error that it raised, or ""
     """
 
     number: int
@@ -105,12 +105,12 @@ class Call:
 
     @property
     def masked_operands(self) -> tuple[Operand, ...]:
-        """The masked operands."""
+        """Return the masked operands."""
         return tuple(operand for operand in self.operands if operand.masked)
 
     @property
     def storage(self) -> str:
-        """How its masked operands and results are stored: "csr", or "csr → dense"."""
+        """Return the storage of its masked operands and results: "csr", or "csr → dense"."""
         before = _storages(self.masked_operands)
         after = _storages(tuple(result for result in self.results if result.masked))
         return f"{before} → {after}" if after and before and after != before else before or after
@@ -125,7 +125,7 @@ class Call:
 
     @property
     def marks(self) -> list[str]:
-        """What is to be noticed about the call, in words."""
+        """Return the remarks on the call, in words."""
         change, found = self.change, []
         if change.lost:
             found.append("lost" if change.lost_elements is None else f"lost {change.lost_elements}")
@@ -138,7 +138,7 @@ class Call:
 
 
 def innermost(calls: Iterable[Call]) -> tuple[Call, ...]:
-    """Calls without those that have made another of them: composite operators, of which the pieces are named."""
+    """Drop calls that made other calls in the list: a composite operator is represented by its inner calls."""
     found = tuple(calls)
     parents = {call.parent for call in found}
     return tuple(call for call in found if call.number not in parents)

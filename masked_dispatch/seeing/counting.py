@@ -1,8 +1,8 @@
-"""How much of a tensor is valid, and what became invalid or valid in a call.
+"""Count the valid elements of a tensor, and find the elements that became invalid or valid in a call.
 
-Where a result has the positions of an operand (elementwise operators, scans, norms, writes), the masks are compared
-element by element. An operator that moves elements changes the validity of none. Everything else, a reduction or a
-product, makes new elements: there the shares are compared.
+If a result has the positions of an operand (elementwise operators, scans, norms, writes), the masks are compared
+element by element. An operator that moves elements never changes their validity. All other operators, such as
+reductions and products, make new elements, so only the shares of valid elements are compared.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.records.tracing import has_values
 
-# Categories whose results have the positions of their operands, which broadcast to them.
+# Results in these categories have the positions of their operands, after broadcasting.
 _IN_PLACE = {"elementwise", "scan", "normalization", "choice", "random", "assignment", "accumulation"}
-# Of them those that write to their first operand.
+# Operators in these categories write to their first operand.
 _WRITES = {"assignment", "accumulation"}
-# Categories that move elements: a join, a view, a pad, a lookup.
+# Operators in these categories move elements: joins, views, pads, lookups.
 _MOVES = {"movement", "join", "indexing", "factory", "plumbing", "query", "derivative"}
-# Our own operators that make a plain tensor of every element, invalid ones included.
+# These operators of this library return a plain tensor of all elements, including invalid ones.
 EXPORTS = {"to_tensor", "get_data", "to_torch_sparse"}
 
 
 class Snapshot(NamedTuple):
-    """The mask of a tensor before a call: the validity as stored, None if all is valid; for dense storage."""
+    """The mask of a dense tensor before a call: its stored validity, or None if all elements are valid."""
 
     shape: torch.Size
     validity: Tensor | None
@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
 
 
 def is_countable(tensor: Tensor) -> bool:
-    """Whether a masked tensor has a mask that can be looked at."""
+    """Return whether a masked tensor has a mask with readable values."""
     if not isinstance(tensor, MaskedTensor):
         return True
     if tensor._carries_transform:
@@ -48,7 +48,7 @@ def is_countable(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def valid_count(tensor: Tensor) -> int | None:
-    """The number of valid elements; None where it cannot be known."""
+    """Return the number of valid elements; None if the mask has no readable values."""
     if not isinstance(tensor, MaskedTensor):
         return tensor.numel()
     if not is_countable(tensor):
@@ -62,7 +62,7 @@ def valid_count(tensor: Tensor) -> int | None:
 
 
 def storage_name(tensor: Tensor) -> str:
-    """How a tensor is stored, in a word."""
+    """Return a word for the storage of a tensor."""
     if isinstance(tensor, SparseMaskedTensor):
         name = str(tensor._pattern.layout.name).removeprefix("torch.").removeprefix("sparse_")
         name = "packed" if name == "jagged" else name
@@ -71,7 +71,7 @@ def storage_name(tensor: Tensor) -> str:
 
 
 def operand_of(name: str, tensor: Tensor, source: tuple[int, ...] = ()) -> Operand:
-    """What a trace keeps of a tensor."""
+    """Build the trace's record of a tensor."""
     return Operand(
         name,
         isinstance(tensor, MaskedTensor),
@@ -86,7 +86,7 @@ def operand_of(name: str, tensor: Tensor, source: tuple[int, ...] = ()) -> Opera
 
 @torch.no_grad()
 def snapshot(tensor: Tensor, written: bool) -> Snapshot:
-    """The mask of a tensor before a call; a copy if the call writes to it."""
+    """Keep the mask of a tensor before a call; copy it if the call writes to the tensor."""
     if type(tensor) is not MaskedTensor or not is_countable(tensor):
         return Snapshot(tensor.shape, None, False)
     validity = tensor._validity
@@ -101,7 +101,7 @@ def change_of(
     results: Sequence[Operand],
     after: Sequence[Tensor],
 ) -> Change:
-    """What became invalid or valid in a call of an operator of `category`.
+    """Return the change of validity in a call of an operator of `category`.
 
     operands, before  its masked operands, and their masks before the call
     results, after    its results
@@ -112,7 +112,7 @@ def change_of(
         missing = sum(o.numel - (o.valid or 0) for o in operands[:1])
         exports = name in EXPORTS and missing > 0
         return Change(grown=exports, grown_elements=missing if exports else None)
-    if category in _WRITES:  # what it writes arrives with its validity
+    if category in _WRITES:  # the written values bring their own validity
         operands, before = operands[:1], before[:1]
     if category in _IN_PLACE or name in ("mask_with", "mask_like"):
         found = [
@@ -130,9 +130,9 @@ def change_of(
 def _element_by_element(
     result: Operand, tensor: Tensor, operands: Sequence[Operand], before: Sequence[Snapshot]
 ) -> tuple[int, int] | None:
-    """Elements of the result that are invalid though an operand's are valid, and valid though all operands' are not.
+    """Count the result's elements that are invalid though some operand's is valid, and valid though no operand's is.
 
-    Operands are those that broadcast to the result; None if there are none.
+    Only operands that broadcast to the result count; None if there are none.
     """
     pairs = [(o, s) for o, s in zip(operands, before, strict=True) if _broadcasts(o.shape, result.shape)]
     if not pairs:

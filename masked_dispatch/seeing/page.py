@@ -1,4 +1,4 @@
-"""A trace as a page of HTML that needs nothing beside itself: a tree of calls, with bars for what is valid."""
+"""Format a trace as a self-contained HTML page: a tree of calls, with bars for the shares of valid elements."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ NOTHING = "<p>Nothing was called with a masked tensor.</p>"
 
 
 def page(calls: Sequence[Call], notes: Iterable[str]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     inside: dict[int | None, list[Call]] = {}
     for call in calls:
         inside.setdefault(call.parent, []).append(call)
@@ -96,7 +96,7 @@ def page(calls: Sequence[Call], notes: Iterable[str]) -> str:
 
 
 def _branch(call: Call, inside: dict[int | None, list[Call]]) -> str:
-    """A call, with the calls it made in it."""
+    """Format a call, with the calls that it made nested inside."""
     classes = " ".join(_classes(call))
     made = inside.get(call.number, [])
     if not made:

@@ -1,4 +1,4 @@
-"""Writes calls down while a trace is open: operators, modules, backward, and what is stored densely."""
+"""Record calls while a trace is open: operators, modules, backward and densifications."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _MAKERS = "_made_in_traces"
 class Open:
     """A call that has not returned yet.
 
-    call     what is written down so far
-    shows    whether the calls it makes are written down too: those of modules and of composite operators
-    started  when it began; `spent` is the time that the thread had spent on counting until then
+    call     the record so far
+    shows    whether the recorder also records the calls inside it, as for modules and composite operators
+    started  the time of its start; `spent` is the time that the thread had spent on counting until then
     """
 
     call: Call
@@ -57,7 +57,7 @@ class Open:
 
 
 class _Stack(threading.local):
-    """The open calls of a thread, the time it has spent on counting, and the names of the modules of the outermost."""
+    """A thread's open calls, the time it has spent on counting, and the names of the outermost module's submodules."""
 
     def __init__(self) -> None:
         self.open: list[Open] = []
@@ -72,21 +72,21 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.active = True
-        # Whether a call has been traced into a graph; whether one was made in a function of torch.compile.
+        # Whether torch traced a call into a graph; whether a function of torch.compile made a call.
         self.saw_graph, self.under_compile = False, False
         self.thread = threading.get_ident()
         self._stack = _Stack()
         self._lock = Lock()
-        # By plain tensor: the call that made it; masked tensors know it themselves. (Weak references to parameters
-        # would keep nn.Module.to from swapping them.)
+        # Maps each plain tensor to the call that made it; masked tensors store it themselves, because weak references
+        # to parameters would keep nn.Module.to from swapping them.
         self._made: Any = WeakTensorKeyDictionary()
-        # By what views of a tensor share: the last call that wrote to it.
+        # Maps the memory that views share to the last call that wrote to it.
         self._written: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     # ------------------------------------------------------------------------------------------------- operators
 
     def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Open | None:
-        """Write down that an operator is called with masked arguments; None if nothing is to be written down."""
+        """Record the start of an operator's call with masked arguments; return None if the trace omits the call."""
         stack = self._stack
         if stack.counting or (stack.open and not stack.open[-1].shows):
             return None
@@ -111,7 +111,7 @@ class Recorder:
         return opened
 
     def end(self, opened: Open, op: OpOverload, result: object) -> None:
-        """Write down what the operator returned."""
+        """Record the results of the operator."""
         ended = time.perf_counter()
         stack, call = self._stack, opened.call
         stack.counting = True
@@ -130,13 +130,13 @@ class Recorder:
             stack.spent += time.perf_counter() - ended
 
     def failed(self, opened: Open, error: BaseException) -> None:
-        """Write down what the call raised."""
+        """Record the error that the call raised."""
         self._close(opened, time.perf_counter())
         opened.before.clear()
         opened.call.error = f"{type(error).__name__}: {error}"
 
     def compiled_region(self) -> None:
-        """Write down that calls are being traced into a graph; once for a region."""
+        """Record once for each region that torch is tracing calls into a graph."""
         self.saw_graph = True
         last = self.calls[-1] if self.calls else None
         if last is None or last.kind != "compiled region":
@@ -145,7 +145,7 @@ class Recorder:
     # --------------------------------------------------------------------------------------------------- modules
 
     def enter_module(self, module: torch.nn.Module, args: Sequence[object]) -> None:
-        """Write down that a module is called."""
+        """Record the start of a module's call."""
         stack = self._stack
         if stack.open and not stack.open[-1].shows:
             return
@@ -158,7 +158,7 @@ class Recorder:
         opened.spent, opened.started = stack.spent, time.perf_counter()
 
     def leave_module(self, module: torch.nn.Module, kwargs: Mapping[str, object], result: object) -> None:
-        """Write down what the module returned, None if it raised."""
+        """Record the results of the module, None if it raised."""
         ended = time.perf_counter()
         opened = next((o for o in reversed(self._stack.open) if o.module == id(module)), None)
         if opened is None:
@@ -180,15 +180,16 @@ class Recorder:
     # -------------------------------------------------------------------------------------------------- backward
 
     def current(self) -> int | None:
-        """The number of the operator call that is running in this thread."""
+        """Return the number of the operator call that is running in this thread."""
         stack = self._stack.open
         return stack[-1].call.number if stack and stack[-1].call.kind == "operator" else None
 
     def gradient(self, of: str, number: int | None, gradients: object, results: object, seconds: float) -> None:
-        """Write down what a node of autograd made of a gradient.
+        """Record a gradient at an autograd node.
 
-        of      "result": the gradient of an operator's result, as its formula gets it; "operand": what the formula gave
-        number  the call of that operator, None if it was made before the trace
+        of      "result": the gradient of an operator's result, which its formula receives; "operand": the gradients
+                that the formula returns
+        number  the call of the node's operator, None if it ran before the trace
         """
         if self._stack.counting or (self._stack.open and not self._stack.open[-1].shows):
             return
@@ -211,7 +212,7 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------- densities
 
     def densified(self, densification: Densification) -> None:
-        """Write down that something is stored densely: with the call during which it is."""
+        """Record a densification, at the call during which it happens."""
         if self._stack.open and self._stack.open[-1].call.kind == "operator":
             self._stack.open[-1].densified.append(densification)
             return
@@ -219,13 +220,13 @@ class Recorder:
         call.densified = (densification,)
 
     def stored_densely(self, record: Sparse) -> None:
-        """Write down that a record is stored densely, if nobody was asked: the policy has not reported it."""
+        """Record a densification that bypassed the policy, which therefore did not report it."""
         opened = self._stack.open[-1] if self._stack.open else None
         if self._stack.counting or opened is None or opened.call.kind != "operator" or opened.densified:
             return
         size, shape = math.prod(record.shape), tuple(record.shape)
         if not any(size >= o.numel for o in opened.call.masked_operands if o.storage != "dense"):
-            return  # less than an operand: one number for each slice
+            return  # smaller than an operand, such as one number for each slice
         why = "the call asks for it" if opened.call.rule == OWN_RULE else "without asking the policy"
         storage = f"shape {shape} as {record.pattern.layout.public} with {record.pattern.stored} stored"
         opened.densified.append(Densification(opened.call.name, (storage,), size * (record.dtype.itemsize + 1), why))
@@ -233,11 +234,11 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------ where from
 
     def has_seen(self, tensor: Tensor) -> bool:
-        """Whether a call has taken the tensor, which is masked, or made it."""
+        """Return whether a recorded call took or made this masked tensor."""
         return self in _makers_of(tensor) if isinstance(tensor, MaskedTensor) else tensor in self._made
 
     def source_of(self, tensor: Tensor) -> tuple[int, ...]:
-        """The calls that a tensor comes from: what made it, and what has written to its memory since."""
+        """Return the calls that made a tensor and that have written to its memory since."""
         if isinstance(tensor, MaskedTensor):
             made = _makers_of(tensor).setdefault(self, None)
         else:
@@ -290,12 +291,12 @@ class Recorder:
 
 
 def _in_graph(tensor: MaskedTensor) -> bool:
-    """Whether the tensor stands for a value of a graph that is being traced (under vmap it does not)."""
+    """Return whether the tensor is a value in a graph that torch is tracing (False under vmap)."""
     return not tensor._carries_transform and not is_countable(tensor) and not tensor.is_meta
 
 
 def _makers_of(tensor: MaskedTensor) -> weakref.WeakKeyDictionary[Recorder, int | None]:
-    """By trace, the number of the call that has made the tensor; None if it was there before."""
+    """Return, for each trace, the number of the call that made the tensor; None if the tensor is older."""
     makers: weakref.WeakKeyDictionary[Recorder, int | None] | None = tensor.__dict__.get(_MAKERS)
     if makers is None:
         makers = tensor.__dict__[_MAKERS] = weakref.WeakKeyDictionary()
@@ -303,7 +304,7 @@ def _makers_of(tensor: MaskedTensor) -> weakref.WeakKeyDictionary[Recorder, int 
 
 
 def _memory_of(tensor: Tensor) -> object | None:
-    """What a tensor shares with its views, or with its detached copies; None if it has none."""
+    """Return the object that a tensor shares with its views or detached copies; None if there is none."""
     if isinstance(tensor, SparseMaskedTensor):
         return tensor._kept
     return tensor._family if isinstance(tensor, MaskedTensor) else None
@@ -317,7 +318,7 @@ def _tensors_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, obj
 
 
 def _leaves(value: object) -> Iterator[Tensor]:
-    """The tensors in a value: in lists, tuples and dicts (what models return is often a dict)."""
+    """Yield the tensors in a value, also in lists, tuples and dicts (models often return dicts)."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -329,7 +330,7 @@ def _leaves(value: object) -> Iterator[Tensor]:
 
 
 def _shows(meaning: Meaning) -> bool:
-    """Whether the operator calls others, each with its own rule."""
+    """Return whether the operator calls others, each with its own rule."""
     if meaning.op.namespace == OWN:
         return False
     composite = meaning.rule is not None and meaning.rule.category is COMPOSITE and meaning.base is meaning.op
@@ -341,7 +342,7 @@ def _category(meaning: Meaning) -> str:
 
 
 def _how(meaning: Meaning) -> str:
-    """How an overload is served, in a few words."""
+    """Say in a few words how an overload runs."""
     if meaning.op.namespace == OWN:
         return OWN_RULE
     if meaning.rule is None:

@@ -1,4 +1,4 @@
-"""A trace as text: one line a call, indented by module."""
+"""Format a trace as text: one line for each call, indented by module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADINGS = ("call", "valid in", "valid out", "rule", "storage", "", "time")
 
 
 def summary(calls: Sequence[Call]) -> str:
-    """What a trace has seen, in a line."""
+    """Summarize a trace in one line."""
     operators = [call for call in calls if call.kind == "operator"]
     modules = [call for call in calls if call.kind == "module"]
     backward = sum(call.backward for call in operators)
@@ -30,7 +30,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def table(calls: Sequence[Call], notes: Iterable[str], times: bool, depth: int | None = None) -> str:
-    """The summary, and a line for each call of the first `depth` levels; below it what was stored densely, and why."""
+    """Return the summary, a line for each call of the first `depth` levels, and the densifications with reasons."""
     lines = [f"trace: {summary(calls)}", *(f"  ({note})" for note in notes)]
     if not calls:
         return "\n".join([*lines, "  nothing was called with a masked tensor"])
@@ -53,7 +53,7 @@ def _line(row: Sequence[str], width: Sequence[int], times: bool) -> str:
 
 
 def cells(call: Call) -> tuple[str, ...]:
-    """The columns of a call, as in `HEADINGS`."""
+    """Return the columns of a call, as in `HEADINGS`."""
     return (
         f"{'  ' * call.depth}{call.name}",
         ", ".join(map(str, call.masked_operands)) or "plain",
@@ -66,12 +66,12 @@ def cells(call: Call) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """A time in milliseconds or seconds."""
+    """Format a time in milliseconds or seconds."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.2f} ms"
 
 
 def path(calls: Sequence[Call], sources: Sequence[Operand]) -> str:
-    """The calls of a path, from its sources on."""
+    """Format the calls of a path, starting from its sources."""
     if not calls:
         return "a source: no call of the trace has made it"
     lines = ["sources: " + ", ".join(_source(source) for source in sources)]

@@ -1,4 +1,4 @@
-"""`masked_dispatch.trace`: every call on masked tensors inside a block, and where elements became invalid."""
+"""`masked_dispatch.trace` records every call on masked tensors in a block, and shows where elements became invalid."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ UNCOMPILED = "what torch.compile returned ran uncompiled, so that its calls are 
 
 @dataclass(frozen=True)
 class Path:
-    """How a tensor came to be: the calls that it was computed by, in the order in which they were made.
+    """The calls that computed a tensor, in the order in which they ran.
 
-    calls    from the sources to the tensor; empty if the tensor was there before the trace
+    calls    from the sources to the tensor; empty if the tensor is older than the trace
     sources  masked operands of these calls that no call of the trace has made
     """
 
@@ -35,9 +35,9 @@ class Path:
 
 
 class Trace:
-    """What a trace has seen; prints as a table, one line a call, indented by module.
+    """The recorded calls; prints as a table, with one line for each call, indented by module.
 
-    It holds numbers and names, and weak references to tensors: no tensor is kept alive.
+    A trace holds numbers, names and weak references to tensors, so it keeps no tensor alive.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Trace:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Every call of an operator or module that masked tensors took part in, in order."""
+        """Return every call of an operator or module with masked tensors, in order."""
         calls = self._recorder.calls
         kept: set[int] = set()
         for call in reversed(calls):
@@ -60,26 +60,26 @@ class Trace:
         return tuple(call for call in calls if call.number in kept)
 
     def lost(self) -> tuple[Call, ...]:
-        """The operator calls in which validity was lost.
+        """Return the operator calls that lost validity.
 
-        That is: an element of an operand became invalid, in an operator whose result has its operands' positions; or
-        a smaller share of the result is valid than of any operand. Of a composite operator the calls it is made of
-        are named.
+        A call loses validity if an element of an operand became invalid, in an operator whose result has its operands'
+        positions, or if a smaller share of the result is valid than of any operand. For a composite operator, the
+        list has its inner calls.
         """
         return innermost(call for call in self.calls if call.change.lost)
 
     def grown(self) -> tuple[Call, ...]:
-        """The operator calls in which what was invalid became valid, or a larger share valid than of any operand."""
+        """Return the operator calls that made invalid elements valid, or a larger share valid than of any operand."""
         return innermost(call for call in self.calls if call.change.grown)
 
     def densified(self) -> tuple[Call, ...]:
-        """The calls for which something was stored densely."""
+        """Return the calls that densified a tensor."""
         return tuple(call for call in self.calls if call.densified)
 
     def of(self, tensor: Tensor) -> Path:
-        """The calls that `tensor` was computed by, back to its sources, through views and writes to them.
+        """Return the calls that computed `tensor`, back to its sources, through views and writes to them.
 
-        Raises ValueError if no call of the trace has made or taken the tensor, and TypeError for anything but a tensor.
+        Raises ValueError if no call of the trace made or took the tensor, and TypeError for anything but a tensor.
         """
         if not isinstance(tensor, Tensor):
             raise TypeError(
@@ -103,14 +103,14 @@ class Trace:
         return Path(path, tuple(o for call in path for o in call.masked_operands if not o.source))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as a page of HTML that needs nothing beside itself."""
+        """Write the trace as a self-contained HTML page."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(page.page(self.calls, self._notes))
 
     def to_text(self, *, times: bool = True, depth: int | None = None) -> str:
-        """The trace as it prints; without `times`, the same in every run.
+        """Return the printed form of the trace; without `times`, it is the same in every run.
 
-        depth  how many levels of modules and calls are shown, 1 for the outermost alone; None for all
+        depth  the number of levels of modules and calls to show, 1 for only the outermost; None for all
         """
         if depth is not None and depth < 1:
             raise ValueError(f"depth={depth} shows nothing: it is at least 1, or None for every level")
@@ -127,20 +127,20 @@ class Trace:
 
 @contextlib.contextmanager
 def trace() -> Iterator[Trace]:
-    """Write down every call on masked tensors inside the block::
+    """Record every call on masked tensors inside the block::
 
         with masked_dispatch.trace() as t:
             loss = model(x)
             loss.backward()
         print(t)                    # each module and operator: valid before, valid after, rule, storage, time
         t.lost(), t.grown()         # where elements became invalid, or valid
-        t.of(loss)                  # what a tensor was computed by
+        t.of(loss)                  # the calls that computed a tensor
         t.to_html("trace.html")
 
-    Calls of this thread or task are seen, and the backward that it starts, also where the engine runs it in a thread of
-    its own. Functions of torch.compile run uncompiled inside the block. Counting reads masks, which waits for a device.
-    The library's kernels are registered anew when the first trace of the process opens and the last one ends, so no
-    other thread should be computing with masked tensors at these two moments.
+    The trace covers the calls of this thread or task and the backward that it starts, even if the autograd engine runs
+    it in another thread. Functions of torch.compile run uncompiled inside the block. Counting reads masks, which waits
+    for a device. The library registers its kernels again when the first trace of the process opens and when the last
+    one ends, so no other thread should compute with masked tensors at these two moments.
 
     Raises RuntimeError inside a function that torch.compile compiles.
     """

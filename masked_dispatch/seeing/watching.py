@@ -1,7 +1,7 @@
-"""Puts recorders around kernels, modules and backward while a trace is open, and takes them away when none is.
+"""Install recorders around kernels, modules and backward while a trace is open.
 
-While no trace is open nothing of this is in the way of a call: kernels, methods and hooks are replaced when the first
-trace opens, and put back when the last one ends.
+Calls without an open trace have no overhead: the first trace replaces kernels, methods and hooks when it opens, and the
+last one restores them when it ends.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _active: list[Recorder] = []
 _lock = Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
-# Whether compiled functions run uncompiled: from the beginning, unless nothing had been compiled in the process.
+# Whether compiled functions run uncompiled yet; False until the process loads the compiler.
 _stance_is_set = [False]
 
 
 def recorders_here() -> Sequence[Recorder]:
-    """The recorders of this thread or task; in a thread of the autograd engine, of those who are waiting for it."""
+    """Return the recorders of this thread or task; in an engine thread, those of the threads that wait for it."""
     own = _recorders.get()
     if own:
         return [recorder for recorder in own if recorder.active]
@@ -55,7 +55,7 @@ def recorders_here() -> Sequence[Recorder]:
 
 @contextlib.contextmanager
 def recording_calls(recorder: Recorder) -> Iterator[None]:
-    """Write down what this thread or task calls inside the block, and the backward that it starts."""
+    """Record the calls of this thread or task inside the block, and the backward that it starts."""
     _start(recorder)
     _recorders.set((*_recorders.get(), recorder))
     try:
@@ -94,7 +94,7 @@ def _install() -> None:
 
 
 def _run_uncompiled_from_now_on() -> None:
-    """For a trace that was open when the compiler was loaded: what has been compiled runs uncompiled the next time."""
+    """Make compiled functions run uncompiled from their next call on, in a trace that opened before the compiler."""
     with _lock.here:
         if _active and not _stance_is_set[0]:
             _stance_is_set[0] = True
@@ -161,7 +161,7 @@ def _watched(op: OpOverload, kernel: Kernel, before_arguments: int) -> Kernel:
 
 
 def _begin(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What each recorder has written down of the call, with the recorder."""
+    """Start the record of the call in each recorder; return pairs of recorder and record."""
     recorders = recorders_here()
     if not recorders or not (has_masked(args) or has_masked(kwargs.values())):
         return []
@@ -191,13 +191,13 @@ def _failed(opened: list[Any], error: BaseException) -> None:
 def _modules_watched() -> Iterator[None]:
     before = register_module_forward_pre_hook(_before_module)
     after = register_module_forward_hook(_after_module, with_kwargs=True, always_call=True)
-    # Of hooks that run twice for a compiled module, of which `_before_module` leaves one out.
+    # Suppress torch's warning that hooks of compiled modules run twice; `_before_module` ignores the second.
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
     ignored = warnings.filters[0]
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # somebody has restored earlier filters
+        with contextlib.suppress(ValueError):  # other code may have restored earlier filters
             warnings.filters.remove(ignored)  # type: ignore[attr-defined]
         remove_module_hook(before)
         remove_module_hook(after)
@@ -223,7 +223,7 @@ def _after_module(module: torch.nn.Module, args: tuple[Any, ...], *kwargs_and_re
 
 
 def _mark(node: Any, recorder: Recorder, number: int) -> None:
-    """Remember with a node of autograd the call that has recorded it."""
+    """Store on an autograd node the number of the call that recorded it."""
     if _KEY not in node.metadata:
         node.metadata[_KEY] = weakref.WeakKeyDictionary()
     node.metadata[_KEY].setdefault(recorder, number)
@@ -278,7 +278,7 @@ def _watched_backward(of: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return around
 
 
-# --------------------------------------------------------------------------------------------- what is stored densely
+# ---------------------------------------------------------------------------------------------------- densifications
 
 
 def _densified(densification: Densification) -> None:
