@@ -1,6 +1,6 @@
 """The module that uses private parts of torch's compiler.
 
-What it assumes has numbers in torch_internals.py, and checks in assumptions/compiler.py and assumptions/graphs.py.
+torch_internals.py numbers its assumptions; assumptions/compiler.py and assumptions/graphs.py check them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def never_compiled(function: _Function) -> _Function:
     """Decorator: after a graph break, Dynamo runs `function` and everything it calls uncompiled.
 
-    Costs nothing per call: it marks the code object. (A call that Dynamo traces is still inlined.)
+    This costs nothing per call: it marks the code object. (Dynamo still inlines a call that it traces.)
     """
     action = torch._C._dynamo.eval_frame._FrameAction.SKIP
     strategy = torch._C._dynamo.eval_frame._FrameExecStrategy(action, action)
@@ -48,9 +48,9 @@ def not_compiled(function: _Function) -> _Function:
 
 
 def outside_of_graphs(function: _Function) -> _Function:
-    """Decorator: a graph that calls `function` breaks there, and it runs uncompiled with everything that it calls.
+    """Decorator: a call of `function` breaks the graph; `function` and everything it calls run uncompiled.
 
-    As torch.compiler.disable, which would load the compiler here.
+    torch.compiler.disable does the same, but would load the compiler here.
     """
     disable: Any = torch._compile._disable_dynamo
     outside: _Function = disable(function)
@@ -73,7 +73,7 @@ def while_compiling(function: Callable[[ComptimeContext], None]) -> None:
 def guard_on(read: Callable[[], object], context: ComptimeContext) -> None:
     """Guard the graph being compiled on `read` returning the same value as now.
 
-    Needed because Dynamo does not guard on ContextVars. `context` is the one that `while_compiling` passes.
+    Dynamo itself does not guard on ContextVars. `context` is the argument that `while_compiling` passes.
     """
     from torch._dynamo.source import GlobalStateSource
     from torch._guards import Guard
@@ -90,7 +90,7 @@ def guard_on(read: Callable[[], object], context: ComptimeContext) -> None:
     context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.guards.add(Guard(GlobalStateSource(), add))
 
 
-# Callbacks for whenever a masked tensor enters a graph that is being traced; the rooms above register theirs.
+# Callbacks that run whenever a masked tensor enters a graph that is being traced; higher-level packages register them.
 before_tracing: list[Callable[[], None]] = []
 
 
@@ -101,15 +101,15 @@ def prepare_for_tracing() -> None:
 
 
 def dynamo_is_loaded() -> bool:
-    """Whether anything may be compiled: Dynamo has been imported."""
+    """Whether Dynamo has been imported, without which nothing is compiled."""
     return "torch._dynamo" in sys.modules
 
 
 def keep_whole(functions: Iterable[Callable[..., Any]]) -> None:
-    """Tell Dynamo, which is loaded, to put calls of these functions into its graph, and never to trace through them.
+    """Tell Dynamo, which is loaded, to record calls of these functions in its graph and never to trace through them.
 
-    If it is tracing, it may have looked one of them up before: it traces the function at hand once more. If that is
-    itself one of them, it is run uncompiled, now and later.
+    If Dynamo is tracing, it may already have looked one of them up, so it restarts the trace. If it is tracing one of
+    these functions itself, that function runs uncompiled, now and later.
     """
     dynamo: Any = torch._dynamo
     kept, rules = dynamo.variables.TorchInGraphFunctionVariable, dynamo.trace_rules
@@ -125,7 +125,7 @@ def keep_whole(functions: Iterable[Callable[..., Any]]) -> None:
 
 
 def under_compile() -> bool:
-    """Whether a function that torch.compile has returned is on the stack of this thread."""
+    """Whether this thread's stack contains a function that torch.compile returned."""
     frame = sys._getframe(1) if dynamo_is_loaded() else None
     while frame is not None and not (
         frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
@@ -141,11 +141,11 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
 
 @functools.cache
 def break_graphs_at(kind: type[RuntimeError]) -> None:
-    """Let exceptions of `kind` that an operator raises while Dynamo, which is loaded, runs it on fake tensors break the
-    graph there, so that the operator runs, and may raise, outside; with fullgraph=True they reach the caller.
+    """Let Dynamo, which is loaded, break the graph where an operator on fake tensors raises an exception of `kind`. The
+    operator then runs, and may raise, outside the graph; with fullgraph=True the exception reaches the caller.
 
-    What is raised is of `kind` and of the class that Dynamo breaks graphs at. Other exceptions Dynamo turns into a
-    TorchRuntimeError.
+    The exception raised is an instance of `kind` and of the class at which Dynamo breaks graphs. Dynamo turns other
+    exceptions into a TorchRuntimeError.
     """
     from torch._dynamo import utils
     from torch._dynamo.exc import Unsupported
@@ -171,7 +171,7 @@ def break_graphs_at(kind: type[RuntimeError]) -> None:
 
 @functools.cache
 def know_storages_of(kind: type) -> None:
-    """Let Dynamo, which is loaded, look for aliases among operands of `kind` in the tensors inside, in while_loop."""
+    """Let Dynamo, which is loaded, compare the inner tensors of operands of `kind` when while_loop checks aliasing."""
     from torch._dynamo.variables import higher_order_ops
 
     def get_tensor_storages(original: Callable[[Any], set[Any]], tensor: Any) -> set[Any]:
@@ -183,7 +183,7 @@ def know_storages_of(kind: type) -> None:
 
 @functools.cache
 def record_new_tensor_of(kind: type) -> None:
-    """Let Dynamo, which is loaded, record x.new_tensor(data) of tensors of `kind` as a call of their own method."""
+    """Let Dynamo, which is loaded, record x.new_tensor(data) as a call of x's own method if x is of `kind`."""
     from torch._dynamo.variables.tensor import TensorVariable
 
     def own(variable: Any, *args: Any, **kwargs: Any) -> bool:
@@ -191,7 +191,7 @@ def record_new_tensor_of(kind: type) -> None:
 
     method_new_tensor = replace(TensorVariable, "method_new_tensor", lambda *args, **kwargs: None, own)
     by_name: Any = getattr(TensorVariable, "tp_methods", None)
-    if by_name is not None:  # torch 2.14: calls go by this table
+    if by_name is not None:  # torch 2.14 looks methods up in this table
         by_name["new_tensor"] = type(by_name["new_tensor"])(method_new_tensor)
 
 
@@ -199,15 +199,15 @@ def record_new_tensor_of(kind: type) -> None:
 def record_writes_of(kind: type, method: str) -> None:
     """Let Dynamo, which is loaded, record x[i] = value, for x of `kind`, as x.method(i, value), which returns x.
 
-    What Dynamo records by itself returns nothing: where the write gives x sizes that depend on data, later stages could
-    not tell which of their sizes these are, and would look for them in the gradient of x.
+    Dynamo's own record returns nothing. If the write gives x sizes that depend on data, later stages could not match
+    them to a result, and would look for them in the gradient of x.
     """
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import ConstantVariable
     from torch._dynamo.variables.builder import wrap_fx_proxy
     from torch._dynamo.variables.tensor import TensorVariable
 
-    # The second from torch 2.14 on.
+    # torch 2.14 renamed it to the second.
     name = next(n for n in ("method___setitem__", "mp_ass_subscript_impl") if hasattr(TensorVariable, n))
 
     def own(variable: Any, *args: Any) -> bool:
@@ -223,7 +223,7 @@ def record_writes_of(kind: type, method: str) -> None:
 
 
 def fused_multiply_add() -> OpOverload:
-    """inductor's fma(a, b, c), a · b + c; it is defined when inductor's primitives are imported."""
+    """inductor's fma(a, b, c), a · b + c; importing inductor's primitives defines it."""
     import torch._inductor.inductor_prims
 
     op: OpOverload = torch.ops.prims.fma.default
@@ -234,7 +234,7 @@ WRITING_COPIES = ("method_add_", "method_addcdiv_", "method_addcmul_")
 
 
 def arithmetic_written_as_a_copy(frames: Iterable[FrameType]) -> bool:
-    """Whether a call of `copy_`, with these frames around it, is how Dynamo records arithmetic in place."""
+    """Whether Dynamo made this call of `copy_`, with these frames around it, to record in-place arithmetic."""
     return any(
         f.f_code.co_name in WRITING_COPIES and f.f_globals["__name__"] == "torch._dynamo.variables.tensor"
         for f in frames
@@ -242,9 +242,9 @@ def arithmetic_written_as_a_copy(frames: Iterable[FrameType]) -> bool:
 
 
 def register_bool_to_int8_lowering(op: OpOverload) -> None:
-    """Lower `op`, a copy of a bool tensor to int8, in inductor, if inductor is loaded.
+    """Register inductor's lowering of `op`, which copies a bool tensor to int8, if inductor is loaded.
 
-    An input of the graph, or a view of one, goes through the operator; a computed value is converted in place of it.
+    The lowering calls the operator for graph inputs and their views, and converts computed values inline.
     """
     lowering = sys.modules.get("torch._inductor.lowering")
     if lowering is None or op in lowering.lowerings:
@@ -254,7 +254,7 @@ def register_bool_to_int8_lowering(op: OpOverload) -> None:
     def lower(mask: TensorBox) -> TensorBox:
         if _is_graph_input(mask):
             return call_operator(mask)
-        # By way of int32: narrowing a comparison directly to one byte would not be vectorized.
+        # Convert by way of int32: inductor does not vectorize a comparison that it narrows directly to one byte.
         return lowering.to_dtype(lowering.to_dtype(mask, torch.int32), torch.int8)
 
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
@@ -274,11 +274,11 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
     """Let a compiled region return masked outputs that the loss does not depend on: ``return loss, hidden``.
 
     For such an output the autograd engine passes plain zeros to the region's backward, which was traced for a tangent
-    of the output's type and refuses them (pytorch#173123). `tangent_from_plain` converts a plain tensor to such a
-    tangent, by type of output: plain zeros become a masked tangent that is valid everywhere.
-    Called while a graph with masked tensors is traced, so that programs that never compile import nothing. The test is
-    test_unused_masked_output in tests/thorough/dispatch/test_compile.py; a torch whose method has another signature is
-    left alone.
+    of the output's type and refuses them (pytorch#173123). `tangent_from_plain` maps an output type to a function that
+    converts a plain tensor to such a tangent: plain zeros become a masked tangent that is valid everywhere.
+    We call this while tracing a graph with masked tensors, so that programs that never compile import nothing.
+    test_unused_masked_output in tests/thorough/dispatch/test_compile.py tests it. If torch's method has another
+    signature, this function does nothing.
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
@@ -301,10 +301,10 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
 
 @functools.cache
 def place_views_of(kind: type) -> None:
-    """Let a compiled region return views of arguments of `kind` at the offset that the views have.
+    """Let a compiled region return views of arguments of `kind` at their own storage offsets.
 
-    torch 2.14 adds the argument's offset to that of the view where the two have storages of their own, which tensors
-    that wrap others always have.
+    torch 2.14 adds the argument's offset to the view's offset if the two have separate storages, which wrapper
+    subclasses always have.
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
@@ -324,16 +324,16 @@ def place_views_of(kind: type) -> None:
 
 @functools.cache
 def give_plain_gradients(kind: type, plain: Callable[..., Any], refusal: Callable[[Any], str | None]) -> None:
-    """Let Dynamo, which is loaded, trace backwards of autograd functions with plain gradients of results of `kind`.
+    """Let Dynamo, which is loaded, trace backwards of autograd functions with plain gradients for results of `kind`.
 
     plain    the operator that makes a gradient plain
-    refusal  why a result's gradient cannot be plain in a graph, which breaks there; None if it can
+    refusal  says why a result's gradient cannot be plain in a graph, and so breaks the graph; None if it can
     """
     from torch._dynamo.exc import Unsupported
     from torch._dynamo.variables import VariableTracker, higher_order_ops
 
     class WithPlainGradients(VariableTracker):
-        """A backward, which is given plain gradients."""
+        """A backward that receives plain gradients."""
 
         def __init__(self, backward: Any) -> None:
             super().__init__()
@@ -377,7 +377,7 @@ def _is_wrapper_subclass(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def without_compiler_warnings() -> Iterator[None]:
-    """Without the lines that Dynamo logs where a graph ends."""
+    """Suppress the warnings that Dynamo logs where a graph breaks."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -387,12 +387,12 @@ def without_compiler_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-# How many dispatch modes are in force, such as that in which Dynamo runs what it compiles on fake tensors.
+# The number of active dispatch modes; Dynamo, for example, activates one to run code on fake tensors.
 modes_in_force: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def pending_sizes() -> list[Any]:
-    """The sizes that depend on data, of what Dynamo is running on fake tensors; to be changed in place."""
+    """The data-dependent sizes of the operator that Dynamo runs on fake tensors; callers change the list itself."""
     if not modes_in_force():
         return []
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -402,21 +402,21 @@ def pending_sizes() -> list[Any]:
 def sizes_to_be_found(
     values: Sequence[torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool], pending: Sequence[Any]
 ) -> set[Any]:
-    """The pending sizes that a graph can read off tensors and numbers, because one of their sizes is nothing else."""
+    """The pending sizes that a graph can read from these values: a size or number is that symbol by itself."""
     from torch.fx.experimental.symbolic_shapes import _free_unbacked_symbols_with_path
 
     return set(_free_unbacked_symbols_with_path(list(values), (), pending=set(pending)))
 
 
 def check_dtype_in_graph(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise for a tensor of another dtype, by an operator that graphs keep."""
+    """Raise if a tensor has another dtype; graphs keep the operator that checks this."""
     torch.ops.aten._assert_tensor_metadata.default(tensor, dtype=dtype)
 
 
 def exported_arguments() -> list[Any]:
-    """The arguments with which torch.export has been called, if it is running: the leaves, as the caller passed them.
+    """The leaves of the arguments that the caller passed to torch.export, if it is running.
 
-    Read from the frame of torch.export's own function, which is the last place where they are told from parameters.
+    We read them from the frame of torch.export's own function, the last place that separates them from parameters.
     """
     export: Any = sys.modules.get("torch.export._trace")
     if export is None:
@@ -431,9 +431,9 @@ def exported_arguments() -> list[Any]:
 
 @functools.cache
 def before_export_unwraps(split: Callable[[torch.nn.Module], object]) -> None:
-    """Call `split(module)` before run_decompositions replaces parameters that are wrappers by the tensors in them.
+    """Call `split(module)` before run_decompositions replaces wrapper parameters by their inner tensors.
 
-    torch lets every inner tensor require grad if the parameter does, which a mask cannot.
+    torch makes every inner tensor require grad if the parameter does, and a mask cannot require grad.
     """
     from torch._functorch._aot_autograd import subclass_parametrization
 
@@ -447,7 +447,7 @@ def before_export_unwraps(split: Callable[[torch.nn.Module], object]) -> None:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile was given to return `function`; the function itself if it is not compiled."""
+    """The callable that torch.compile compiled into `function`; `function` itself if it is not compiled."""
     given: Callable[..., Any] | None = getattr(function, "_orig_mod", None)
     if given is None:
         given = getattr(function, "_torchdynamo_orig_callable", None)

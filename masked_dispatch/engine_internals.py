@@ -1,6 +1,6 @@
-"""The module that uses private parts of the autograd engine, and reads from the stack who calls.
+"""The module that uses private parts of the autograd engine, and finds callers on the stack.
 
-What it assumes has numbers in torch_internals.py, and checks in assumptions/engine.py.
+torch_internals.py numbers its assumptions; assumptions/engine.py checks them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def called_by_functorch(depth: int) -> bool:
 def called_by_engine(depth: int) -> bool:
     """Whether the autograd engine itself called the kernel `depth` frames above this function.
 
-    If so, no Python backward, hook or formula did. On the CPU the next frame is the one that called the engine; in the
-    threads that run backwards on other devices there is none.
+    If so, no Python backward, hook or formula called it. On the CPU the next frame called the engine; threads that run
+    backwards on other devices have no next frame.
     """
     frame = _caller(depth + 1)
     return frame is None or frame.f_code is _ENGINE_CALL
 
 
 def engine_called_in(thread: int) -> bool:
-    """Whether the thread of that identifier has called the autograd engine, which has not returned."""
+    """Whether the thread with that identifier is inside a call of the autograd engine."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code is not _ENGINE_CALL:
         frame = frame.f_back
@@ -53,7 +53,7 @@ def engine_called_in(thread: int) -> bool:
 
 
 def calling_frame(depth: int) -> FrameType | None:
-    """The Python frame that called the kernel `depth` frames above this function, through whatever function modes."""
+    """The Python frame that called the kernel `depth` frames above this function; skips frames of function modes."""
     frame = _caller(depth + 1)
     while frame is not None and (frame.f_code.co_name == "__torch_function__" or frame.f_code in _delegating_code):
         frame = frame.f_back
@@ -61,8 +61,8 @@ def calling_frame(depth: int) -> FrameType | None:
 
 
 def frames_to_caller() -> list[tuple[str, FrameType | None]]:
-    """The frames of this library's and of torch's code, innermost first, each with the name of its module; and then
-    the frame of the caller's own code that called them, ``("", None)`` in a thread of the autograd engine.
+    """The frames of this library's and torch's code, innermost first, each with the name of its module. The last item
+    is the caller's frame that called them, or ``("", None)`` in a thread of the autograd engine.
     """
     found: list[tuple[str, FrameType | None]] = []
     frame: FrameType | None = sys._getframe(1)
@@ -75,32 +75,32 @@ def frames_to_caller() -> list[tuple[str, FrameType | None]]:
     return [*found, ("", None)]
 
 
-# Whose frames are not the caller's: this library, torch, and what they call through.
+# Modules whose frames do not count as the caller's: this library, torch, and the standard library between them.
 _NOT_THE_CALLER = {"masked_dispatch", "op_registry", "torch", *sys.stdlib_module_names} - {"__main__"}
-# In place of the caller's file, where there is none.
+# Replaces the caller's file name if there is no caller.
 NO_CALLER = "<backward in a thread of the autograd engine>"
 
 
 def _caller(depth: int) -> FrameType | None:
-    """The frame that called the kernel `depth` frames above this function; None if no Python did."""
+    """The frame that called the kernel `depth` frames above this function; None if no Python code called it."""
     frame = sys._getframe(depth).f_back
     while frame is not None and frame.f_code in _delegating_code:
         frame = frame.f_back
     return frame
 
 
-# Code of kernels that only select another kernel, which needs to know who called them.
+# Code of kernels that only select another kernel; the selected kernel needs to know who called them.
 _delegating_code: set[CodeType] = set()
 
 
 def delegating(kernel: _Function) -> _Function:
-    """Decorator for a kernel that selects another one and calls it: it does not count as that one's caller."""
+    """Decorator for a kernel that selects and calls another kernel: it does not count as the other's caller."""
     _delegating_code.add(kernel.__code__)
     return kernel
 
 
 def current_node() -> Any:
-    """The autograd node that is being evaluated in this thread."""
+    """The autograd node that the engine is evaluating in this thread."""
     return torch._C._current_autograd_node()
 
 
@@ -113,12 +113,12 @@ def leaf_accumulated_into() -> torch.Tensor | None:
 def run_later_within(
     current: Callable[[], object], within: Callable[[Any], contextlib.AbstractContextManager[None]], outside: object
 ) -> None:
-    """From now on, run what autograd calls later in Python within what was current when it was recorded.
+    """From now on, run Python code that autograd calls later under the state that was current at recording time.
 
-    current   the state in force; within(state) puts one in force inside a block
-    outside   the state of what has been recorded before
+    current   returns the current state; the context within(state) sets another one
+    outside   the state of everything recorded before
 
-    This is about the backward of autograd functions, and about what a checkpoint computes again.
+    This applies to the backward of autograd functions, and to functions that a checkpoint recomputes.
     """
 
     @not_compiled
@@ -168,21 +168,21 @@ def _remember_in_checkpoints(remember: Callable[[Any], None], run_as_recorded: C
         frame.__dict__["recompute_fn"] = compute
         remember(frame)
 
-    # A property, so that checkpoints from before, which have it in the same place, are served too.
+    # A property also serves earlier checkpoints, whose instance dict has the function under the same name.
     put(checkpoint._CheckpointFrame, "recompute_fn", property(get, keep))
 
 
-# Whether a tensor carries torch's older vmap, which `is_grads_batched` and `jacobian(vectorize=True)` use.
+# Whether a tensor is a batch of torch's older vmap, which `is_grads_batched` and `jacobian(vectorize=True)` use.
 carries_older_vmap: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def let_older_vmap_return(
     kind: type, parts: Callable[[Any], tuple[Any, Any]], whole: Callable[[Any, Any], Any]
 ) -> None:
-    """Let functions that torch's older vmap runs return tensors of `kind`, a wrapper that it knows nothing of.
+    """Let functions that torch's older vmap runs return tensors of `kind`, a wrapper that it does not know.
 
-    parts  the tensor inside, which carries the batch dimension, and what is the same for all of the batch
-    whole  the opposite, of the tensor with its batch dimension in front
+    parts  splits a tensor into its inner tensor, which carries the batch dimension, and a part that all examples share
+    whole  joins the two again; the tensor then has its batch dimension in front
     """
 
     def has_such(outputs: Any, *args: Any, **options: Any) -> bool:
@@ -204,21 +204,21 @@ def let_older_vmap_return(
 
 
 def call_functions_by(call: Callable[..., Any], relies: Callable[..., bool]) -> None:
-    """From now on, let `call(apply, function, *arguments, **keywords)` call autograd functions, by torch's `apply`.
+    """From now on, `call(apply, function, *arguments, **keywords)` calls autograd functions; `apply` is torch's own.
 
-    `relies(function, *arguments, **keywords)` tells the calls that need it. Classes that have taken torch's `apply`
-    before keep it (op_registry/records/own_function.py).
+    `relies(function, *arguments, **keywords)` says which calls need it. Classes that took torch's `apply` before keep
+    it (op_registry/records/own_function.py).
     """
     not_compiled(replace(torch.autograd.Function, "apply", call, relies, always=True))
 
 
-# Functions of torch that hand gradients on unread: to the graph of a compiled region, and to the engine as roots. What
-# they call has boundaries of its own.
+# Modules of torch whose functions pass gradients on unread: to the graph of a compiled region, and to the engine as
+# roots. The code that they call converts gradients itself.
 HAND_GRADIENTS_ON = ("torch._functorch._aot_autograd", "torch.utils.checkpoint")
 
 
 def become_node_of(node: Any, function: Any, derived: Any) -> bool:
-    """Let the node of a call of `function` be one of a class derived from that; False if it is another node."""
+    """Turn a node that a call of `function` made into a node of the class `derived`; False for other nodes."""
     if type(node) is not function._backward_cls:
         return False
     node.__class__ = derived._backward_cls

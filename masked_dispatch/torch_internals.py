@@ -1,7 +1,7 @@
-"""The module that uses torch's private dispatch machinery; of the compiler's, compiler_internals.py does, of the
-autograd engine's, engine_internals.py, and of torch.distributed's, distributed_internals.py.
+"""The module that uses torch's private dispatch machinery. Three others use private parts of the compiler
+(compiler_internals.py), the autograd engine (engine_internals.py) and torch.distributed (distributed_internals.py).
 
-What they assume of the releases in versions.py, each with a check of the same number in assumptions/:
+They assume the following of the releases in versions.py; assumptions/ has a check with the same number for each:
 
  1. a wrapper subclass may carry the ``PreDispatch`` key, and kernels registered for that key receive the exact
     overload, above functorch, autocast and autograd, before CompositeImplicit operators decompose
@@ -10,84 +10,85 @@ What they assume of the releases in versions.py, each with a check of the same n
     that torch needs, and crashes); autograd then records the call with the wrapper as its output
  4. autograd nodes accept hooks that replace the gradients they produce
  5. below autograd, views and version counters of inner tensors are tracked once ADInplaceOrView is re-enabled
- 6. functorch runs what vmap wraps with its front key excluded, and what grad wraps with saved-tensor hooks disabled in
-    the name of torch.func; a tensor of a level that has ended has a level different from any running one
+ 6. functorch runs functions under vmap with its front key excluded, and functions under grad with saved-tensor hooks
+    disabled in the name of torch.func; a tensor of a level that has ended has a level different from any running one
  7. torch creates tensor subclasses through detach, which therefore has no kernel at PreDispatch
- 8. code objects may be marked to be skipped by Dynamo
+ 8. Dynamo skips code objects that are marked so
  9. Dynamo evaluates ``__metadata_guard__`` on each input before every run of a graph, with a deep copy of the flatten
     context from compile time
-10. a view's wrapper may be given the storage of its base's, by which AOTAutograd detects overlapping inputs
+10. a view's wrapper may share the storage of its base's wrapper, by which AOTAutograd detects overlapping inputs
 11. AOTAutograd passes each runtime tangent of a region to one function (`accept_unused_outputs`)
-12. higher-order operators look up kernels by key, and accept one for PreDispatch
+12. higher-order operators look up kernels by key, and accept a kernel for PreDispatch
 13. make_fx is a dispatch mode that knows which tensors it tracks
 14. a wrapper's storage can be made to raise when its address is requested
-15. AOTAutograd's functional tensors hold a value of the graph that later writes do not change, and it runs a function
-    once before recording it
+15. AOTAutograd's functional tensors hold a graph value that later writes do not change, and AOTAutograd runs a function
+    once before it records it
 16. the autograd engine sums the gradients of a tensor used more than once with ``aten.add.Tensor``, and no Python
     frame lies between that call and the function that calls the engine, or, in the thread that the engine has for a
     device, the start of the thread
-17. it accumulates into an existing ``.grad`` with ``aten.add_.Tensor``, in a node whose ``variable`` is the leaf
+17. the engine accumulates into an existing ``.grad`` with ``aten.add_.Tensor``, in a node whose ``variable`` is the
+    leaf
 18. ``default_collate`` looks up its functions in a table by type, a subclass of Tensor under Tensor
-19. the node that the engine is evaluating in a thread is accessible, with the metadata dict attached when it was
-    recorded
-20. Dynamo does not trace ContextVar.get: it calls a function marked as constant once, and a custom guard may be added
-    to a graph while it is compiled
+19. Python can read the node that the engine is evaluating in a thread, with the metadata dict attached when autograd
+    recorded it
+20. Dynamo does not trace ContextVar.get; it calls a function marked as constant once, and accepts a custom guard for
+    the graph that it is compiling
 21. torch prints tensors with the options, the number formatter and the line breaks of ``torch._tensor_str``, without
     dispatch modes
 22. ``forward_ad._current_level`` is negative unless forward-mode AD is on
-23. inductor's lowerings are in a table by overload and tell a graph's inputs from computed values; importing its
-    primitives defines the fused multiply-add ``prims.fma``, with which Dynamo writes arithmetic in place as a
-    ``copy_``, in methods of its variable for tensors that have these names (`arithmetic_written_as_a_copy`)
-24. Dynamo can be told that a dimension of a tensor is dynamic
-25. what torch.compile returns holds what it was given, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
+23. inductor keeps its lowerings in a table by overload, and they can distinguish graph inputs from computed values;
+    importing its primitives defines the fused multiply-add ``prims.fma``, with which Dynamo writes in-place arithmetic
+    as a ``copy_``, in the methods of its tensor variable that `arithmetic_written_as_a_copy` names
+24. Dynamo has a function that marks a dimension of a tensor as dynamic
+25. the result of torch.compile holds the original callable, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with `compare` of the class ``TensorLikePair`` of its module
 27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call";
-    since 2.14 it is called by the table ``tp_methods``; its method for x[i] = value is ``method___setitem__``, since
-    2.14 ``mp_ass_subscript_impl``, and records nothing that has sizes
+    since 2.14 the table ``tp_methods`` holds this method; Dynamo's method for x[i] = value is ``method___setitem__``,
+    since 2.14 ``mp_ass_subscript_impl``, and records a call without results
 28. Dynamo runs an operator on fake tensors, and expects every size that depends on data, which ``ShapeEnv`` lists as
     pending, to be a size of its result
-29. the node of an autograd function is made where the function is called, and the engine calls its backward by
-    ``BackwardCFunction.apply`` (``apply_boxed``); a checkpoint makes a ``_CheckpointFrame`` where it is called, which
-    keeps the function that it computes again as ``recompute_fn``
-30. what TorchScript has compiled is called by ``__call__`` of ``ScriptFunction`` or ``ScriptMethod``; a function knows
-    what it was compiled from, for the compiler to inline
-31. Dynamo has a table of how it traces each function, and begins anew, or leaves a function uncompiled, on exceptions
-    of its own raised while it traces
-32. the operators of torch.distributed get a ProcessGroup, a ReduceOp and a Work as script objects, which their classes
+29. calling an autograd function makes its node, and the engine calls its backward by ``BackwardCFunction.apply``
+    (``apply_boxed``); calling a checkpoint makes a ``_CheckpointFrame``, which keeps the function to recompute as
+    ``recompute_fn``
+30. ``__call__`` of ``ScriptFunction`` or ``ScriptMethod`` calls code that TorchScript compiled; a ``ScriptFunction``
+    holds its Python function, for the compiler to inline
+31. Dynamo has a table of how it traces each function; code that it runs while tracing can raise Dynamo's own exceptions
+    to restart the trace or to leave a function uncompiled
+32. the operators of torch.distributed take a ProcessGroup, a ReduceOp and a Work as script objects, which their classes
     unbox and box, and ``PythonCallbackWork`` is a Work whose ``wait`` calls a function with the timeout and completes
-    its future; an object of a subclass that lives is what callers get; a custom operator wraps what a functional
-    collective returns
-33. a kernel may be a partial, which adds no Python frame to the call and whose function can be exchanged; the backward
-    of an autograd function is looked up in its class when the engine calls it, and has the metadata of its node; a
+    its future; while an object of a subclass lives, callers get that object; a custom operator wraps the result of a
+    functional collective
+33. a kernel may be a partial, which adds no Python frame to the call and whose function can be exchanged; the engine
+    looks the backward of an autograd function up in its class when it calls it, with the metadata of its node; a
     removed hook on all modules that took keyword arguments leaves its number behind
-34. what torch.compile returns runs by a function ``compile_wrapper`` of ``torch._dynamo.eval_frame``
-35. torch's older vmap takes the batch dimension of results off in ``torch._vmap_internals._unwrap_batched``, and always
+34. the result of torch.compile runs through a function ``compile_wrapper`` of ``torch._dynamo.eval_frame``
+35. torch's older vmap removes the batch dimension of results in ``torch._vmap_internals._unwrap_batched``, and always
     puts it in front
-36. the arguments of torch.export are in the frame of ``torch.export._trace._export``; what it decomposes goes through
-    ``unwrap_tensor_subclass_parameters``, which is looked up when it is called
+36. the frame of ``torch.export._trace._export`` holds the arguments of torch.export; decomposition calls
+    ``unwrap_tensor_subclass_parameters``, which it looks up at each call
 37. before 2.14 Dynamo fails for a plain tensor whose `.grad` is a wrapper; it breaks the graph at a function that is
-    marked to be disabled
-38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph; operators are
-    run in ``torch._dynamo.utils.run_node``, which raises RuntimeError from others
-39. the DistributedDataParallel whose forward is running is its class's ``_active_ddp_module``
+    marked as disabled
+38. an exception of Dynamo's class Unsupported that an operator raises on fake tensors breaks the graph;
+    ``torch._dynamo.utils.run_node`` runs operators, and raises RuntimeError from other exceptions
+39. while a DistributedDataParallel runs its forward, its class holds it as ``_active_ddp_module``
 40. a compiled region makes the views that it returns with ``gen_alias_from_base`` of ``runtime_wrappers``, looked up
     when the region is compiled
 41. ``distribute_module`` places parameters with ``distribute_tensor`` of ``torch.distributed.tensor._api``;
     PrepareModuleInput and PrepareModuleOutput place with methods of their own
-42. DTensor refuses to compute with a plain tensor in words of its own, and takes it inside ``implicit_replication``;
-    what a functional collective returns holds the tensor as ``elem``
-43. inside ``_AutoDispatchBelowAutograd`` a write to a leaf that requires grad is neither recorded nor refused, also
-    where a mode calls it again
+42. DTensor refuses a plain operand with an error text of its own, and accepts it inside ``implicit_replication``; the
+    result of a functional collective holds the tensor as ``elem``
+43. inside ``_AutoDispatchBelowAutograd`` autograd neither records nor refuses a write to a leaf that requires grad,
+    even if a mode calls the write again
 44. ``_free_unbacked_symbols_with_path`` finds the pending sizes (28) that are a size by themselves, not in a sum
-45. ``x[i] = v`` writes a tensor v by assignments (``index_put_``, ``copy_``, ``fill_``); a number it writes with
-    ``masked_fill_`` or ``index_fill_`` too, since 2.15
-46. the operators of torch.distributed are ``torch.ops.c10d``'s; since 2.15 gather_single calls one of its own
-47. autograd functions are called by the class method ``apply`` of ``torch.autograd.Function``, whose node looks
-    backward and jvp up in its class's ``_forward_cls``, and may become a node of a derived class; Dynamo prepares the
-    tracing of a backward in ``AutogradFunctionApplyVariable.prepare_fn_vt``
+45. ``x[i] = v`` writes a tensor v by assignments (``index_put_``, ``copy_``, ``fill_``); since 2.15 it also writes a
+    number with ``masked_fill_`` or ``index_fill_``
+46. the operators of torch.distributed are in ``torch.ops.c10d``; since 2.15 gather_single calls one of its own
+47. the class method ``apply`` of ``torch.autograd.Function`` calls autograd functions; its node looks backward and jvp
+    up in its class's ``_forward_cls``, and may become a node of a derived class; Dynamo prepares the tracing of a
+    backward in ``AutogradFunctionApplyVariable.prepare_fn_vt``
 
-Should torch withdraw the key: the same rules can be entered from ``__torch_function__``, at 1.3 µs more per call and
-without what C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
+If torch withdraws the key, ``__torch_function__`` can call the same rules, at 1.3 µs more per call and without the
+operators that C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
 and receives the exact overload in ``__torch_dispatch__``).
 """
 
@@ -164,7 +165,7 @@ def plain_eager() -> bool:
 def hidden_in_transform() -> bool:
     """Whether the masked tensor that reaches a kernel was passed directly to a torch.func transform, which wraps it.
 
-    vmap runs what it wraps with its own front key excluded; grad and vjp suspend themselves first, but
+    vmap runs its function with its own front key excluded; grad and vjp suspend themselves first, but
     disable saved-tensor hooks, in their own name, until they return.
     """
     if transform_level() is not None:
@@ -181,7 +182,7 @@ def outlived_transform(tensor: torch.Tensor) -> bool:
 
 
 def remove_module_hook(handle: RemovableHandle) -> None:
-    """Remove a hook on all modules without a trace: torch remembers that it took keyword arguments."""
+    """Remove a hook on all modules, and torch's note that the hook took keyword arguments."""
     handle.remove()
     torch.nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
@@ -197,14 +198,14 @@ def redispatch(op: OpOverload, keyset: DispatchKeySet, args: Sequence[Any], kwar
 
 
 def without_pre_dispatch(keyset: DispatchKeySet) -> DispatchKeySet:
-    """The received keyset without the key of our kernels."""
+    """The received keyset without our kernels' key."""
     return _from_bits(keyset.raw_repr() & ~_PRE_DISPATCH_BITS)
 
 
 def tracks_writes(op: OpOverload) -> bool:
     """Whether torch raises version counters and rebases views in a kernel of `op` itself.
 
-    An operator that is composed of others has none, and the keyset that its kernel receives lacks the key.
+    A composite operator has no such kernel, and the keyset that its kernel receives lacks the key.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
 
@@ -217,14 +218,14 @@ def keyset_for_write(keyset: DispatchKeySet, target: torch.Tensor) -> DispatchKe
 
 
 def copy_unrecorded(keyset: DispatchKeySet, target: torch.Tensor, source: torch.Tensor) -> None:
-    """A write that autograd does not record and does not refuse, nor where a mode (of a compiler) calls it again."""
+    """Write without autograd, which neither records nor refuses it, even if a compiler's mode calls the write again."""
     below = _from_bits(keyset_for_write(keyset, target).raw_repr() & ~_AUTOGRAD_BITS)
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.aten.copy_.default.redispatch(below, target, source)
 
 
 def register_kernel(library: Library, name: str, kernel: Callable[..., Any], with_keyset: bool = True) -> None:
-    """Register `kernel(keyset, *args, **kwargs)` at PreDispatch for the overload of that qualified name."""
+    """Register `kernel(keyset, *args, **kwargs)` at PreDispatch for the overload with that qualified name."""
     library.impl(name.partition("::")[2], kernel, "PreDispatch", with_keyset=with_keyset, allow_override=False)
 
 
@@ -248,27 +249,27 @@ def direct_call(op: OpOverload) -> Callable[..., Any]:
 def tracking_views_and_versions() -> contextlib.AbstractContextManager[Any]:
     """Inside ``__torch_dispatch__``: make inner views real views and bump version counters.
 
-    Both are off below autograd, so that overwriting a tensor a rule saved for backward would go unnoticed.
+    Both are off below autograd, where torch would not notice that a write overwrites a tensor saved for backward.
     """
     excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr() & ~_INPLACE_OR_VIEW_BITS
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _from_bits(excluded))
 
 
-# A context in which operators pass subclasses and dispatch modes by. A wrapper's own shape and strides can change in it
-# (it holds nothing to compute with), and a plain tensor can be copied while Dynamo makes fake tensors.
+# A context in which operators bypass subclasses and dispatch modes. Inside it we can change a wrapper's own shape and
+# strides (the wrapper holds no data), and copy a plain tensor while Dynamo makes fake tensors.
 without_torch_dispatch = torch._C._DisableTorchDispatch
 
 
 def recording() -> bool:
-    """Whether make_fx is recording on real tensors: values exist, but must not be inspected."""
+    """Whether make_fx is recording on real tensors: they have values, but nobody may inspect them."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def stands_for_value_of_graph(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a subclass has values that nobody may ask for, in eager code neither.
+    """Whether nobody may read the values of a subclass instance, not even in eager code.
 
-    A subclass may also be a device that is written in Python, whose values are as real as those of a GPU. A wrapper has
-    the values of the tensors inside it.
+    Some subclasses implement a device in Python, and have real values as on a GPU. A wrapper has the values of its
+    inner tensors.
     """
     known = _values_by_type(type(tensor))
     if known is not None:
@@ -283,14 +284,14 @@ def is_value_of_graph(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-# Whose values are never asked for: a distributed tensor has some in other processes, torchax may hold tracers of jax,
-# and what a masked tensor holds is asked of its record.
+# Libraries whose tensors' values we never read: a distributed tensor has some values in other processes, torchax may
+# hold jax tracers, and rules read a masked tensor's values from its record.
 _NEVER_ASKED = ("torch.distributed.tensor", "torchax", "masked_dispatch")
 
 
 @functools.cache
 def _values_by_type(kind: type) -> bool | None:
-    """Whether tensors of a subclass have values; None where that depends on the tensors inside."""
+    """Whether tensors of a subclass have values; None if this depends on their inner tensors."""
     libraries = tuple(f"{name}." for name in _NEVER_ASKED)
     if issubclass(kind, (FakeTensor, FunctionalTensor)) or any(
         f"{base.__module__}.".startswith(libraries) for base in kind.__mro__
@@ -321,9 +322,9 @@ def as_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied_back_by_aot(data: torch.Tensor) -> bool:
-    """Whether a write to `data` is not the program's but the copy with which AOTAutograd's graph ends.
+    """Whether a write to `data` is the copy that ends AOTAutograd's graph, and not a write of the program.
 
-    The program itself has functional tensors there; the graph gives its inputs what these have become.
+    The program itself writes to functional tensors; the graph then copies their final values into its inputs.
     """
     return recording() and not isinstance(data, FunctionalTensor)
 
@@ -333,7 +334,8 @@ def make_data_pointer_raise(tensor: torch.Tensor) -> None:
     torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
-# Operators that take masked operands, by name: called with the operator, which takes plain ones, and the arguments.
+# Higher-order operators that take masked operands, by name. The function gets the operator, which takes plain operands,
+# and the arguments.
 higher_order: dict[str, Callable[..., Any]] = {}
 
 
@@ -341,11 +343,11 @@ def serve_higher_order_operators() -> None:
     """Define what higher-order operators do with masked tensors; torch has no kernel for them at PreDispatch.
 
     1. checkpoint, autocast and grad-mode regions: redispatched without the key, so that their bodies reach our kernels
-    2. nested_compile_region: the region is run inline
-    3. those in `higher_order` (cond, scan): with masked operands taken apart
+    2. nested_compile_region: runs the region inline
+    3. those in `higher_order` (cond, scan): take the masked operands apart
     4. others that need a kernel of their own for tensors that are not plain: refused
 
-    Covers the operators defined so far: called at import, and again before a graph is traced.
+    This covers the operators defined so far, so we call it at import, and again before a graph is traced.
     """
     for name, operator in torch._ops._higher_order_ops.items():
         if DispatchKey.PreDispatch in operator.py_kernels:
@@ -367,7 +369,7 @@ def _run_inline(subgraph: Callable[..., Any], _: object, *operands: Any) -> Any:
 
 def _redispatching(operator: HigherOrderOperator) -> Callable[..., Any]:
     def without_key(*args: Any, **kwargs: Any) -> Any:
-        # Not by excluding the key, which would also hide from our kernels what the operator runs.
+        # Excluding the key would also hide the operators inside the body from our kernels.
         keys = operator.non_fallthrough_keys
         operator.non_fallthrough_keys = keys.remove(DispatchKey.PreDispatch)
         try:
@@ -396,38 +398,38 @@ def _refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
-# What torch.jit.script, torch.jit.trace and torch.jit.load give to be called: functions, and methods of modules.
+# The callables that torch.jit.script, torch.jit.trace and torch.jit.load return: functions, and methods of modules.
 TORCHSCRIPT_CALLABLES: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 
 
 def python_function_of(compiled: Any) -> Callable[..., Any] | None:
-    """The Python function that TorchScript compiled; None for methods, and for what was loaded from a file."""
+    """The Python function that TorchScript compiled; None for methods, and for functions loaded from a file."""
     function: Callable[..., Any] | None = getattr(compiled, "_torchdynamo_inline", None)
     return function
 
 
 def print_options() -> Any:
-    """What torch.set_printoptions has set: threshold, edgeitems, linewidth."""
+    """The options of torch.set_printoptions: threshold, edgeitems, linewidth."""
     return torch._tensor_str.PRINT_OPTS
 
 
 # NumberFormatter(values) formats single numbers as torch does in a tensor of these values: width(), format(number).
 NumberFormatter: Any = torch._tensor_str._Formatter
 
-# with_facts(text, facts, indent, force_newline): the text and facts after it, on new lines where linewidth is reached.
+# with_facts(text, facts, indent, force_newline) appends facts to the text, and breaks lines at linewidth.
 with_facts: Callable[[str, Sequence[str], int, bool], str] = torch._tensor_str._add_suffixes
 
-# The type of the device that torch does not print: that of the default tensor type.
+# The device type of the default tensor type, which torch does not print.
 default_device_type: Callable[[], str] = torch._C._get_default_device
 
 
-# A context without the dispatch modes that are in force.
+# A context that disables the current dispatch modes.
 without_dispatch_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Without autograd, dispatch modes and torch functions' modes: printing is seen by none of them."""
+    """Hide printing from autograd, dispatch modes and torch function modes."""
     with torch.no_grad(), without_dispatch_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -444,17 +446,17 @@ def name_of_node(tensor: torch.Tensor) -> str | None:
     return node.name().rsplit("::", 1)[-1] if name == "CppFunction" else name
 
 
-# share_storage(view, base): give a view's wrapper the (empty) storage of its base's, by which compilers detect that two
-# inputs of a graph overlap.
+# share_storage(view, base) gives a view's wrapper the (empty) storage of its base's wrapper, by which compilers detect
+# that two inputs of a graph overlap.
 share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 
 
-# torch.testing.assert_close compares two tensors, `actual` and `expected`, by its method `compare`.
+# torch.testing.assert_close compares two tensors, `actual` and `expected`, with `compare` of this class.
 PairOfTensors: Any = _comparison.TensorLikePair
 
 
 def aten_names() -> list[str]:
-    """The qualified names of aten's overloads that take a tensor. (To make their OpOverloads would take long.)"""
+    """The qualified names of aten's overloads that take a tensor. (Making their OpOverloads would take long.)"""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     return [name for name in names if "Tensor" in _arguments_of(name)]
 
@@ -466,7 +468,7 @@ def _arguments_of(name: str) -> str:
 
 
 def overload_named(name: str) -> OpOverload:
-    """The overload of a qualified name: aten::add.Tensor."""
+    """The overload with a qualified name such as aten::add.Tensor."""
     packet, _, overload = name.partition(".")
     namespace, _, operator = packet.partition("::")
     op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")

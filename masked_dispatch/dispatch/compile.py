@@ -1,11 +1,11 @@
-"""Preparation for torch.compile, when something is first traced.
+"""Preparation for torch.compile, before the first trace.
 
 * Compiled regions may return masked outputs that the loss does not depend on.
 * Higher-order operators (checkpoint …) take masked tensors.
 * Dynamo rewrites addcmul_, addcdiv_ and add_ with numbers in optimizers to inductor's fused multiply-add.
-* x.new_tensor(data) is the method of the masked tensor; x[index] = value of a sparsely stored one is a method too.
-* What is refused breaks the graph.
-* The backward of an autograd function is traced with plain gradients.
+* x.new_tensor(data) calls the masked tensor's method; x[index] = value on sparse storage calls a method too.
+* A refusal breaks the graph.
+* Dynamo traces the backward of an autograd function with plain gradients.
 * torch.export takes masked parameters and buffers, and refuses masked arguments.
 """
 
@@ -45,12 +45,12 @@ from op_registry.traits import Traits
 
 
 def install() -> None:
-    """Register `prepare`: called once, when the package is imported."""
+    """Register `prepare`; the package calls this once, at import."""
     before_tracing.append(prepare)
 
 
 def prepare() -> None:
-    """Called whenever a masked tensor enters a graph that is being traced; prepares once."""
+    """Prepare once; runs whenever a masked tensor enters a graph that is being traced."""
     for argument in exported_arguments():
         if isinstance(argument, MaskedTensor):
             raise MaskedSemanticsError(passed_to_export(argument))
@@ -68,7 +68,7 @@ def prepare() -> None:
 
 
 def _split_exported_state(module: nn.Module) -> None:
-    # The state of the new program is what this module has: torch refuses buffers in it that are not to be saved.
+    # The new program takes this module's state, and torch refuses buffers in it that are not persistent.
     split_masked_state(module, save_all=True)
 
 
@@ -77,7 +77,7 @@ def _teach_fused_multiply_add() -> None:
     """fma(a, b, c) is a · b + c: elementwise, like addcmul."""
     op = fused_multiply_add()
     traits = Traits(derivative="bilinear")
-    # Not through the registry: its version would change during tracing of a graph that is guarded on it.
+    # Do not use the registry: its version would change while Dynamo traces a graph that guards on it.
     rule = Rule(
         (op,), ELEMENTWISE, run_elementwise, takes_op=True, where="masked_dispatch/dispatch/compile.py", traits=traits
     )

@@ -1,8 +1,8 @@
-"""torch.cond, scan and while_loop with masked operands, each of which is passed as one plain tensor, or as two.
+"""torch.cond, scan and while_loop with masked operands: we pass each operand as one or two plain tensors.
 
-Branches and steps are called with masked tensors made of these, and their masked results are taken apart. What they
-return is copied, because these operators refuse results that are operands or parts of them. And a float's mask travels
-in the same tensor as its data: when these operators are differentiated, every result has to have a derivative.
+We rebuild masked tensors from these for branches and steps, and split their masked results again. We copy the results,
+because these operators refuse results that are operands or parts of operands. The mask of floating-point data travels
+in the same tensor as the data: autograd needs a derivative of every result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN, ONE, TWO = 0, 1, 2
 
 
 class Parts:
-    """How several values are passed: as they are, or masked as one or two plain tensors."""
+    """How we pass several values: plain values unchanged, masked ones as one or two plain tensors."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.kinds = [_kind(value) for value in values]
@@ -59,7 +59,7 @@ def _kind(value: object) -> int:
 
 
 def _apart(value: Tensor, kind: int) -> list[Tensor]:
-    """Data and validity, both in full, of a masked tensor or of a plain one, which is valid everywhere."""
+    """The data and full validity of a masked tensor, or of a plain one, which is valid everywhere."""
     record = unwrap(value._stored_densely()) if isinstance(value, MaskedTensor) else Dense(value, None)
     filled = fill_where_invalid(record.data, record.validity, 0)
     validity = torch.ones_like(filled, dtype=torch.int8)
@@ -71,7 +71,7 @@ def _apart(value: Tensor, kind: int) -> list[Tensor]:
 
 
 class Results:
-    """What branches or steps return, taken apart in the same way each time."""
+    """Splits the results of branches or steps in the same way each time."""
 
     def __init__(self) -> None:
         self._parts: Parts | None = None
@@ -91,7 +91,7 @@ class Results:
         return tuple(self._parts.apart(values))
 
     def together(self, plain: Sequence[Any]) -> tuple[Any, ...]:
-        """The results as the caller gets them."""
+        """The results for the caller."""
         assert self._parts is not None
         return tuple(self._parts.together(plain))
 
@@ -103,7 +103,7 @@ def run_cond(
     false_fn: Callable[..., Any],
     operands: Sequence[Any],
 ) -> Any:
-    """torch.cond of masked operands."""
+    """torch.cond with masked operands."""
     if isinstance(pred, MaskedTensor):
         raise MaskedSemanticsError(
             "torch.cond was given a masked predicate, which may be invalid: say what holds then, "
@@ -125,7 +125,7 @@ def run_scan(
     xs: Sequence[Any],
     additional: Sequence[Any],
 ) -> list[Any]:
-    """scan of masked operands; a carry is masked from the start if it is masked after a step."""
+    """scan with masked operands; a carry is masked from the start if it is masked after a step."""
     first = list(combine_fn(*init, *(x.select(0, 0) for x in xs), *additional))[: len(init)]
     carried, sliced, constant = Parts(first), Parts(xs), Parts(additional)
     results = Results()
@@ -150,7 +150,7 @@ def run_while_loop(
     carried: Sequence[Any],
     more: Sequence[Any],
 ) -> Any:
-    """while_loop of masked operands; what is carried is masked from the start if it is masked after a step."""
+    """while_loop with masked operands; a carried value is masked from the start if it is masked after a step."""
     carried_parts, constant, results = Parts(body_fn(*carried, *more)), Parts(more), Results()
 
     def arguments(plain: Sequence[Any]) -> list[Any]:

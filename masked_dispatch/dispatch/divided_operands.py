@@ -1,4 +1,4 @@
-"""Rules on distributed tensors (DTensor), one of whose operators DTensor has refused."""
+"""Run a rule again on whole operands if DTensor has refused one of its operators."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from op_registry.rule import Run
 
 
 def run_again(error: RuntimeError, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of a rule whose first run raised an error; or that error, if operands are not distributed.
+    """Run a rule again after its first run raised an error; raise that error if no operand is distributed.
 
-    A rule's own constants are not distributed, and the same on all ranks. Where DTensor does not take an operand as it
-    is placed, or has no form of an operator, every rank runs the rule on all of the operands. That takes all ranks, and
-    an error that one of them has alone stays one.
+    A rule's own constants are not distributed, and equal on all ranks. If DTensor refuses an operand's placement, or
+    does not implement an operator, every rank runs the rule on whole operands. That needs all ranks; an error on one
+    rank alone stays an error.
     """
     tensors: list[Tensor] = []
     map_tensors(lambda operand: tensors.append(operand.data), [*args, *kwargs.values()], (Dense, Tensor))
@@ -46,14 +46,14 @@ def run_again(error: RuntimeError, run: Run, args: Sequence[Any], kwargs: Mappin
 
 
 def whole(operand: Any) -> Any:
-    """An operand with all that the ranks have, as plain tensors: differentiable."""
+    """An operand, gathered from all ranks, as plain tensors; differentiable."""
     if isinstance(operand, Dense):
         return operand.map(whole)
     return undivided(operand).to_local() if is_divided(operand) else operand  # type: ignore[attr-defined]
 
 
 def on_all_ranks(result: Any, like: Any) -> Any:
-    """What every rank has computed, as a distributed tensor."""
+    """Wrap a result that every rank has computed in a distributed tensor."""
     if isinstance(result, Dense):
         return result.map(lambda tensor: on_all_ranks(tensor, like))
     tensors = importlib.import_module("torch.distributed.tensor")

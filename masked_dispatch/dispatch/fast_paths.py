@@ -1,8 +1,8 @@
 """Fast paths for the most common calls without derivatives: elementwise operators with one or two operands, reductions,
 and operators that treat each row by itself.
 
-Everything else takes the general path. These kernels only leave out bookkeeping; the law is the same: the operator on
-the data, valid where every operand is.
+Everything else takes the general path. These kernels only leave out bookkeeping and obey the same law: they call the
+operator on the data, and the result is valid where every operand is.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _inference_mode_enabled = torch.is_inference_mode_enabled
 _PLAIN = (Tensor, torch.nn.Parameter)
 _REAL = (torch.float32, torch.float64)
 
-# What a reduction fills with, or the mask that selects zeros where that is a fill by `select`; what its sum is divided
-# by, if it is a mean; its result's validity.
+# A reduction's fill value; the mask of `zero_selector`, if that does the fill; the divisor of the sum, for a mean; the
+# validity of the result.
 Steps = tuple[Number | None, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -53,7 +53,7 @@ def elementwise_kernel(op: OpOverload, rule: Rule) -> Kernel:
     if len(returns) != 1 or str(returns[0].type) != "Tensor" or rule.run is not run_elementwise or rule.traits.traps:
         return rule_kernel(op, rule)
     if not rule.is_built_in:
-        return rule_kernel(op, rule)  # it looks whether the operator does what the rule says
+        return rule_kernel(op, rule)  # this kernel checks that the operator does what the rule says
     operands = [a for a in schema.arguments if "Tensor" in str(a.type)]
     if len(operands) == 1 and str(schema.arguments[0].type) == "Tensor":
         return unary_kernel(op, rule)
@@ -89,12 +89,12 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A reduction to one tensor of data filled with an identity; if its input is valid everywhere, it costs little more
-    than torch's own. A mean is a sum divided by the count.
+    """A reduction to one tensor: it fills the data with an identity. If its input is valid everywhere, it costs little
+    more than torch's own. A mean divides a sum by the count.
     """
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
     select = direct_call(torch.ops.aten.threshold_backward.default)
-    always = rule.run is run_reduction  # other rules are no more than that for plain elements of the dtypes of _REAL
+    always = rule.run is run_reduction  # other rules do only that for plain elements of the dtypes in _REAL
     if not rule.is_built_in or rule.traits.identity is None or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return general
     sum_up = torch.sum if rule.traits.divided else call
@@ -125,9 +125,9 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """The operator on each row by itself, with plain operands: what lies in an invalid row stays in it, so that nothing
-    has to be filled. (A derivative with respect to the other operands would sum over all rows.) Sparse storage with
-    dense rows has no invalid ones.
+    """The operator on each row by itself, with plain operands: an invalid row affects only its own result, so nothing
+    needs a fill. (A derivative with respect to the other operands would sum over all rows.) Sparse storage with dense
+    rows has no invalid rows.
     """
     general, call, dims_of_row = rule_kernel(op, rule), direct_call(op), rule.traits.rows
     if len(schema_of(op).returns) != 1 or dims_of_row is None:
@@ -150,7 +150,7 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
-    """How many of the last dimensions of `data` make up a row; 0 if there are none, if a derivative is asked for, or if
+    """How many of the last dimensions of `data` make up a row; 0 if there are none, if autograd records the call, or if
     an operand is neither torch's own strided tensor nor a number.
     """
     derived = _grad_enabled()
@@ -165,7 +165,7 @@ def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, 
 
 
 def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
-    """reduction_steps, what selects zeros, and what a sum is divided by; kept with the mask."""
+    """The steps of a reduction (reduction_steps), with the selector of zeros and the divisor; cached with the mask."""
     if type(data) is not Tensor or validity.is_inference() or _inference_mode_enabled():
         return steps_of(op, rule, Dense(data, validity), rest)
     kept = kept_with(validity)
@@ -181,19 +181,19 @@ def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest:
 
 
 def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Steps:
-    """The steps of a reduction that is called with these arguments."""
+    """The steps of a reduction with these arguments."""
     value, some = reduction_steps(op, x, rest, rule.traits, {})
     if value is None or not rule.traits.divided:
         return value, None, None, some
     slices = rule.slices or ONE_FOR_EACH_SLICE
     dim, keepdim = (argument(op, name, (x, *rest), {}) for name in (slices.dim, slices.keepdim))
     count = nonzero_count(x.count(dim, bool(keepdim)))
-    assert isinstance(count, Tensor)  # nothing is filled where all is valid
+    assert isinstance(count, Tensor)  # all-valid data needs no fill
     return value, None, count.to(x.dtype), some
 
 
 def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: object) -> SparseMaskedTensor | None:
-    """The operator on the values of two operands with the same pattern, or of one and a number; None otherwise."""
+    """Call the operator on the values of two operands with the same pattern, or of one and a number; else None."""
     values, validity, pattern = x._kept.copied()
     if being_traced(values) or (_grad_enabled() and x.requires_grad):
         return None

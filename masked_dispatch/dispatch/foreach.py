@@ -35,7 +35,7 @@ def foreach_kernel(op: OpOverload) -> Kernel:
         elements = [
             {k: v[i] if k in lists else v for k, v in arguments.items()} for i in range(len(arguments[first_list]))
         ]
-        if copies:  # asked of all before the first is written
+        if copies:  # check all targets before writing to the first
             say_what_is_dropped(op, [(element["self"], element["src"]) for element in elements])
         with said() if copies else contextlib.nullcontext():
             results = [_call_single(single, name, element) for element in elements]

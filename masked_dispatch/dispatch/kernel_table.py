@@ -1,9 +1,9 @@
-"""The kernel of each overload, made when the overload is first called with a masked tensor.
+"""The kernel of each overload, made when a masked tensor first reaches the overload.
 
-Importing the library would otherwise make thousands of kernels, and of torch's objects for overloads, of which a
-program needs a few dozen. What is registered with torch is a *place* for a kernel, a callable that calls what is in it.
-So a kernel can also be exchanged at any time, in one step, while other threads call it: when a rule changes, or while
-somebody watches, who gets a kernel around each. Nobody pays for that while nobody watches.
+Importing the library would otherwise create thousands of kernels and OpOverload objects, and a program uses a few
+dozen. We register a *place* for a kernel with torch, a callable that calls its present kernel. So we can also replace a
+kernel at any time, in one step, while other threads call it: when a rule changes, or to wrap every kernel while
+somebody watches. This costs nothing while nobody watches.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from masked_dispatch.forks import Lock
 from masked_dispatch.torch_internals import exchange_function, overload_named, register_kernel
 
 Kernel = Callable[..., Any]
-# Takes an overload, its kernel, and the number of arguments that the kernel takes before the operator's own; gives the
-# kernel that is called in its place, with the same arguments.
+# A function of an overload, its kernel, and the number of arguments that the kernel takes before the operator's own. It
+# returns the kernel to call in its place, with the same arguments.
 Watch = Callable[[OpOverload, Kernel, int], Kernel]
 
 
@@ -37,7 +37,7 @@ class KernelTable:
     """One kernel for each overload, called at PreDispatch."""
 
     def __init__(self) -> None:
-        # By the overload's qualified name. A partial without arguments adds no Python frame to a call, and 0.05 µs.
+        # By the overload's qualified name. A partial without arguments adds 0.05 µs and no Python frame to a call.
         self._places: dict[str, functools.partial[Any]] = {}
         self._known: dict[OpOverload, Known] = {}
         self._libraries: dict[str, Library] = {}
@@ -45,29 +45,29 @@ class KernelTable:
         self._lock = Lock()
 
     def serve(self, names: Iterable[str], make: Callable[[OpOverload], Kernel]) -> None:
-        """Serve the overloads of these qualified names by the kernels that `make` gives when they are first called."""
+        """Serve the overloads with these qualified names; `make` makes a kernel at the overload's first call."""
         with self._lock.here:
             for name in names:
                 self._serve(name, self._made_on_call(name, make), with_keyset=True)
 
     def put(self, op: OpOverload, kernel: Kernel, *, with_keyset: bool = True) -> None:
-        """Serve `op` by ``kernel(keyset, *args, **kwargs)``, in place of an earlier one."""
+        """Serve `op` by ``kernel(keyset, *args, **kwargs)``, which replaces an earlier kernel."""
         with self._lock.here:
             self._known[op] = Known(never_compiled(kernel), with_keyset)
             self._put_in_force(op)
 
     def __contains__(self, op: OpOverload) -> bool:
-        """Whether the overload is served, by a kernel that may have yet to be made."""
+        """Whether this table serves the overload, even if it has not made the kernel yet."""
         return op.name() in self._places
 
     @property
     def made(self) -> list[OpOverload]:
-        """The overloads whose kernels have been made."""
-        with self._lock.here:  # one that is being made may go by a rule that has just been replaced
+        """The overloads whose kernels exist."""
+        with self._lock.here:  # a kernel under construction may use a rule that has just been replaced
             return list(self._known)
 
     def watch(self, watch: Watch) -> None:
-        """From now on call what `watch` gives in place of each kernel, until `unwatch`."""
+        """Until `unwatch`, call the kernel that `watch` returns in place of each kernel."""
         with self._lock.here:
             assert self._watch is None
             self._watch = watch
@@ -95,7 +95,7 @@ class KernelTable:
         def first_call(*args: Any, **kwargs: Any) -> Any:
             op = overload_named(name)
             with self._lock.here:
-                if op in self._known:  # by another thread; or an exception came before it was in force
+                if op in self._known:  # another thread made it, or an exception came before it took effect
                     self._put_in_force(op)
                 else:
                     self.put(op, make(op))

@@ -1,18 +1,18 @@
 """How a call reaches its rule.
 
-A call with a masked argument arrives at a kernel at PreDispatch, above autograd. What the kernel does, first match
-(2 to 6 are the rungs of docs/architecture.md; views have a path of their own):
+A call with a masked argument arrives at a kernel at PreDispatch, above autograd. The first match decides what the
+kernel does (2 to 6 are the rungs of docs/architecture.md; views have a path of their own):
 
-1. view             torch's own view node on the wrapper; data and mask are viewed below autograd
-2. rule             unwrap the arguments, run the rule on plain tensors, wrap the results; a composite rule is written
-                    in other operators and gets the arguments unchanged; each of its operators has its own kernel
-3. written back     in-place and out= forms: the functional form, then assigned (masked self) or updating (plain self)
-4. each of a list   _foreach_ forms: the single-tensor form on each element
-5. decomposes       torch's own decomposition, each of whose operators has its own kernel
-6. nothing          MaskedSemanticsError, from `below_autograd`, where operators without a kernel end up
+1. view             makes torch's own view node on the wrapper; below autograd we view data and mask
+2. rule             unwraps the arguments, runs the rule on plain tensors, wraps the results; a composite rule calls
+                    other operators and gets the arguments unchanged; each of its operators has its own kernel
+3. written back     in-place and out= forms: runs the functional form, then assigns to a masked self or updates a plain
+4. each of a list   _foreach_ forms: runs the single-tensor form on each element
+5. decomposes       runs torch's own decomposition; each of its operators has its own kernel
+6. nothing          raises MaskedSemanticsError, in `below_autograd`, where operators without a kernel arrive
 
-Views, copies and whatever has no kernel arrive below autograd (`__torch_dispatch__`). An operator that autograd has
-recorded with the plain operator's formula is refused there: its gradient would be wrong.
+Views, copies and all operators without a kernel arrive below autograd (`__torch_dispatch__`). There we refuse an
+operator that autograd has recorded with the plain operator's formula: its gradient would be wrong.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def decomposing_kernel(op: OpOverload) -> Kernel:
 
 
 def composite_rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A rule that is written in other operators, each of which arrives here in turn."""
+    """A rule that calls other operators, which arrive here in turn."""
     run, takes_sparse = rule.bind(op), rule.traits.sparse_factors
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -124,12 +124,12 @@ def composite_rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def strided_arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call that becomes several, none of which has to know torch.sparse tensors."""
+    """The arguments of a call that becomes several calls, with torch.sparse tensors converted for them."""
     return strided_operands(args), dict(zip(kwargs, strided_operands(kwargs.values()), strict=True))
 
 
 def passing_kernel(op: OpOverload) -> Kernel:
-    """For an overload without a meaning: torch itself calls some of them, and users are refused below autograd."""
+    """For an overload without a meaning: torch itself calls some of these; below autograd we refuse users' calls."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         return redispatch(op, keyset, args, kwargs)
@@ -138,7 +138,7 @@ def passing_kernel(op: OpOverload) -> Kernel:
 
 
 def gradient_storing_kernel(kernel: Kernel, store: Callable[..., Tensor]) -> Kernel:
-    """The kernel of an operator that the engine also calls to copy a gradient into a `.grad`, which it `store`s."""
+    """The kernel of an operator that the engine also calls to make a `.grad` from a gradient; `store` does that."""
 
     @delegating
     def storing_or(keyset: DispatchKeySet, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,13 +154,13 @@ def _copy_for_plain_leaf(grad: Tensor, *, memory_format: torch.memory_format | N
 
 
 def _zeros_for_plain_leaf(grad: Tensor, size: list[int], stride: list[int], **options: Any) -> Tensor:
-    """What the engine asks for to copy the gradient into: an update, so that invalid elements stay zero."""
+    """Memory into which the engine then copies the gradient: an update, so that invalid elements stay zero."""
     options["device"] = options.get("device") or grad.device
     options["dtype"] = options.get("dtype") or grad.dtype
     return torch.empty_strided(size, stride, **options).zero_()
 
 
-# With `detach`, what the engine calls to make a `.grad` of a gradient (torch's accumulate_grad.h).
+# Besides `detach`, the engine calls these to make a `.grad` from a gradient (torch's accumulate_grad.h).
 _STORING_GRADIENTS: dict[OpOverload, Callable[..., Tensor]] = {
     aten.clone.default: _copy_for_plain_leaf,
     aten.new_empty_strided.default: _zeros_for_plain_leaf,
@@ -168,9 +168,9 @@ _STORING_GRADIENTS: dict[OpOverload, Callable[..., Tensor]] = {
 
 
 def unrecorded(kernel: Kernel) -> Kernel:
-    """For factories (zeros_like, rand_like …), which torch's bindings call below autograd: no derivative passes them.
+    """For factories (zeros_like, rand_like …), which torch's bindings call below autograd: they have no derivative.
 
-    Asking for the node of an argument is an error there if the argument is a view of something written to since.
+    Reading an argument's node raises there if the argument is a view of a tensor written to since.
     """
 
     def kernel_without_grad(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +181,7 @@ def unrecorded(kernel: Kernel) -> Kernel:
 
 
 def has_builtin_meaning(meaning: Meaning) -> bool:
-    """Whether no overlay or replacement changed the overload's rule, so that code special to the operator applies."""
+    """Whether no overlay or replacement changed the overload's rule, so that operator-specific code applies."""
     return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
 
 
@@ -233,7 +233,7 @@ cached_kernel_of = functools.lru_cache(maxsize=4096)(kernel_of)
 
 
 def resolving_kernel(op: OpOverload) -> Kernel:
-    """Resolves the overload at each call, under the caller's overlays: for what an overlay has ever given a rule."""
+    """Resolves the overload at each call, under the caller's overlays: for overloads that an overlay ever changed."""
 
     @delegating
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +244,7 @@ def resolving_kernel(op: OpOverload) -> Kernel:
 
 
 def inner_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """The kernel of a rule that holds inside one Python function (op_registry/inside.py)."""
+    """The kernel of a rule that applies inside one Python function (op_registry/inside.py)."""
     if rule.category is COMPOSITE:
         return composite_rule_kernel(op, rule)
     run, general = rule.bind(op), rule_kernel(op, rule)
@@ -261,7 +261,7 @@ def inner_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def kernel_by_caller(op: OpOverload, ordinary: Kernel) -> Kernel:
-    """Looks which Python function calls the operator, and takes the rule that it has inside of that one."""
+    """Finds the Python function that calls the operator, and uses the operator's rule inside that function."""
     rules = dict(registry.inside(op))
     kernels = {caller: inner_kernel(op, rule) for caller, rule in rules.items()}
     packages = tuple(caller for caller in rules if isinstance(caller, str))
@@ -294,7 +294,7 @@ def below_autograd(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """`__torch_dispatch__`: views and writes that passed through autograd, and whatever has no kernel above it."""
+    """`__torch_dispatch__`: serves views and writes that passed through autograd, and operators without a kernel."""
     if SparseMaskedTensor in types:
         return sparse_below(op, args, kwargs or {})
     handler = _handlers.get(op)
@@ -306,7 +306,7 @@ def below_autograd(
 
 
 def sparse_below(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same for sparse storage: a write replaces what is stored, everything else returns a new tensor."""
+    """The same for sparse storage: a write replaces the stored tensors, everything else returns a new tensor."""
     if op is aten.copy_.default:
         if isinstance(args[0], SparseMaskedTensor):
             assign_below(args[0], args[1])
@@ -327,13 +327,13 @@ def sparse_below(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return lowered(op, args, kwargs, below=True)
 
 
-# Cache: what below_autograd does for each overload without overlays; cleared when a rule changes.
+# Cache of the handlers that below_autograd uses without overlays, by overload; a changed rule clears it.
 _handlers: dict[OpOverload, Handler] = {}
 
 
 @functools.lru_cache(maxsize=4096)
 def handler_below(meaning: Meaning) -> Handler:
-    """How an overload is served below autograd."""
+    """The handler that serves an overload below autograd."""
     op, rule = meaning.op, meaning.rule
 
     def copy_(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -398,9 +398,9 @@ def any_requires_grad(values: Iterable[object]) -> bool:
     return False
 
 
-# torch calls these while it creates a tensor subclass, including where export traces plain tensors inside vmap, and
-# must be the first to give the result a Python object. So they have no kernel above autograd, and need none: no
-# derivative passes detach, and users do not call alias.
+# torch calls these while it creates a tensor subclass, even when export traces plain tensors inside vmap, and must be
+# the first to give the result a Python object. So they have no kernel above autograd, and need none: detach has no
+# derivative, and users do not call alias.
 WITHOUT_KERNEL = (aten.detach.default, aten.alias.default)
 
 
@@ -409,12 +409,12 @@ RESIZING = (aten.resize_.default, aten.resize_as_.default)
 
 
 def resolved_per_call(op: OpOverload) -> bool:
-    """Whether an overlay has ever given a rule to the overload, or to the one that it is derived from."""
+    """Whether an overlay has ever given a rule to the overload, or to its base overload."""
     return not registry.ever_overlaid.isdisjoint((op, functional_form(op)))
 
 
 def make_kernel(op: OpOverload) -> Kernel:
-    """The kernel for what an overload means now."""
+    """The kernel for the overload's current meaning."""
     kernel = resolving_kernel(op) if resolved_per_call(op) else kernel_of(resolve(op))
     kernel = kernel_by_caller(op, kernel) if registry.inside(op) else kernel
     store = _STORING_GRADIENTS.get(op)
@@ -422,7 +422,7 @@ def make_kernel(op: OpOverload) -> Kernel:
 
 
 def follow_registry() -> None:
-    """Serve every operator of torch, whether it has a rule or not, and every other one that has a rule or will have."""
+    """Serve every operator of torch, with or without a rule, and every other operator that has or will have a rule."""
     without = {op.name() for op in WITHOUT_KERNEL}
     kernel_table.serve((name for name in aten_names() if name not in without), make_kernel)
     registry.listen(_changed)
@@ -435,7 +435,7 @@ _changing = Lock()
 
 
 def _changed(op: OpOverload) -> None:
-    """A rule of the overload is new or another one: its kernel, and those of its derived forms, are made anew."""
+    """After a change of the overload's rule, make its kernel, and the kernels of its derived forms, again."""
     if op.namespace == "aten" and op in kernel_table:
         forms = [form for form in kernel_table.made if form is op or functional_form(form) is op]
     else:
@@ -462,7 +462,7 @@ def dual_kernel(op: OpOverload) -> Kernel:
 
 
 def install() -> None:
-    """Install all kernels: called once, when the package is imported."""
+    """Install all kernels; the package calls this once, at import."""
     set_transform_probes(
         lambda: under_transform() or in_forward_mode(),
         under_transform,

@@ -1,6 +1,6 @@
-"""The library's own operators, all differentiable: construct, fill, convert and take apart masked tensors.
+"""The library's own differentiable operators, which construct, fill, convert and take apart masked tensors.
 
-They are torch.library operators, not Python functions, so that each is one node in a graph of torch.compile.
+They are torch.library operators, not Python functions, so that each becomes one node in a graph of torch.compile.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _library = Library("masked_dispatch", "DEF")
 
 
 def _as_masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:
-    # As a constant in every graph that makes a masked tensor, `version` keeps torch's caches from returning a graph
-    # that was compiled under other rules or by another version of this library.
+    # Every graph that makes a masked tensor holds `version` as a constant, which keeps torch's caches from returning a
+    # graph compiled under other rules or by another version of this library.
     _check_exported(version)
     if being_traced(data):
         prepare_for_tracing()
@@ -66,9 +66,10 @@ def _as_masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> Masked
 
 
 def _check_exported(version: str) -> None:
-    """Refuse a program of torch.export that was recorded under other rules, by the version that it holds.
+    """Refuse a program that torch.export recorded under other rules, by the version that it holds.
 
-    What a graph of torch.compile holds is guarded on, and is compiled where scopes may have ended.
+    This does not check graphs of torch.compile: they guard on the version, and scopes may have ended by the time they
+    compile.
     """
     if version != code_version() and (torch.compiler.is_exporting() or not torch.compiler.is_compiling()):
         raise MaskedSemanticsError(EXPORTED_BY_ANOTHER_VERSION)
@@ -93,12 +94,12 @@ def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
         fill = fill.to(record.dtype)
     filled = fill_where_invalid(record.data, record.validity, fill)
     if record.validity is None:
-        return filled.clone()  # as where something is invalid: no write to the one reaches the other
+        return filled.clone()  # as for partly invalid tensors: result and input do not share memory
     return filled.to(record.dtype) if filled.dtype is not record.dtype else filled
 
 
 def _for_every_element(operation: str, tensor: Tensor) -> Dense:
-    """The record for a plain tensor of every element; sparse storage goes by the policy."""
+    """The record for an operation that returns every element in a plain tensor; the policy decides if it is sparse."""
     if isinstance(tensor, SparseMaskedTensor):
         check_allowed(
             operation,
@@ -128,7 +129,7 @@ def _get_mask(tensor: Tensor) -> Tensor:
 
 def _compressed(tensor: Tensor) -> Tensor:
     record = in_stored_order("compressed", tensor, unwrap_any(tensor))
-    if isinstance(record, Sparse):  # COO lists elements in the order of their positions
+    if isinstance(record, Sparse):  # COO lists elements in order of position
         record = to_layout(with_sparse_dims(record, record.ndim), COO).flat
     validity = record.full_validity
     if validity is None:
@@ -145,7 +146,7 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     count = record.count(dim, keepdim)
     shape = shape_alone(record.shape).sum(dim, keepdim).shape
     if isinstance(count, Tensor):
-        # Broadcast like the validity: one count may hold for several slices.
+        # The count broadcasts like the validity: one count may serve several slices.
         return count.to(torch.int64, copy=True).expand(shape).contiguous()
     return torch.full(shape, count, dtype=torch.int64, device=record.device)
 
@@ -162,7 +163,7 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
 
 
 def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
-    # Read before it is copied: a mask that is expanded to the shape of a sparse tensor may be larger than memory.
+    # Read the mask before copying: expanded to the shape of a sparse tensor, it may exceed the memory.
     validity = align_to(Dense(mask), record).data.to(torch.int8, copy=True)
     values = record.values.masked_by(validity.expand(record.values.shape))
     return record.like(values.like(values.data.clone()))
@@ -182,7 +183,7 @@ def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def _values_like(record: Dense | Sparse, source: Sparse, tensor: Tensor) -> Dense:
-    """The elements of `record` at the coordinates of `source`; by dense storage if other dimensions are sparse."""
+    """The elements of `record` at the coordinates of `source`; uses dense storage if other dimensions are sparse."""
     try:
         return align_to(record, source)
     except NotLowered as reason:
@@ -229,7 +230,7 @@ SPARSITY = "Tensor[] pieces, str layout, SymInt[] sizes, int[]? block, int[]? or
 
 
 def _stored_result(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """`function` with its result taken apart, as graphs of torch.export hold it (tensor/conversions.py)."""
+    """Let `function` return its result in parts, as graphs of torch.export hold it (tensor/conversions.py)."""
 
     def stored(*args: Any) -> list[Tensor]:
         return _stored_of(function(*args))
@@ -238,7 +239,7 @@ def _stored_result(function: Callable[..., Tensor]) -> Callable[..., list[Tensor
 
 
 def _from_stored(values: Tensor, validity: Tensor | None, *sparsity: Any) -> Tensor:
-    """The inverse of `_stored_of`; `sparsity` are the arguments in `SPARSITY`."""
+    """The inverse of `_stored_of`; `sparsity` holds the arguments of `SPARSITY`."""
     pattern, order = _pattern(*sparsity)
     stored = Sparse(Dense(values, validity), pattern)
     return wrap_sparse_record(stored if order is None else Permuted(stored, order))
@@ -308,7 +309,7 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
 
 
 def _bytes_of(mask: Tensor) -> Tensor:
-    """A bool mask as int8, in an operator of its own: compilers load bool into vectors one byte at a time."""
+    """A bool mask as int8, by a custom operator: compilers load bool into vectors one byte at a time."""
     return mask.view(torch.int8).clone() if mask.stride()[-1:] in ((1,), ()) else mask.to(torch.int8)
 
 
@@ -322,12 +323,12 @@ def _define(schema: str, function: Callable[..., Any]) -> None:
     _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
     kernel_table.put(overload_named(f"masked_dispatch::{name}"), function, with_keyset=False)
-    # Without a batching rule vmap would run the operator on one example at a time.
+    # Without a batching rule, vmap would run the operator on one example at a time.
     _library.impl(name, function, "FuncTorchBatched")
 
 
 def install() -> None:
-    """Define the operators: called once, when the package is imported."""
+    """Define the operators; the package calls this once, at import."""
     _define("as_masked_tensor(Tensor data, Tensor? mask, str code_version) -> Tensor", _as_masked_tensor)
     _define("masked_tensor(Tensor data, Tensor? mask, str code_version) -> Tensor", _masked_tensor)
     _define("to_tensor.Scalar(Tensor x, Scalar fill) -> Tensor", _to_tensor)
@@ -339,7 +340,7 @@ def install() -> None:
     _library.define("bytes_of(Tensor mask) -> Tensor")
     _library.impl("bytes_of", _bytes_of, "CompositeExplicitAutograd")
     _library.impl("bytes_of", _bytes_of_meta, "Meta")
-    # Used by the functorch transforms of masked_dispatch.functional to take masked tensors apart and rebuild them.
+    # The transforms of masked_dispatch.functional use these to take masked tensors apart and rebuild them.
     _define("data_of(Tensor x) -> Tensor", _data_of)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)

@@ -1,7 +1,7 @@
-"""Writes whose operands lie in the memory that is written to: refused where torch refuses them, with its text.
+"""Refuse writes whose operands overlap with the target wherever torch refuses them, with torch's error text.
 
-torch's kernels read such an operand while they overwrite it. Here the result is computed first, so that it would be
-right, but a program that works on masked tensors alone would be a trap (P1: the same errors).
+torch's kernels read such an operand while they overwrite it. We compute the result first, so ours would be right, but a
+program that works only on masked tensors would be a trap (P1: the same errors).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ OVERLAP = (
     "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
     "location. Please clone() the tensor before performing the operation."
 )
-# Whose operands may not share any element with what is written to. Operands of elementwise operators and of `copy_` may
-# lie exactly where the result goes. What other operators do with an overlap torch leaves open.
+# Operators whose operands may not share any element with the target. Operands of elementwise operators and of `copy_`
+# may lie exactly where the result goes. For other operators, torch leaves the effect of an overlap open.
 WITHOUT_ANY_OVERLAP = (
     "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "put_", "scatter_", "scatter_add_",
     "scatter_reduce_",
 )  # fmt: skip
-# Elementwise operators that take their operand's value beforehand.
+# Elementwise operators that read their operand's value before they write.
 READ_BEFOREHAND = ("fill_", "masked_fill_", "ldexp_")
 
 
 class OverlapCheck:
-    """Raises torch's error where an operand of an in-place operator overlaps with what is written to.
+    """Raises torch's error if an operand of an in-place operator overlaps with the target.
 
     whole   whether an operand may lie exactly where the result goes
     active  whether torch checks this operator
@@ -58,7 +58,7 @@ class OverlapCheck:
                     raise RuntimeError(OVERLAP)
 
     def _forbids(self, a: Tensor, b: Tensor, same: bool) -> bool:
-        """Whether two tensors of one storage overlap as torch finds it (ATen/MemoryOverlap.cpp); unsure means no."""
+        """Whether two tensors of one storage overlap by torch's own test (ATen/MemoryOverlap.cpp); unsure means no."""
         if same or not (a.numel() and b.numel() and is_packed(a) and is_packed(b)):
             return same
         if _addresses(a) == _addresses(b):
@@ -67,7 +67,7 @@ class OverlapCheck:
 
 
 def refuse_overlapping_outputs(op: OpOverload, outputs: Iterable[object]) -> None:
-    """Raise, as torch does since 2.15 for aminmax, where one out= tensor would be written over another."""
+    """Raise, as torch does since 2.15 for aminmax, if the write to one out= tensor would overwrite another."""
     in_memory = [_in_memory(output) for output in outputs if isinstance(output, Tensor)]
     for a, b in itertools.combinations([t for t in in_memory if t is not None and t.numel()], 2):
         if share_memory(a, b) and is_packed(a) and is_packed(b) and _overlap(a, b):
@@ -75,7 +75,7 @@ def refuse_overlapping_outputs(op: OpOverload, outputs: Iterable[object]) -> Non
 
 
 def _addresses(tensor: Tensor) -> tuple[int, int]:
-    """Where a packed tensor begins and ends."""
+    """The addresses at which a packed tensor begins and ends."""
     start = tensor.data_ptr()
     return start, start + tensor.numel() * tensor.element_size()
 
@@ -86,7 +86,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _in_memory(tensor: Tensor) -> Tensor | None:
-    """The plain tensor with the values of a dense one; None where there is no memory to compare."""
+    """The plain tensor with the values of a dense tensor; None if it has no memory to compare."""
     if isinstance(tensor, SparseMaskedTensor):
         return None
     data = tensor._data if isinstance(tensor, MaskedTensor) else tensor

@@ -1,4 +1,4 @@
-"""A rule's result that would lose the mask is refused where the rule runs."""
+"""Refuse a rule's result that would lose the mask, right after the rule runs."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def refuse_plain(value: object, rule: Rule, result: int) -> None:
 
 
 def _known_to_be_empty(value: Tensor) -> bool:
-    """Whether a tensor has no elements. Symbolic sizes are not compared, which would add a guard."""
+    """Whether a tensor has no elements. This does not compare symbolic sizes, which would add a guard."""
     return any(type(size) is int and size == 0 for size in value.shape)

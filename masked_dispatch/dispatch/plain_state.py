@@ -1,4 +1,4 @@
-"""Masked parameters and buffers of a module as plain ones: what an exported program can be saved with."""
+"""Replace masked parameters and buffers of a module by plain ones, so that torch.export can save its program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 def split_masked_state(module: nn.Module, save_all: bool = False) -> nn.Module:
     """Replace masked parameters and buffers of `module` and its children by plain ones, in place; returns the module.
 
-    A masked `w` becomes a parameter (or buffer) `w_data`, 0 where invalid, and a buffer `w_mask`; `w` is then computed
-    from the two whenever it is read. A masked tensor that is an attribute and neither parameter nor buffer is replaced
-    likewise. One that several modules share is stored once.
+    A masked `w` becomes a parameter (or buffer) `w_data`, 0 where invalid, and a buffer `w_mask`; each read of `w` then
+    computes it from the two. This also replaces masked tensors that are other attributes, and stores a tensor that
+    several modules share once.
 
-    save_all  whether buffers that state_dict() leaves out are from now on in it
+    save_all  whether state_dict() from now on includes buffers that it left out
     """
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for owner in module.modules():

@@ -29,7 +29,7 @@ from op_registry.sparse.layout import OF_TORCH
 Kernel = Callable[..., Any]
 
 
-# How the arguments of a call are stored: the maximum over them.
+# The storage of a call's arguments: the maximum over all arguments.
 PLAIN, DENSE, SPARSE = 0, 1, 2
 
 
@@ -66,7 +66,7 @@ def masked_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> st
 
 
 def unwrap_argument(value: object) -> object:
-    """An argument as rules take it: records instead of tensors."""
+    """Convert an argument for a rule: records instead of tensors."""
     if isinstance(value, MaskedTensor):
         return unwrap(value)
     if isinstance(value, Tensor):
@@ -77,7 +77,7 @@ def unwrap_argument(value: object) -> object:
 
 
 def is_sparse_factor(value: object) -> bool:
-    """Whether an argument is a torch.sparse tensor that products can take as it is: its gradient would be another."""
+    """Whether products can take an argument as a torch.sparse tensor: without grad, for the gradient would differ."""
     return (
         isinstance(value, Tensor)
         and value.layout is not torch.strided
@@ -87,19 +87,19 @@ def is_sparse_factor(value: object) -> bool:
 
 
 def has_sparse_factor(args: Sequence[object]) -> bool:
-    """Whether a product takes an operand as a torch.sparse tensor. In torch.func torch derives those of matrices."""
+    """Whether a product takes an operand as a torch.sparse tensor; in torch.func, only a product of matrices does."""
     return any(is_sparse_factor(a) for a in args) and not (
         under_transform() and any(isinstance(a, Tensor) and a.ndim != 2 for a in args)
     )
 
 
 def unwrap_factor(value: object) -> object:
-    """An argument as rules take it that multiply torch.sparse tensors as they are."""
+    """Convert an argument for a rule that multiplies torch.sparse tensors directly."""
     return Dense(value, None) if is_sparse_factor(value) else unwrap_argument(value)  # type: ignore[arg-type]
 
 
 def wrap_result(value: object, rule: Rule) -> Any:
-    """A rule's result as callers receive it: masked tensors instead of records.
+    """Convert a rule's result for the caller: masked tensors instead of records.
 
     Raises TypeError for a plain tensor, unless it has no elements or the rule declares that result as plain.
     """
@@ -128,7 +128,7 @@ def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any])
     if kwargs:
         kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
     if rule.traits.sparse_factors and has_sparse_factor(args):
-        with contextlib.suppress(RuntimeError):  # torch multiplies some layouts, from some sides
+        with contextlib.suppress(RuntimeError):  # torch multiplies only some layouts, from some sides
             return wrap_result(run(*[unwrap_factor(a) for a in args], **kwargs), rule)
     records = [unwrap_argument(a) for a in args]
     try:

@@ -1,7 +1,7 @@
-"""What a mask with invalid entries has selected: fewer elements than some take it for, as torch's error then says.
+"""Explain errors about sizes after a mask with invalid entries has selected fewer elements than the user expected.
 
-An invalid entry of a boolean index selects nothing. So ``x[mask] + y`` may be of 5 elements and of 6, and an error that
-names these two numbers does not say where the sixth is.
+An invalid entry of a boolean index selects nothing. So ``x[mask] + y`` may add 5 elements to 6, and an error that
+names only these numbers does not say where the sixth is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from masked_dispatch.tensor.checks import values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 SELECTING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default))
-# From what was selected to the mask that selected it, both for as long as the caller has them.
+# Maps a selected tensor to the mask that selected it, as long as the caller holds both.
 _masks: Any = WeakTensorKeyDictionary()
 
 
@@ -38,14 +38,14 @@ def remembering(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _masks_among(indices: Iterable[object]) -> Iterator[MaskedTensor]:
-    """The indices that are densely stored masks, and store which of their entries are valid."""
+    """The indices that are dense boolean masks with a stored validity."""
     for index in indices:
         if type(index) is MaskedTensor and index.dtype is torch.bool and index._validity is not None:
             yield index
 
 
 def name_selections(error: RuntimeError, operands: Iterable[object]) -> None:
-    """Add to an error about sizes, before it is raised again, which operand was selected by a mask that has holes."""
+    """Add to an error about sizes, before the caller raises it again, which operand a mask with holes selected."""
     if "must match" not in str(error):
         return
     for operand in operands:

@@ -1,8 +1,8 @@
 """A call with sparsely stored arguments: the operator's lowering, else the same call on dense storage.
 
-1. lowering   the rule's, or its category's (op_registry.sparse.lowering)
-2. dense      the sparse arguments are stored densely and the call is made again, if the current policy allows it
-3. error      MaskedSemanticsError, with the operator, the layouts and the alternatives
+1. lowering   runs the lowering of the rule or of its category (op_registry.sparse.lowering)
+2. dense      converts the sparse arguments to dense storage and calls again, if the current policy allows it
+3. error      raises MaskedSemanticsError, with the operator, the layouts and the alternatives
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], below: bool = False) -> Any:
-    """The result of a call with sparsely stored arguments; `below`: called below autograd, without derivatives."""
+    """The result of a call with sparsely stored arguments; `below`: the call comes from below autograd."""
     meaning = resolve(op)
     rule = meaning.rule if meaning.base is op else None
     return lowered_by(rule, op, args, kwargs, op, below)
@@ -49,7 +49,7 @@ def lowered_by(
     on_dense: Run,
     below: bool = False,
 ) -> Any:
-    """The same by a given rule; `on_dense` is the call on dense storage."""
+    """The same with a given rule; `on_dense` makes the call on dense storage."""
     why = "it has no rule of its own"
     if rule is not None:
         to_record = _unwrap_below if below else unwrap_any
@@ -74,7 +74,7 @@ def _run_lowering(op: OpOverload, rule: Rule, args: Sequence[Any], records: list
     result = run_sparsely(op, rule, records, named)
     for argument, record in zip(args, records, strict=True):
         if record is result:
-            return argument  # a rule that returns its argument means the tensor itself
+            return argument  # if a rule returns its argument, the result is the tensor itself
     for n, value in enumerate(result if isinstance(result, tuple) else [result]):
         refuse_plain(value, rule, n)
     return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
@@ -103,7 +103,7 @@ def _run_densely(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def _write_back(op: OpOverload, original: Arguments, dense: Arguments) -> None:
-    """Store what an operator has written to dense copies of its arguments in the arguments, in their own layouts."""
+    """Copy an operator's writes from dense copies of its arguments to the arguments, in their own layouts."""
     (args, kwargs), (dense_args, dense_kwargs) = original, dense
     for position, argument in enumerate(schema_of(op).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -121,12 +121,12 @@ def _write_back(op: OpOverload, original: Arguments, dense: Arguments) -> None:
 
 
 def stored_densely(tensor: SparseMaskedTensor) -> Tensor:
-    """The same tensor with every element stored; differentiable."""
+    """The same tensor in dense storage; differentiable."""
     return wrap_record(to_dense(unwrap_sparse(tensor)))
 
 
 def accumulate_sparse(tensors: list[Tensor]) -> Tensor:
-    """The sum of the valid contributions, of which at least one is stored sparsely; sparse if all are."""
+    """The sum of the valid contributions, at least one of them sparse; the result is sparse if all are."""
     records = [unwrap_any(t) for t in tensors]
     try:
         if not any(isinstance(r, Dense) for r in records):

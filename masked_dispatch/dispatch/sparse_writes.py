@@ -1,4 +1,4 @@
-"""In-place writes to sparsely stored tensors, and from them to plain tensors."""
+"""In-place writes to sparsely stored tensors, and writes from them to plain tensors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from op_registry.sparse.record import Sparse, from_dense, to_layout, with_sparse
 
 
 def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:
-    """Write the valid values of `result` to a plain tensor at their coordinates, with no temporary of its size."""
+    """Write the valid values of `result` to a plain tensor at their coordinates, without a temporary of its size."""
     record, original = unwrap_sparse(result), target
     if isinstance(record, Permuted):
         target, record = record.to_base(target), record.base
     flat, coordinates = record.flat, record.pattern.coordinates()
     values = flat.data.to(target.dtype)
     if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
-        target.copy_(values.new_zeros(()))  # raises torch's error for expanded tensors: elements share memory
+        target.copy_(values.new_zeros(()))  # raises torch's error for expanded tensors, whose elements share memory
     valid = flat.full_validity
     if valid is not None:
         values = torch.where(as_bool(valid), values, gather(target, coordinates))
@@ -36,7 +36,7 @@ def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:
 
 
 def store(target: SparseMaskedTensor, source: Tensor) -> None:
-    """Replace the contents of `target` by those of `source`, in the layout and dtype of `target`; below autograd."""
+    """Replace the contents of `target` by `source`, in the layout and dtype of `target`; below autograd."""
     if target._is_graph_input:
         raise MaskedSemanticsError(
             f"an in-place operation on a masked tensor of shape {tuple(target.shape)} that is stored as "
@@ -65,7 +65,7 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
 
 
 def store_in_place(target: SparseMaskedTensor, given: Dense | Sparse) -> None:
-    """Write values and validity to a tensor in shared memory, whose pattern stays."""
+    """Write values and validity to a tensor in shared memory, which keeps its pattern."""
     kept = target._kept
     present = Sparse(Dense(kept.values, kept.validity), kept.pattern)
     given = given.map(lambda t: t.expand(present.shape)) if isinstance(given, Dense) else given

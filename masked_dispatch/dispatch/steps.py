@@ -18,8 +18,8 @@ Part = Tensor | torch.SymInt | torch.SymFloat | torch.SymBool
 def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of `run`, which calls several operators.
 
-    Where Dynamo runs it on fake tensors, sizes that depend on data and that only tensors in between have, or that the
-    result has in a sum alone, are taken off the list of those that the result must have. (Later stages record each
+    When Dynamo runs it on fake tensors, it expects every data-dependent size in the result. This removes from Dynamo's
+    list the sizes that only intermediate tensors have, or that the result has only in a sum. (Later stages record each
     operator that `run` calls.)
     """
     pending = pending_sizes()
@@ -34,7 +34,7 @@ def run_in_steps(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 
 def _parts_of(result: object) -> list[Part]:
-    """The tensors and numbers in a result; in place of a masked tensor those that it is made of."""
+    """The tensors and numbers in a result, with each masked tensor replaced by its parts."""
     found: list[Part] = []
     for leaf in tree_flatten(result)[0]:
         if isinstance(leaf, MaskedTensor):

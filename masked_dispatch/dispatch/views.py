@@ -1,4 +1,4 @@
-"""Views of masked tensors: torch's own view node on the wrapper; below autograd, the same view of data and mask."""
+"""Views of masked tensors: torch makes its own view node on the wrapper; below autograd we view data and mask alike."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 
 def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """torch's own view node, so that `_base`, version counters and in-place writes under autograd work as in torch."""
+    """Uses torch's own view node: `_base`, version counters and in-place writes in autograd then work as in torch."""
     run = rule.bind(op)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -64,10 +64,10 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
 
 def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A copy of the view, marked as not writable: a sparsity pattern has no views."""
+    """A copy in place of a view, marked as not writable: a sparsity pattern has no views."""
     result = lowered(op, args, kwargs)
     for tensor in result if isinstance(result, (list, tuple)) else [result]:
-        if tensor is not args[0]:  # a view of the whole tensor is the tensor
+        if tensor is not args[0]:  # a view of the whole tensor returns the tensor itself
             tensor._stands_for_a_view = True
             if op is aten.view_as_real.default:
                 tensor._real_view_of = args[0]
@@ -82,10 +82,10 @@ def differentiate_on_plain(node: Node, base: MaskedTensor, views: Sequence[Maske
 
 
 class PlainGradients:
-    """What a view's formula gets: the data of the gradients of the views; what it gives gets the mask of the base.
+    """Passes the data of the views' gradients to a view's formula, and masks the formula's result like the base.
 
-    Elements that a view's mask hides lie in the base where its mask hides them, and nowhere else. So a gradient under
-    the view's own mask needs no fill, and if it is zero where invalid, so is what the formula makes of it.
+    The base's mask hides the same elements as the view's mask. So a gradient under the view's own mask needs no fill,
+    and if it is zero where invalid, so is the formula's result.
     """
 
     __slots__ = ("of_base", "of_views")
@@ -110,7 +110,7 @@ class PlainGradients:
 
 
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
-    """as_strided addresses memory, so the family's validity must lie in memory with the data's strides."""
+    """as_strided addresses memory, so the family's validity must have memory with the data's strides."""
     with inference_mode_of(base), tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
         share_storage(view, base)

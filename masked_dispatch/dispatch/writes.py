@@ -1,4 +1,4 @@
-"""In-place and out= forms: the functional form, assigned to a masked target or updating a plain one."""
+"""In-place and out= forms: run the functional form, then assign its result to a masked target or update a plain one."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ aten = torch.ops.aten
 
 
 def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Category | None = None) -> Kernel:
-    """`compute` is the functional form; its result is assigned to a masked self, or updates a plain one.
+    """Runs `compute`, the functional form; assigns its result to a masked self, or updates a plain one.
 
-    category  that of the functional form's rule
+    category  the category of the functional form's rule
     """
     adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
     elementwise, drops = category is ELEMENTWISE, category is ASSIGNMENT
@@ -85,7 +85,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
         if overlap.active:
             overlap(target, args[1:])
         with overlays_of_caller(1), lock_of(target):
-            copied = assigns and args[1] is target  # as torch, without regard to elements that share memory
+            copied = assigns and args[1] is target  # like torch, this ignores elements that share memory
             result = target if copied else compute_inplace(compute, target, args, kwargs)
             check_fits(op, target, result)
             if not isinstance(target, MaskedTensor):
@@ -104,10 +104,10 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
 
 
 def as_gradient_for(target: Tensor, source: Tensor) -> Tensor:
-    """What the engine writes of a gradient into memory of another kind, as DistributedDataParallel's reducer does.
+    """Convert a gradient before a write to memory of the other kind, as by DistributedDataParallel's reducer.
 
-    In plain memory, such as the reducer's buckets, absent is 0. What comes back from there after the last node, into
-    the gradient of a masked parameter, is masked as that is.
+    Plain memory, such as the reducer's buckets, holds 0 for invalid elements. When the reducer copies a bucket back
+    into a masked parameter's gradient, after the last node, the result keeps that gradient's mask.
     """
     if not isinstance(target, MaskedTensor):
         return source.to_tensor(0) if isinstance(source, MaskedTensor) else source
@@ -116,7 +116,7 @@ def as_gradient_for(target: Tensor, source: Tensor) -> Tensor:
     return source
 
 
-# torch neither records these nor refuses them for a leaf that requires grad.
+# torch neither records these operators nor refuses them for a leaf that requires grad.
 UNRECORDED = (
     aten.logical_and_.default,
     aten.logical_or_.default,
@@ -126,7 +126,7 @@ UNRECORDED = (
 
 
 def write_function(op: OpOverload) -> Callable[[DispatchKeySet, Tensor, Tensor], object]:
-    """Writes a result to the target of an in-place operator, whose kernel got that keyset, by torch's own copy_."""
+    """A function that writes a result to the target of an in-place operator by torch's own copy_, with its keyset."""
     if op in UNRECORDED:
         return copy_unrecorded
     copy = aten.copy_.default.redispatch
@@ -136,11 +136,11 @@ def write_function(op: OpOverload) -> Callable[[DispatchKeySet, Tensor, Tensor],
 
 
 def filling_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
-    """fill_ with a number and zero_: torch allows them on an expanded tensor, and writes one element of each place."""
+    """fill_ with a number and zero_: torch allows them on an expanded tensor, and writes each memory location once."""
     general = inplace_kernel(op, compute)
 
     def kernel(keyset: DispatchKeySet, target: Tensor, *args: Any) -> Tensor:
-        # Symbolic strides are not compared, which would add a guard.
+        # Do not compare symbolic strides, which would add a guard.
         general(keyset, one_of_each(target, target.stride() if type(target) is MaskedTensor else ()), *args)
         return target
 
@@ -177,7 +177,7 @@ def check_fits(op: OpOverload, target: Tensor, result: Tensor) -> None:
 
 
 def check_writable(op: OpOverload, target: MaskedTensor) -> None:
-    """Refuse writes through what is not really a view: they would not reach the base or its mask."""
+    """Refuse writes through a tensor that is not really a view: they would not reach the base or its mask."""
     if target._stands_for_a_view:
         raise MaskedSemanticsError(
             f"{op} would write through a view (shape {tuple(target.shape)}) of a sparsely stored tensor; the view is a "
@@ -193,7 +193,7 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
 
 
 def refuse_meta(op: OpOverload, target: MaskedTensor, args: Sequence[Any]) -> None:
-    """Refuse operands without values: what is computed from them would overwrite the target with anything."""
+    """Refuse operands without values, whose results would overwrite the target with arbitrary values."""
     for operand in args:
         if isinstance(operand, (list, tuple)):
             refuse_meta(op, target, operand)
@@ -247,22 +247,23 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
         try:
             target._data.copy_(source._data)
             write_validity(target, validity)
-        except BaseException:  # not known how far it came: valid is what is so either way
+        except BaseException:  # the write may be partial: keep valid only what is valid before and after it
             write_validity(target, intersect(target._validity, validity))
             raise
 
 
 def may_stop_between(target: MaskedTensor) -> bool:
-    """Whether an exception, such as that of a signal's handler, may come between the writes of data and of validity.
+    """Whether an exception, as from a signal handler, may come between the writes of data and validity.
 
-    Then nothing invalid becomes valid. Not where torch may refuse to write the data, to elements that share memory.
+    If so, the order of writes never makes an invalid element valid. False if torch may refuse to write the data,
+    because elements share memory.
     """
     traced = being_traced(target._data) or target._carries_transform
     return not traced and not may_share(target._data)
 
 
 def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...], exact: bool = False) -> Kernel:
-    """`compute` is the functional form; its results are written to the out= tensors, if `exact` without a cast."""
+    """Runs `compute`, the functional form, and writes its results to the out= tensors; `exact`: without a cast."""
 
     schema = schema_of(op)
 
@@ -288,7 +289,7 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
                 resize_empty(target, result.shape)
             if exact and target.dtype is not result.dtype:
                 raise RuntimeError(f"{op} expects an out= of {result.dtype}, got {target.dtype}")
-            # In a graph memory has no address; what torch would refuse here it refuses in eager alone.
+            # In a graph, memory has no address; torch itself refuses these calls only in eager mode.
             in_memory = not being_traced(data_of(target))
             if in_memory and (target.dtype is not result.dtype or shares_memory(target, args)):
                 check_outputs_on_meta(op, args, kwargs, outputs)
@@ -303,7 +304,7 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
 
 
 def factory_out_kernel(op: OpOverload) -> Kernel:
-    """zeros(…, out=x), arange(…, out=x): all of x is written, and valid."""
+    """zeros(…, out=x), arange(…, out=x): these write all of x, and make it valid."""
 
     def kernel(keyset: DispatchKeySet, *args: Any, out: Tensor, **kwargs: Any) -> Tensor:
         if not isinstance(out, MaskedTensor):
@@ -318,7 +319,7 @@ def factory_out_kernel(op: OpOverload) -> Kernel:
 
 
 def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each target with its result. A sequence of results belongs to one list of targets, or to all targets."""
+    """Pair each target with its result. A sequence of results belongs to one list of targets, or to all targets."""
     flat_targets = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
     flat_results = [results] if isinstance(results, Tensor) else results
     if len(flat_targets) != len(flat_results):
@@ -327,10 +328,10 @@ def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple
 
 
 def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Before an assignment of results to targets: warn, or raise, as `updates` says, of the first of them that is
-    partly invalid and whose target is plain.
+    """Before we assign results to targets: warn or raise, as `updates` says, about the first partly invalid result
+    whose target is plain.
 
-    Elements on the CPU are counted, others would have to be waited for.
+    This counts elements on the CPU; on other devices it would have to wait.
     """
     if current() == "silent":
         return
@@ -348,12 +349,12 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
 
 
 def stores_a_mask(x: MaskedTensor) -> bool:
-    """Whether some of it may be invalid, by how it is stored."""
+    """Whether the storage of `x` allows invalid elements."""
     return isinstance(x, SparseMaskedTensor) or x._validity is not None
 
 
 def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
-    """Refuse to resize a plain out= for a result that is partly invalid: new memory has no value to keep there."""
+    """Refuse to resize a plain out= for a partly invalid result: new memory has no values to keep."""
     if isinstance(target, MaskedTensor) or not isinstance(result, MaskedTensor) or is_wholly_valid(result):
         return
     raise MaskedSemanticsError(
@@ -365,14 +366,14 @@ def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
 
 
 def is_wholly_valid(x: MaskedTensor) -> bool:
-    """Whether no element is invalid; in a graph, and on meta, whether no mask is stored."""
+    """Whether no element is invalid; in a graph, and on meta, whether `x` stores no mask."""
     if not stores_a_mask(x):
         return True
     return not x.is_meta and not being_traced(data_of(x)) and int(x.count()) == x.numel()
 
 
 def resize_empty(target: Tensor, shape: torch.Size) -> None:
-    """Resize a tensor without elements, such as an empty out=; others may not be resized."""
+    """Resize a tensor without elements, such as an empty out=; refuse to resize others."""
     if isinstance(target, SparseMaskedTensor):
         raise MaskedSemanticsError(
             f"out= of shape {tuple(target.shape)} is stored as {target.storage_layout} and cannot be resized to "
@@ -388,11 +389,11 @@ def resize_empty(target: Tensor, shape: torch.Size) -> None:
 
 
 def resizing_kernel(op: OpOverload, refusal: Kernel) -> Kernel:
-    """resize_ and resize_as_: a tensor without elements gets memory, of which nothing is valid; others are refused."""
+    """resize_ and resize_as_: a tensor without elements gets memory without valid elements; `refusal` serves others."""
 
     def kernel(keyset: DispatchKeySet, target: Tensor, size: Any, **kwargs: Any) -> Any:
         shape = size.shape if isinstance(size, Tensor) else torch.Size(size)
-        if not isinstance(target, MaskedTensor):  # of a masked template the size alone is read
+        if not isinstance(target, MaskedTensor):  # a masked template gives only its size
             return target.resize_(shape, **kwargs)
         if type(target) is not MaskedTensor or target.numel() or kwargs.get("memory_format") is not None:
             return refusal(keyset, target, size, **kwargs)
@@ -416,7 +417,7 @@ def check_outputs_on_meta(
             return [on_meta(v) for v in value]
         if not isinstance(value, Tensor):
             return value
-        if isinstance(value, SparseMaskedTensor):  # shares memory with no other argument of a dense call
+        if isinstance(value, SparseMaskedTensor):  # it shares memory with no other argument of a dense call
             return torch.empty(value.shape, dtype=value.dtype, device="meta")
         data = value._data if isinstance(value, MaskedTensor) else value.detach()
         storage = data.untyped_storage()
@@ -426,7 +427,7 @@ def check_outputs_on_meta(
         return empty.set_(storages[storage.data_ptr()], data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
 
     meta_outputs = {name: on_meta(output) for name, output in outputs.items()}
-    # An operator without a meta kernel cannot be checked.
+    # We cannot check an operator without a meta kernel.
     with contextlib.suppress(NotImplementedError):
         op(*[on_meta(a) for a in args], **{k: on_meta(v) for k, v in kwargs.items()}, **meta_outputs)
 
@@ -460,7 +461,7 @@ def metadata_kernel(op: OpOverload) -> Kernel:
 
 
 def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> MaskedTensor:
-    """transpose_ and similar, applied to the data, the expanded validity and the wrapper."""
+    """Apply transpose_ and similar operators to the data, the expanded validity and the wrapper."""
     tensor: MaskedTensor = args[0]
     view = getattr(aten, schema_of(op).name.removeprefix("aten::").removesuffix("_"))
     validity = Dense(tensor._data, tensor._validity).full_validity

@@ -33,7 +33,7 @@ class ReadWhereAllValid(_Base):
 
     @never_compiled
     def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> Any:
-        """What a ufunc of NumPy makes of masked tensors, ``x + array``, all valid because it has read their values."""
+        """Wrap the result of a NumPy ufunc, as of ``x + array``: all valid, because the ufunc has read the values."""
         return torch.ops.masked_dispatch.as_masked_tensor(torch.as_tensor(array), None, code_version())
 
     @never_compiled

@@ -37,7 +37,7 @@ def new_tensor(
     layout: torch.layout = torch.strided,
     pin_memory: bool = False,
 ) -> Tensor:
-    """A leaf with a copy of `data`, of this tensor's dtype and device unless they are given, as valid as `data`."""
+    """A leaf with a copy of `data` and its mask; dtype and device default to this tensor's."""
     if layout is not torch.strided:
         raise MaskedSemanticsError(new_sparse_tensor_requested(layout))
     made = copy_of_data(self, data, dtype, device, pin_memory)
@@ -45,8 +45,8 @@ def new_tensor(
 
 
 def new(self: MaskedTensor, *args: object, device: torch.device | str | None = None) -> Tensor:
-    """`new(sizes)`: uninitialised, hence invalid; `new(sequence)`: new_tensor; `new(tensor)`: that tensor again, under
-    its own mask.
+    """`new(sizes)` returns uninitialised, hence invalid, memory; `new(sequence)` calls new_tensor; `new(tensor)` makes
+    an alias of that tensor with its own mask.
     """
     if len(args) == 1 and isinstance(args[0], Tensor):
         return alias_of(self, args[0])
@@ -54,7 +54,7 @@ def new(self: MaskedTensor, *args: object, device: torch.device | str | None = N
 
 
 def alias_of(like: MaskedTensor, other: Tensor) -> Tensor:
-    """`other` again, masked, under its own mask; of the dtype and device of `like`, or TypeError."""
+    """A masked alias of `other` with its own mask; TypeError unless it has the dtype and device of `like`."""
     if (other.dtype, other.device) != (like.dtype, like.device):
         raise TypeError(alias_of_another_type(like, other))
     if not isinstance(other, MaskedTensor):
@@ -70,9 +70,9 @@ def copy_of_data(
     device: torch.device | str | None,
     pin_memory: bool,
 ) -> Tensor:
-    """A copy of `data` (a tensor, a number, nested lists, an array), as valid as `data` is, of the dtype of `like`.
+    """A copy of `data` (a tensor, a number, nested lists, an array) and its mask, in the dtype of `like`.
 
-    Without a `device`, a tensor stays on its own, and other data goes to that of `like`, as in torch.
+    Without a `device`, a tensor stays on its device, and other data goes to the device of `like`, as in torch.
     """
     dtype = like.dtype if dtype is None else dtype
     if isinstance(data, Tensor):
@@ -87,9 +87,9 @@ def copy_of_data(
 
 
 def new_of_size_or_data(like: MaskedTensor, args: tuple[object, ...], device: torch.device | str | None) -> Tensor:
-    """What `x.new(…)` makes of anything but a tensor: uninitialised memory of a size, or a copy of data.
+    """The result of `x.new(…)` for arguments other than a tensor: uninitialised memory of a size, or a copy of data.
 
-    As in torch, integers and a torch.Size are a size, and other sequences are data. Raises MaskedSemanticsError for a
+    As in torch, integers and a torch.Size mean a size, and other sequences mean data. Raises MaskedSemanticsError for a
     storage, which has no mask.
     """
     (first, *others) = args or (0,)
@@ -125,7 +125,7 @@ def set_data(self: MaskedTensor, value: object) -> None:
 
 
 def like_each_other(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one shape, dtype and device."""
+    """Whether two tensors have the same shape, dtype and device."""
     return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
@@ -133,7 +133,7 @@ _torch_data: Any = torch.Tensor.data
 
 
 def exchange(tensor: MaskedTensor, record: Dense) -> None:
-    """Let `tensor` be a masked tensor around the memory of `record`, and no longer a view of another or their base."""
+    """Make `tensor` wrap the memory of `record`; it is then no longer a view or a base of other tensors."""
     _torch_data.__set__(tensor, wrap(record.data, record.validity))
     tensor._data, tensor._stored_validity = record.data, record.validity
     tensor._family = tensor._part_of_memory = tensor._snapshot = tensor._validity_alias = None
@@ -143,5 +143,5 @@ def install() -> None:
     """Called once, when the package is imported."""
     methods: Any = MaskedTensor
     methods.new_tensor, methods.new = new_tensor, new
-    # Reads as on a plain tensor; torch's assignment would exchange the wrapper, and not what it wraps.
+    # Reading works as on a plain tensor; torch's assignment would change the wrapper, but not its inner tensors.
     methods.data = property(_torch_data.__get__, set_data)

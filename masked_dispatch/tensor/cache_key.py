@@ -1,4 +1,4 @@
-"""What torch's on-disk caches of compiled graphs may identify a masked tensor by."""
+"""The key of a masked tensor in torch's on-disk caches of compiled graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CODE_VERSION = source_digest(str(Path(__file__).parents[1]))
 
 
 def geometry(tensor: Tensor) -> tuple[str, ...]:
-    """Everything about a tensor except its values, as text that is the same in every process."""
+    """Everything about a tensor except its values, as text that does not depend on the process."""
     facts = (
         *(tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
         *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),

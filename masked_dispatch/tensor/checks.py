@@ -14,7 +14,7 @@ from op_registry.records.tracing import being_traced
 
 
 def check_mask_source(tensor: Tensor, other: Tensor) -> None:
-    """Refuse an `other` of mask_like that has no mask, or one that does not broadcast."""
+    """Refuse an `other` of mask_like that has no mask, or whose mask does not broadcast."""
     if not isinstance(other, MaskedTensor):
         raise TypeError(
             f"mask_like takes its mask from a masked tensor, not from a {type(other).__name__}; to pass a mask itself "
@@ -75,7 +75,7 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
 
 
 def _one_for_each_stored(data: Tensor, mask: Tensor) -> str:
-    """The end of a message: how one flag for each stored element chooses among them."""
+    """The end of a message: how to select stored elements with one flag for each."""
     if getattr(data, "storage_layout", torch.strided) is torch.strided or mask.shape != (data.nnz,):  # type: ignore[attr-defined]
         return ""
     return (
@@ -86,13 +86,13 @@ def _one_for_each_stored(data: Tensor, mask: Tensor) -> str:
 
 
 def _dimension_to_add(mask: torch.Size, data: torch.Size) -> str:
-    """The end of a message: where a dimension of size 1 would make the mask broadcast, if at one place alone."""
+    """The end of a message: where to add a dimension of size 1 so that the mask broadcasts, if only one place fits."""
     at = [dim for dim in range(len(mask) + 1) if broadcasts_to(torch.Size((*mask[:dim], 1, *mask[dim:])), data)]
     return f": pass mask.unsqueeze({at[0]})" if len(at) == 1 else ""
 
 
 def least_and_most(integers: Tensor) -> tuple[int, int]:
-    """The extremes of an integer tensor, for a message; of dtypes for which torch has no aminmax, too."""
+    """The extremes of an integer tensor, for a message; also serves dtypes for which torch has no aminmax."""
     if integers.dtype in (torch.uint16, torch.uint32, torch.uint64):
         numbers = integers.flatten().tolist()
         return min(numbers), max(numbers)
@@ -103,12 +103,12 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     """Whether a tensor of `shape` can be expanded to `wanted`."""
     if len(shape) > len(wanted):
         return False
-    # Equal first: of a size that depends on data, a graph does not know whether it is 1.
+    # Compare for equality first: a graph does not know whether a data-dependent size is 1.
     return all(known_to_hold(n == w) or n == 1 for n, w in zip(reversed(shape), reversed(wanted), strict=False))
 
 
 def values_unknown(tensor: Tensor) -> bool:
-    """Whether the values of `tensor` cannot be inspected: traced, inside a transform, or on meta."""
+    """Whether we cannot read the values of `tensor`: it is traced, inside a transform, or on meta."""
     return (
         torch.compiler.is_compiling()
         or being_traced(tensor)
@@ -119,14 +119,14 @@ def values_unknown(tensor: Tensor) -> bool:
 
 
 def stored_validity(data: Tensor, mask: Tensor) -> Tensor:
-    """A checked mask as the validity of `data`, in memory of its own: nobody else writes to it."""
+    """A checked mask as the validity of `data`, in new memory, to which nobody else writes."""
     missing_dims = data.ndim - mask.ndim
     if missing_dims:
         mask = with_leading_dims(mask, missing_dims)
-    # Exported programs hold operators of torch alone.
+    # Exported programs may hold only torch's own operators.
     in_graph = is_value_of_graph(mask) and not torch.compiler.is_exporting()
     if in_graph and mask.dtype is torch.bool and mask.device.type == "cpu" and not under_transform():
         teach_inductor()
         return torch.ops.masked_dispatch.bytes_of(mask)
-    # The conversion makes 1 of every byte of a bool mask that is not 0.
+    # The conversion turns every nonzero byte of a bool mask into 1.
     return mask.to(torch.int8, copy=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def code_version() -> str:
-    """The version of this library and of the current rules: part of every graph, and guarded on in each."""
+    """The version of this library and of the current rules; every graph holds it and guards on it."""
     if torch.compiler.is_dynamo_compiling():
         while_compiling(_guard_on_code_version)
     return _code_version()

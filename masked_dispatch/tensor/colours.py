@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 VALID = "#3b7dd8"
-# On a white page; a grey in which no text of a page is written.
+# For a white page; no text on our pages has this grey.
 INVALID = "#dfdfdf"
-# The same grey where the page may be dark too: over white it is INVALID.
+# The same grey for pages that may also be dark: over white it looks like INVALID.
 INVALID_OVER_ANY_PAGE = "rgba(128,128,128,.25)"
 
 

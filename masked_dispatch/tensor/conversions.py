@@ -1,4 +1,4 @@
-"""Calls of the operators whose results are stored sparsely, which torch.export records otherwise than torch.compile."""
+"""Calls of operators that return sparse storage, which torch.export and torch.compile record differently."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from op_registry.sparse.layout_registry import layout_named
 
 
 def converted(operator: str, *args: Any, layout: str, block: Sequence[int] | None) -> Any:
-    """The result of ``torch.ops.masked_dispatch.<operator>``, of the shape of the first argument, stored in a layout.
+    """The result of ``torch.ops.masked_dispatch.<operator>``, with the shape of the first argument, in a layout.
 
-    How much is stored is a size of its own in a graph. torch binds it to the result; for a tensor inside of a masked
-    tensor by an attribute, which its verifier of exported programs refuses. In an export the operator therefore returns
-    plain tensors, of which another one makes the masked tensor.
+    In a graph the number of stored elements is a new symbol. torch binds it to the result; for an inner tensor of a
+    masked tensor it does so by an attribute, which torch's verifier of exported programs refuses. In an export the
+    operator therefore returns plain tensors, and another operator makes the masked tensor from them.
     """
     operators = torch.ops.masked_dispatch
     if layout == DENSE or not torch.compiler.is_exporting():

@@ -1,11 +1,11 @@
-"""The format of files: what pickle and torch.save write for masked tensors, and how a file says which version it has.
+"""The format in which pickle and torch.save write masked tensors, and its versions.
 
-Everything is written as a call ``load(version, kind, *parts)``, so that a file of a later version is refused by name
-whatever it contains. Versions 1 and 2, which called the function of a kind directly, are still read.
+A file holds every object as a call ``load(version, kind, *parts)``, so that `load` refuses a later version by name,
+whatever the file contains. We still read versions 1 and 2, which called the function of a kind directly.
 
-    1  the parts of a tensor
-    2  what tensors share with their views is written once
-    3  the version comes first
+    1  writes the parts of a tensor
+    2  writes the parts that tensors share with their views once
+    3  writes the version first
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ VERSION = 3
 
 _Piece = TypeVar("_Piece", Tensor, Tensor | None)
 
-# Copies of the masks and indices of files, as long as what they are copies of is there.
+# Copies of the masks and indices of files, as long as the originals live.
 _own: Any = WeakTensorKeyDictionary()
 
-# The functions that build what is written, by kind.
+# The functions that rebuild objects, by kind.
 _builders: dict[str, Callable[..., Any]] = {}
 
 
 def builder(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function that builds one kind of what is written, from its parts; it checks them."""
+    """Decorator for the function that checks the parts of one kind of object and rebuilds it from them."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _builders[kind] = function
@@ -44,13 +44,13 @@ def builder(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def saved_as(kind: str, *parts: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What `__reduce_ex__` returns."""
+    """The result of `__reduce_ex__`."""
     return load, (VERSION, kind, *(without_kept(part) if isinstance(part, Tensor) else part for part in parts))
 
 
 @never_compiled
 def load(version: int, kind: str, *parts: Any) -> Any:
-    """Called by pickle and torch.load.
+    """pickle and torch.load call this function.
 
     Raises ValueError for a version that this library does not know, and for parts that do not fit together.
     """
@@ -68,10 +68,10 @@ def load(version: int, kind: str, *parts: Any) -> Any:
 
 
 def own(piece: _Piece) -> _Piece:
-    """A copy of a mask or an index tensor of a file: one for each that the file has, however many tensors have it.
+    """A copy of a mask or an index tensor of a file. Tensors that share the original also share the copy.
 
-    A file may say that something else lies in the same memory, such as the result of ``x.crow_indices()``; a write to
-    that would make indices that are out of bounds, after they have been checked.
+    Another tensor of the file may share the original's memory, such as the result of ``x.crow_indices()``; after our
+    checks, a write to that tensor could put indices out of bounds.
     """
     if piece is None:
         return None

@@ -1,4 +1,4 @@
-"""What may be put in place of invalid elements: a number of the dtype, or a plain tensor of the shape."""
+"""Checks of fills, which replace invalid elements: a number of the dtype, or a plain tensor of the shape."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from op_registry.records.dtypes import can_cast
 
 
 def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
-    """A fill as torch takes it; one that the tensor's dtype or shape has no room for is refused.
+    """Convert a fill to a form that torch takes; refuse a fill that the tensor's dtype or shape cannot hold.
 
-    Stricter than torch's `masked_fill`, which rounds 1.5 to 1 among integers and makes 255 of -1 among uint8.
+    This is stricter than torch's `masked_fill`, which rounds 1.5 to 1 for integers and turns -1 into 255 for uint8.
     """
     if isinstance(fill, Tensor):
         _check_tensor(tensor, fill)
         return fill
     if isinstance(fill, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return fill  # type: ignore[return-value]  # a number that is known when the graph runs
+        return fill  # type: ignore[return-value]  # a number that the graph computes when it runs
     number = _number(fill)
     if number is None:
         raise TypeError(
@@ -38,7 +38,7 @@ def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
 
 
 def _number(fill: object) -> bool | int | float | complex | None:
-    """A number of Python's, or of another library such as NumPy, as Python has it; None for anything else."""
+    """Convert a Python or NumPy scalar to a Python number; None for anything else."""
     if isinstance(fill, (bool, int, float, complex)):
         return fill
     if hasattr(fill, "__index__") and getattr(fill, "ndim", 0) == 0:
@@ -50,7 +50,7 @@ def _number(fill: object) -> bool | int | float | complex | None:
 
 
 def problem_of_number(number: bool | int | float | complex, dtype: torch.dtype) -> str | None:
-    """What is wrong with a number as a value of a dtype."""
+    """Say why a dtype cannot hold a number; None if it can."""
     if isinstance(number, complex):
         if dtype.is_complex:
             parts = (number.real, number.imag)

@@ -16,7 +16,7 @@ from op_registry import MaskedSemanticsError
 class InTransform(MaskedTensor):
     """A masked tensor made inside a functorch transform: its inner tensors carry the transform, and it ends with it.
 
-    torch.func would see a result without derivatives and return silent zeros, so torch.func's query raises.
+    torch.func would take a result for one without derivatives and silently return zeros, so its query raises.
     """
 
     _carries_transform = True

@@ -1,12 +1,12 @@
 """Assignment by index: ``x[0, 1:] = v``.
 
-Torch writes a number with an operator of its choice, from 2.15 on also with masked_fill_ and index_fill_, which never
-make an element valid when they are called by name. A tensor it writes with operators that assign, so a number is handed
-to it as one.
+torch writes a number with an operator of its choice, since 2.15 also with masked_fill_ and index_fill_, which never
+make an element valid if the user calls them by name. torch writes a tensor with operators that assign, so we pass a
+number as a tensor.
 
-To sparse storage it cannot write through a view, as it does wherever a part of the index makes one (a number, a slice,
-``...``, ``None``, an integer tensor without dimensions), because a pattern has no views. So such an index is converted
-to index tensors, with which torch assigns in one operator.
+torch writes through a view if a part of the index makes one (a number, a slice, ``...``, ``None``, an integer tensor
+without dimensions). Sparse storage does not allow that, because a pattern has no views. So we convert such an index to
+index tensors, with which torch assigns in one operator.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _NUMBERS: Any = (numbers.Number, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def as_source(value: Any, target: Tensor) -> Any:
-    """A number as a tensor without dimensions, of the target's dtype and device, or torch's own error; else `value`."""
+    """Convert a number to a 0-d tensor of the target's dtype and device, or raise torch's error; else keep `value`."""
     return torch.full((), value, dtype=target.dtype, device=target.device) if isinstance(value, _NUMBERS) else value
 
 
 def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) -> tuple[Tensor, ...] | None:
-    """An index of which a part makes a view, as index tensors: one for each dimension up to the last it restricts.
+    """Convert an index that makes a view to index tensors: one for each dimension up to the last that it restricts.
 
-    They broadcast to the shape of ``x[index]`` without the remaining dimensions, and are masked where the index is. The
-    tuple is empty if no dimension is restricted. None for an index of tensors alone, which makes no view, and for one
-    that does not fit `shape`, for torch to refuse.
+    They broadcast to the shape of ``x[index]`` without the remaining dimensions, and carry the masks of the index. The
+    tuple is empty if the index restricts no dimension. None for an index of tensors alone, which makes no view, and for
+    an index that does not fit `shape`, which torch then refuses.
     """
     entries = [_as_entry(entry) for entry in (index if isinstance(index, tuple) else (index,))]
     if not any(_makes_view(entry) for entry in entries):
@@ -45,7 +45,7 @@ def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) 
     missing = reach - sum(_dimensions(entry) for entry in entries)
     if reach > len(shape) or missing < 0:
         return None
-    # Of each dimension the places that the index reads, and the same index into those.
+    # For each dimension the positions that the index reads, and the same index into these positions.
     places: list[Tensor] = []
     within: list[Any] = []
     for entry in entries:
@@ -60,20 +60,20 @@ def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) 
             within.append(_within(part, read))
     sizes = [len(read) for read in places]
     return tuple(
-        read.reshape(-1, *[1] * (reach - d - 1)).expand(sizes)[tuple(within)]  # torch's own places of dimensions
+        read.reshape(-1, *[1] * (reach - d - 1)).expand(sizes)[tuple(within)]  # torch itself orders the dimensions
         for d, read in enumerate(places)
     )
 
 
 def _parts(entry: Any) -> list[Any]:
-    """A part of an index, as one part for each dimension that it is for: a mask as the indices of what it selects."""
+    """Split a part of an index into one part per indexed dimension: a mask becomes the indices of its True elements."""
     if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8) and entry.ndim:
         return list(entry.nonzero().unbind(1))
     return [entry]
 
 
 def _places(part: Any, size: int, device: torch.device) -> Tensor | None:
-    """The indices that a number, a slice or a tensor reads of a dimension; None if torch would refuse it."""
+    """The indices that a number, a slice or a tensor reads along a dimension; None if torch would refuse it."""
     if isinstance(part, slice):
         if not isinstance(size, int):  # in a graph
             return torch.arange(size, device=device)[part]
@@ -87,7 +87,7 @@ def _places(part: Any, size: int, device: torch.device) -> Tensor | None:
 
 
 def _within(part: Any, read: Tensor) -> Any:
-    """The same part of an index, of a dimension that consists of the places that it reads."""
+    """The same part of an index, for a dimension that consists only of the positions that the part reads."""
     if isinstance(part, slice):
         return slice(None)
     if isinstance(part, Tensor) and part.ndim:
@@ -96,7 +96,7 @@ def _within(part: Any, read: Tensor) -> Any:
 
 
 def as_number(entry: object) -> object:
-    """An integer of another library, such as NumPy's, as an int; anything else as it is."""
+    """Convert an integer of another library, such as NumPy, to an int; return anything else unchanged."""
     if isinstance(entry, (Tensor, bool)) or not hasattr(entry, "__index__"):
         return entry
     try:
@@ -123,7 +123,7 @@ def _makes_view(entry: object) -> bool:
 
 
 def _dimensions(entry: object) -> int:
-    """How many dimensions of the indexed tensor a part of an index is for."""
+    """The number of dimensions of the tensor that a part of an index consumes."""
     if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
         return entry.ndim
     return 0 if entry is None or entry is ... or isinstance(entry, bool) else 1

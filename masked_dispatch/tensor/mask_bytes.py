@@ -1,9 +1,8 @@
-"""A bool mask becomes int8 in a graph.
+"""Graphs convert bool masks to int8.
 
-Inductor loads bool into vectors one byte at a time, which is slower than all the arithmetic of a masked mean. A mask
-that is an input of a graph is therefore converted by an operator of its own (`masked_dispatch::bytes_of`, a copy of one
-byte per element); one that the graph computes, such as a comparison, is converted where it is computed and never stored
-as bool.
+Inductor loads bool into vectors one byte at a time, which is slower than all the arithmetic of a masked mean. A custom
+operator (`masked_dispatch::bytes_of`, a copy of one byte per element) therefore converts a mask that is a graph input.
+If the graph computes the mask, as by a comparison, inductor fuses the conversion and never stores the mask as bool.
 """
 
 from __future__ import annotations
@@ -14,5 +13,5 @@ from masked_dispatch.compiler_internals import register_bool_to_int8_lowering
 
 
 def teach_inductor() -> None:
-    """Register the lowering of `bytes_of` if inductor is loaded. Called while tracing: importing it would be slow."""
+    """Register the lowering of `bytes_of` if inductor is loaded. We call this while tracing, to not import inductor."""
     register_bool_to_int8_lowering(torch.ops.masked_dispatch.bytes_of.default)

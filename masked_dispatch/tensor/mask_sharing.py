@@ -1,10 +1,10 @@
-"""Which tensors share a mask, and when it is copied on write.
+"""Which tensors share a mask, and when a write copies it.
 
-A tensor and its views form a *family*: a write through one shows in all, validity included. Until a write changes
-validity, each member holds a read-only validity tensor, and results of operators share it. The first write that changes
-validity gives the family memory of its own: one int8 for each element that the family's data spans, addressed with the
-data's own strides, so that every view, however it was made, finds its validity where it finds its data. If results
-share this memory, the next write copies it first, and their validity does not change.
+A tensor and its views form a *family*: a write through one member is visible in all, validity included. Until a write
+changes validity, each member holds a read-only validity tensor, which results of operators share. The first write that
+changes validity gives the family its own memory: one int8 for each element that the family's data spans, addressed with
+the data's strides, so that every view finds its validity at the offsets of its data. If results share this memory, the
+next write copies it first, and their validity does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from op_registry.records.validity import as_int8
 
 
 class Masked(Protocol):
-    """What this module uses of a masked tensor; `MaskedTensor`, which describes these attributes, has them all."""
+    """The attributes of a masked tensor that this module uses; `MaskedTensor` has and describes them all."""
 
     _stored_validity: Tensor | None
     _family: ViewFamily | None
@@ -53,21 +53,21 @@ class Masked(Protocol):
 class ViewFamily:
     """A tensor and its views, which share one validity.
 
-    data      the plain data of the tensor that the views were made from; they address parts of it
-    validity  its validity when the family was created
-    parts     of a family that returned from a graph: the data of its members and their validity
+    data      the plain data of the base tensor; views address parts of it
+    validity  the base's validity at the family's creation
+    parts     for a family that a graph returned: the members' data and validity
     memory    int8, one for each element that `data` spans; None until a write changes validity
     held      the memory that a result outside the family shares, if any: if it is `memory`, the next write copies first
-    in_place  whether `memory` is never replaced, because other processes may share it: results get a copy of it
-    lock      held while `memory` is replaced or written to
+    in_place  whether we never replace `memory`, because other processes may share it: results get a copy of it
+    lock      a thread holds it while it replaces `memory` or writes to it
     writing   whether a thread is writing to `memory`
     writes    how often the graph being traced, or a functorch transform, has written to the validity
-    graph_writes  notified when a graph writes to the validity of one of its inputs
-    number    of a family in a graph: the members that the graph returns have it in common
-    separated  of a family that is read from a pickle: those of members whose data the pickle has copied (`apart`)
+    graph_writes  receives a notice when a graph writes to the validity of one of its inputs
+    number    for a family in a graph: identifies the family among the graph's outputs
+    separated  for a family read from a pickle: the families of members whose data the pickle copied (`apart`)
 
-    Members refer to their family, not the other way round: they look their validity up (`validity_of`), and slice it
-    again when the memory has been replaced. (Weak references to tensors would prevent nn.Module.to from swapping them.)
+    Members refer to their family, but not the reverse: they look their validity up (`validity_of`), and slice it again
+    after a write replaced the memory. (Weak references to tensors would prevent nn.Module.to from swapping them.)
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class ViewFamily:
 
     @property
     def has_one_for_each(self) -> bool:
-        """Whether members hold views of one validity for each element: a write to one shows in those that it is of."""
+        """Whether members hold views of a full validity: a write to a member is visible in its bases."""
         validity = self.validity
         return self.memory is None and validity is not None and same_sizes(validity.shape, self.data.shape)
 
@@ -127,15 +127,15 @@ class ViewFamily:
                     part.fill_(1)
                 else:
                     assign_validity(part, validity)
-                self._become(memory)  # written: an exception, as of a signal's handler, leaves the one or the other
+                self._become(memory)  # after the write: an exception, as from a signal handler, leaves old or new
             finally:
                 self.writing = False
 
     def share(self) -> None:
         """Let a result keep the memory: the next write copies it first.
 
-        A write that has not seen this is waited for. A reader sets `held` and then asks for `writing`, and a writer
-        does the reverse, so one of them sees the other, and readers take the lock in that case alone.
+        This waits for a write that has not seen it. A reader sets `held` and then checks `writing`, and a writer does
+        the reverse, so one of them sees the other; only then does the reader take the lock.
         """
         memory = self.memory
         self.held = None if memory is None else weakref.ref(memory)
@@ -144,7 +144,7 @@ class ViewFamily:
                 pass
 
     def _unshared(self, but_for: Tensor | None = None) -> Tensor:
-        """The family's memory, or another with its contents if results share it; without those of `but_for`."""
+        """The family's memory, or a copy if results share it; the copy may leave out the elements of `but_for`."""
         memory = self.memory
         if memory is None:
             memory = torch.ones(self.span, dtype=torch.int8, device=self.data.device)
@@ -156,12 +156,12 @@ class ViewFamily:
         return memory.clone() if held and not self.in_place else memory
 
     def _become(self, memory: Tensor) -> None:
-        """Replace the memory, in one step: readers do not take the lock, and this may end after any."""
+        """Replace the memory in one step: readers do not take the lock, and an exception may come after any step."""
         self.memory = memory
         self.validity, self.parts = None, []
 
     def share_with_processes(self) -> None:
-        """Put the validity of all elements into shared memory, where it is written in place from now on."""
+        """Move the full validity to shared memory; from now on, writes change it in place."""
         with self.lock.here:
             memory = self._unshared()
             memory.share_memory_()
@@ -169,13 +169,13 @@ class ViewFamily:
             self.in_place = True
 
     def contents(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Data, validity and memory, which say all."""
+        """Data, validity and memory, which determine everything else."""
         if self.parts:
             self.unshare()
         return self.data, self.validity, self.memory
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ViewFamily:
-        """A family for the copies of the members: their data is copied with the same `memo`."""
+        """A family for the copies of the members, whose data deepcopy copies with the same `memo`."""
         data, validity, memory = self.contents()
         copied = ViewFamily(copy.deepcopy(data, memo), _cloned(validity))
         copied.memory = _cloned(memory)
@@ -189,7 +189,7 @@ class ViewFamily:
         return mine.device == other.device and mine.data_ptr() == other.data_ptr() and self.data.dtype is data.dtype
 
     def apart(self, data: Tensor, validity: Tensor | None) -> ViewFamily:
-        """The family of a member with a copy of the family's data: one for all that have that copy."""
+        """The family of members with a copy of the family's data; all members with the same copy share it."""
         if self.separated is None:
             self.separated = weakref.WeakValueDictionary()
         found = self.separated.get(id(data))  # which holds the data
@@ -204,7 +204,7 @@ class ViewFamily:
             return member._stored_validity
         part = member._part_of_memory
         if part is None or part[0] is not memory:
-            # One assignment, so that no other thread sees the part of one memory beside another memory.
+            # Assign both at once, so that no other thread sees a part of one memory together with another memory.
             member._part_of_memory = part = (memory, self.part_of(member._data, memory))
         return part[1]
 
@@ -223,7 +223,7 @@ class GraphWrites:
     """Whether a graph that was traced with a tensor among its inputs writes to the tensor's validity.
 
     A graph writes in place, and other tensors may share the memory. So the guards of such a graph, which see its inputs
-    before every run, give each input a validity of its own. The flatten context carries what they need for that.
+    before every run, give each input its own validity. They find this object in the flatten context.
     """
 
     __slots__ = ("seen",)
@@ -245,9 +245,9 @@ _numbers = itertools.count()
 
 
 class GuardedInput:
-    """A graph input whose validity guards can unshare; no tensor while tracing and in stored guards. All are equal.
+    """A graph input whose validity guards can unshare. All instances are equal.
 
-    Of what a graph returns it has the number of the family.
+    `tensor` is None while tracing and in stored guards. For graph outputs, `number` identifies the family.
     """
 
     __slots__ = ("graph_writes", "number", "tensor")
@@ -291,12 +291,12 @@ def _last_element(data: Tensor) -> int:
     return start + sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
 
 
-# Held while a tensor becomes the founder of a family, which happens once, and while one without a family is written to.
+# A thread holds this while it founds a tensor's family, which happens once, and while it writes without a family.
 _founding = Lock()
 
 
 class _ThreadState(threading.local):
-    """The family of the tensor for which this thread is computing an in-place operation, if any."""
+    """The family of the tensor on which this thread is computing an in-place operation, if any."""
 
     written: ViewFamily | None = None
 
@@ -305,7 +305,7 @@ _this_thread = _ThreadState()
 
 
 def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
-    """The family of a tensor, founded now if there is none; `in_place` then says how its validity is written."""
+    """The family of a tensor; founds one if there is none, and `in_place` then says how writes change its validity."""
     family = tensor._family
     if family is None:
         with _founding.here:
@@ -318,7 +318,7 @@ def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
 
 
 class computing_in_place:
-    """What this thread computes from `tensor` is written back to it, so it does not make the validity shared."""
+    """Inside, this thread computes results that it writes back to `tensor`, so they do not share its validity."""
 
     __slots__ = ("_before", "_family")
 
@@ -341,12 +341,12 @@ def shared_validity(tensor: Masked) -> Tensor | None:
     if validity is None:
         return None
     if tensor._carries_transform or being_traced(tensor._data):
-        # A later write cannot copy the memory first, so the result gets its own value now.
+        # A later write cannot copy the memory first, so give the result its own copy now.
         graph_writes = family.graph_writes
         written_later = graph_writes is None or graph_writes.seen or family.in_place
         return _snapshot(tensor, validity, family.writes, torch.clone if written_later else as_value)
     if family.in_place:
-        # Other processes write without raising the version, by which facts are cached on a validity.
+        # Other processes write without raising the version, which the caches on a validity rely on.
         return validity.clone()
     if family.memory is not None and family is not _this_thread.written:
         family.share()
@@ -354,25 +354,25 @@ def shared_validity(tensor: Masked) -> Tensor | None:
 
 
 def _snapshot(tensor: Masked, validity: Tensor, version: int, taken: Callable[[Tensor], Tensor]) -> Tensor:
-    """A validity's value, `taken` once for each version, so that a write of the value that is there is recognised."""
+    """A snapshot of a validity, `taken` once per version, so that we recognise a write of the unchanged value."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
         tensor._snapshot = (version, taken(validity))
     return tensor._snapshot[1]
 
 
 def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
-    """The tensor's validity, with the strides of the data where it has one for each element; kept from now on.
+    """The tensor's validity, with the data's strides if it is full; the tensor keeps this validity from now on.
 
-    Graphs are guarded on strides, and one that writes to the validity finds it in memory that is addressed as the data.
+    Graphs guard on strides, and a graph that writes to the validity addresses it like the data.
     """
     data = tensor._data
     if validity.shape != data.shape or validity.stride() == data.stride() or type(data) is not Tensor:
         return validity
-    with without_torch_dispatch():  # Dynamo asks for it while it makes fake tensors
+    with without_torch_dispatch():  # Dynamo calls this while it makes fake tensors
         laid_out = torch.empty_like(data, dtype=torch.int8)
         if laid_out.stride() == data.stride():
             tensor._stored_validity = laid_out.copy_(validity)
-        elif not may_share(data):  # elements that lie apart, as those of a view do
+        elif not may_share(data):  # each element has its own memory location, as in most views
             family_of(tensor).unshare()
     found = tensor._validity
     assert found is not None
@@ -380,7 +380,7 @@ def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
 
 
 def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> None:
-    """Let `view` share the validity of `base`; `addressed`: it must be sliced from memory by the view's strides."""
+    """Let `view` share the validity of `base`; `addressed`: slice it from memory by the view's strides."""
     family = family_of(base)
     if addressed and family.memory is None:
         family.unshare()
@@ -401,7 +401,7 @@ def copy_validity_before_views(base: Masked) -> None:
 
 
 def check_write(tensor: Masked) -> None:
-    """Refuse a write to some elements of several in one place of memory whose validity differs, before any is made."""
+    """Refuse, before writing, to write only some of several elements that share memory but differ in validity."""
     family = tensor._family
     if family is None or family.memory is not None or family.validity is None:
         return
@@ -412,7 +412,7 @@ def check_write(tensor: Masked) -> None:
 
 
 def write_validity(tensor: Masked, validity: Tensor | None) -> None:
-    """Assign `validity` to `tensor`, and thereby to every view of the same memory."""
+    """Assign `validity` to `tensor`, and so to every view of the same memory."""
     current = tensor._validity
     if current is validity:
         return
@@ -442,7 +442,7 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
     if tensor._snapshot is not None and tensor._snapshot[0] == family.writes and tensor._snapshot[1] is validity:
         return
     if family.graph_writes is not None and not family.graph_writes.seen and copied_back_by_aot(tensor._data):
-        return  # no write of the graph changed a validity
+        return  # the graph's writes changed no validity
     context = "functorch transform" if tensor._carries_transform else "compiled region"
     if current is None or current.shape != tensor._data.shape or not family.has_one_for_each:
         stored = current if current is None or current.shape != tensor._data.shape else family.validity
@@ -462,22 +462,22 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
 
 
 def found_family_in_graph(tensor: Masked, in_place: bool, guarded: GuardedInput | None) -> None:
-    """In a graph each input and output has a family of its own, because its validity is written to and never replaced.
+    """Give each input and output of a graph its own family, because the graph writes to validity and never replaces it.
 
-    `guarded` is the entry of its flatten context, and `in_place` how its validity is written outside of the graph.
+    `guarded` is the entry of its flatten context, and `in_place` says how writes outside the graph change its validity.
     """
     tensor._graph_writes = None if guarded is None else guarded.graph_writes
     family_of(tensor, in_place).number = None if guarded is None else guarded.number
 
 
-# What compiled graphs have returned and is still there, by the address of its data and the number of its family.
+# Live outputs of compiled graphs, by the address of their data and the number of their family.
 _returned: weakref.WeakValueDictionary[tuple[int, int | None], Any] = weakref.WeakValueDictionary()
 
 
 def join_family_from_graph(tensor: Masked, guarded: GuardedInput | None) -> None:
-    """Of what a graph returns, views of one memory are one family, as they were in the graph.
+    """Join the outputs of a graph that view the same memory into one family, as in the graph.
 
-    The number in `guarded` says which; of those that are valid everywhere nothing but their data does.
+    The number in `guarded` identifies the family; outputs that are valid everywhere have only their data's address.
     """
     data, validity = tensor._data, tensor._stored_validity
     number = None if guarded is None else guarded.number
@@ -493,7 +493,7 @@ def join_family_from_graph(tensor: Masked, guarded: GuardedInput | None) -> None
         family = earlier._family = ViewFamily(data.detach().as_strided((elements,), (1,), 0), None)
         family.parts.append((earlier._data, earlier._stored_validity))
     if family.parts:
-        # The first says all if it has all of the memory's elements.
+        # The first part suffices if it has all of the memory's elements.
         if family.parts[0][0].numel() < elements and not any(same_places(data, part) for part, _ in family.parts):
             family.parts.append((data, validity))
         tensor._family = family

@@ -1,4 +1,4 @@
-"""MaskedTensor: construction, accessors and protocol hooks. What operators mean is defined in op_registry."""
+"""MaskedTensor: construction, accessors and protocol hooks. op_registry defines the semantics of operators."""
 
 from __future__ import annotations
 
@@ -59,36 +59,35 @@ from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
-# What compiled graphs are guarded on: how the validity is written outside of them, the registry's version, what
-# assignments to plain tensors say, and a handle through which a guard can give the tensor a validity of its own (all
-# handles compare equal).
+# Compiled graphs guard on these: how writes outside the graph change validity, the registry's version, the mode of
+# `updates`, and a handle through which a guard can give the tensor its own validity (all handles compare equal).
 Context = tuple[str, str, Mode, GuardedInput | None]
 
 
 class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     """A tensor and a mask of the same shape, True where an element is valid.
 
-    Make one with :func:`masked_tensor` (copies) or :func:`as_masked_tensor` (shares memory, differentiable).
+    :func:`masked_tensor` (copies) and :func:`as_masked_tensor` (shares memory, differentiable) make one.
     Functions, modules, optimizers, autograd and torch.compile take it like any tensor.
     """
 
     # The values; meaningless where invalid. Never requires grad: the wrapper carries autograd.
     _data: Tensor
-    # int8, 1 where valid, broadcastable to the data; None if every element is valid. Read it through `_validity`.
+    # int8, 1 where valid, broadcastable to the data; None if every element is valid. Code reads it through `_validity`.
     _stored_validity: Tensor | None
     # The tensors (views and their base) that share this validity; None while there is only this one.
     _family: ViewFamily | None = None
     # Whether this is a view of another dtype: several of its elements share one mask element, so writes are refused.
     _mask_is_a_copy: bool = False
-    # The family's memory, and the part of it that is this tensor's validity; to notice when it has been replaced.
+    # The family's memory, to notice its replacement, and the part of it that is this tensor's validity.
     _part_of_memory: tuple[Tensor, Tensor] | None = None
-    # A copy of a validity that may be written to, with the version it was taken at.
+    # A copy of a validity that others may write to, with the version that it copies.
     _snapshot: tuple[int, Tensor] | None = None
-    # The validity, and the alias of it that compiled graphs are given.
+    # The validity, and the alias of it that compiled graphs receive.
     _validity_alias: tuple[Tensor, Tensor] | None = None
     # Whether compiled graphs write to this tensor's validity.
     _graph_writes: GraphWrites | None = None
-    # Whether this is the copy that a view of a sparsely stored tensor gives.
+    # Whether this is the copy that a view operator of a sparsely stored tensor returned.
     _stands_for_a_view = False
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
@@ -113,8 +112,8 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
     @property
     def _graph_validity(self) -> Tensor | None:
-        # The inner tensor of a graph input: an alias that no other tensor holds. Otherwise the graph would be guarded
-        # on two masks being the same object, and recompile whenever that changes.
+        # The inner tensor of a graph input: an alias that no other tensor holds. Otherwise the graph would guard on
+        # two masks being the same object, and recompile whenever that changes.
         validity = self._validity
         if validity is None or self._carries_transform or being_traced(validity):
             return validity
@@ -158,13 +157,13 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         return torch.ops.masked_dispatch.count(self, dims, keepdim)
 
     def mask_with(self, mask: Tensor) -> MaskedTensor:
-        """A copy, valid where this is and `mask` (bool, broadcastable) is True; differentiable."""
+        """A copy, valid where this tensor is valid and `mask` (bool, broadcastable) is True; differentiable."""
         return torch.ops.masked_dispatch.mask_with(self, mask)
 
     def mask_like(self, other: MaskedTensor) -> MaskedTensor:
-        """A copy, valid where this is and `other` (of broadcastable shape) is valid; differentiable.
+        """A copy, valid where this tensor and `other` (of broadcastable shape) are valid; differentiable.
 
-        Stored like `other` if that is stored sparsely and has the same shape. :func:`masked_dispatch.mask_like` also
+        If `other` is sparse and has the same shape, the copy has its layout. :func:`masked_dispatch.mask_like` also
         takes plain tensors.
         """
         return torch.ops.masked_dispatch.mask_like(self, other)
@@ -173,7 +172,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
     @property
     def storage_layout(self) -> torch.layout | Layout:
-        """How the data is stored, whatever `layout` says: torch's name for it, where torch has one."""
+        """The storage layout of the data, whatever `layout` says: torch's name for it, if torch has one."""
         return torch.strided
 
     @property
@@ -195,7 +194,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         sparse_dim  number of leading sparse dimensions (default: all; packed: 2); the others are dense
         blocksize   rows and columns of a block, for sparse_bsr and sparse_bsc
 
-        A tensor without dimensions stays dense where torch.sparse_coo is asked for.
+        A 0-d tensor stays dense for torch.sparse_coo.
 
         Raises ValueError for a layout, a number of dimensions or a block size that does not fit the shape.
         """
@@ -203,7 +202,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
             return self
         name = check_layout(self, layout, sparse_dim, blocksize)
         if blocksize is not None and sparse_dim is None:
-            sparse_dim = self.ndim  # however it is stored now
+            sparse_dim = self.ndim  # whatever its present layout
         result: MaskedTensor = converted("to_layout", self, name, sparse_dim, blocksize, layout=name, block=blocksize)
         return result
 
@@ -242,14 +241,14 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     def to_packed(self) -> MaskedTensor:
         """A padded batch (B, T, …) without its padding, one sequence after another; see :meth:`to_layout`.
 
-        A row (b, t) is stored if any of its elements is valid. Operators on rows (linear, norms, activations, dropout,
-        embeddings, losses) then run on the stored rows only, and attention runs one sequence at a time; see
-        docs/semantics.md. `x.to_dense()` pads again.
+        It stores a row (b, t) if any of the row's elements is valid. Operators on rows (linear, norms, activations,
+        dropout, embeddings, losses) then run on the stored rows only, and attention runs one sequence at a time; see
+        docs/semantics.md. `x.to_dense()` restores the padding.
         """
         return self.to_layout(torch.jagged)
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> MaskedTensor:  # type: ignore[override]
-        """The same tensor with every element stored."""
+        """The same tensor in dense storage."""
         dense = self.to_layout(torch.strided)
         return dense if dtype is None else dense.to(dtype)  # type: ignore[return-value]
 
@@ -264,7 +263,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     ) -> Tensor:
         """A torch.sparse tensor that specifies the valid elements, including zeros; differentiable.
 
-        fill    for invalid elements inside blocks or dense dimensions; None: they are an error
+        fill    replaces invalid elements inside blocks or dense dimensions; None: they are an error
         layout  one of torch's five sparse layouts; None: the current one, COO for dense storage
         sparse_dim, blocksize  as for :meth:`to_layout`
 
@@ -282,7 +281,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
     @never_compiled
     def _repr_html_(self) -> str:
-        """The mask as a small picture, and the text of `repr`: what notebooks show."""
+        """The mask as a small picture, and the text of `repr`, for notebooks."""
         return html_of(self, self._printed_record)
 
     @property
@@ -299,9 +298,9 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
-        # No sizes: each would be guarded on. The registry's version is included, so that replacing a rule recompiles.
+        # No sizes: the graph would guard on each. The registry's version makes a replaced rule recompile.
         keep_functions_whole(registry.version)
-        memory_exposed()  # a compiled graph may write to it without raising its version
+        memory_exposed()  # a compiled graph may write to the data without raising its version
         if self._validity is None:
             return ["_data"], ("none", registry.version, current(), None)
         if self._graph_writes is None:
@@ -332,7 +331,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         return True
 
     def __coerce_tangent_metadata__(self) -> MaskedTensor:
-        # Tangents are traced without a mask: invalid elements are zero, and no mask has to be guessed.
+        # AOTAutograd traces tangents without a mask: invalid elements are zero, and nobody has to guess a mask.
         return wrap(self._data, None)
 
     def __coerce_same_metadata_as_tangent__(self, expected_meta: object, expected_type: type | None = None) -> Tensor:
@@ -342,7 +341,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         return zero_filled if expected_type not in (None, MaskedTensor) else wrap(zero_filled, None)
 
     def _stable_hash_for_caching(self) -> str:
-        # The key of compiled graphs cached on disk: the rules, and the geometry of the inner tensors and of the whole.
+        # The key of compiled graphs cached on disk: the rules, and the geometry of the inner tensors and the wrapper.
         names, context = self.__tensor_flatten__()
         pieces = [(name, *geometry(getattr(self, name))) for name in names]
         return digest_of(CODE_VERSION, repr((context, str(tuple(self.shape)), self.requires_grad, pieces)))
@@ -350,7 +349,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         family, data = self._family, self._data
-        if self._mask_is_a_copy:  # saved as a tensor of its own: a file could not say whose view it is
+        if self._mask_is_a_copy:  # save it as an independent tensor: the file format cannot express such a view
             family, data = None, data.clone()
         state = (data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
         return saved_as("dense", *state) if family is None else saved_as("dense", *state, family)
@@ -390,7 +389,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         stored = None if stored is None else stored.clone()
         if self._mask_is_a_copy or self._carries_transform or being_traced(self._data):
             return wrap_leaf(self._data.clone(), stored, self.requires_grad, is_parameter)
-        # As torch does: what shares memory here does so there, with its validity.
+        # As in torch, copies share memory, and validity, if the originals do.
         copied = wrap_leaf(copy.deepcopy(self._data, memo), stored, self.requires_grad, is_parameter)
         copied._family = copy.deepcopy(self._family, memo)
         return copied
@@ -398,9 +397,9 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     # ------------------------------------------------------------------------------------- methods that need memory
 
     def share_memory_(self) -> MaskedTensor:
-        """Move data and mask to shared memory, in place: what one process writes, the others see.
+        """Move data and mask to shared memory, in place: other processes then see each process's writes.
 
-        The tensor and its views get a mask of their own, stored in full, also where every element is valid.
+        The tensor and its views get their own full mask, even if every element is valid.
         """
         if self._mask_is_a_copy:
             raise MaskedSemanticsError(copied_mask_shared(self))
@@ -415,9 +414,9 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
 
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:
-    """A masked tensor around `data` and `validity` as they are (nothing is checked, copied or differentiated)."""
+    """A masked tensor around `data` and `validity` (this checks, copies and differentiates nothing)."""
     if type(data) is Tensor and data.is_contiguous() and not data.storage_offset() and not requires_grad:
-        # Fewer arguments save 0.5 µs of 2. (Whether a tensor of a graph is contiguous may depend on data.)
+        # Fewer arguments save 0.5 of 2 µs. (In a graph, contiguity may depend on data.)
         wrapper: MaskedTensor = make_wrapper_subclass(
             MaskedTensor, data.shape, dtype=data.dtype, device=data.device, _extra_dispatch_keys=PRE_DISPATCH
         )
@@ -440,14 +439,14 @@ def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> 
 
 
 def inference_mode_of(base: MaskedTensor) -> contextlib.AbstractContextManager[Any]:
-    """For making a view: a view of a normal tensor is a normal tensor too, also in inference mode, as in torch."""
+    """The context in which to make a view: even in inference mode, a view of a normal tensor is normal, as in torch."""
     if torch.is_inference_mode_enabled() and not base.is_inference():
         return torch.inference_mode(False)
     return contextlib.nullcontext()
 
 
 def wrap_leaf(data: Tensor, validity: Tensor | None, requires_grad: bool, is_parameter: bool) -> MaskedTensor:
-    """A masked tensor around these tensors with the flags of a leaf (nothing is checked)."""
+    """A masked tensor around these tensors with the flags of a leaf (this checks nothing)."""
     wrapper = wrap(data, validity, requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
@@ -463,11 +462,11 @@ def rebuild(
     is_parameter: bool = False,
     family: ViewFamily | None = None,
 ) -> MaskedTensor:
-    """Builds a dense tensor of a file, of which version 1 ends before `family`.
+    """Rebuild a dense tensor from a file; files of version 1 have no `family`.
 
-    A family is joined if the data lies in its memory. A pickle that copies data for each tensor separates them: there
-    those are a family that have the same tensor as their data, as those do that `copy.copy` made.
-    Raises ValueError if these do not form a masked tensor.
+    The tensor joins the family if its data lies in the family's memory. A pickle that copies the data of each tensor
+    separates them: then only tensors with the same data object, as `copy.copy` makes them, form a family.
+    Raises ValueError if the arguments do not form a masked tensor.
     """
     check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
     validity = own(validity)
@@ -481,14 +480,14 @@ def rebuild(
 @builder("family")
 @never_compiled
 def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
-    """Builds what a tensor and its views share. Raises ValueError as `rebuild` does."""
+    """Rebuild the family of a tensor and its views. Raises ValueError as `rebuild` does."""
     family = family_around(data, validity, memory)
     family.validity, family.memory = own(validity), own(memory)
     return family
 
 
 def family_around(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
-    """The same, in the memory that these lie in."""
+    """The same, without copying these tensors."""
     check_saved(problem_of_family(data, validity, memory, MaskedTensor))
     family = ViewFamily(data, validity)
     family.memory = memory

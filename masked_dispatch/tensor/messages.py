@@ -1,4 +1,4 @@
-"""Error texts: what is wrong, with which values, and what to do next."""
+"""Error texts: each says what is wrong, with which values, and what to do next."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def no_such_name(
     names: Iterable[str] = (),
     torch: str | None = None,
 ) -> NoReturn:
-    """Raise the AttributeError of a public module for a name that it does not have.
+    """Raise the AttributeError of a public module for a name that it lacks.
 
-    words  for names that other libraries have: what to write here
-    names  what the module has, said for any other name
-    torch  the function of torch that has this name
+    words  for names of other libraries: the code to write here
+    names  the module's own names; the error for any other name lists them
+    torch  the function of torch with this name
     """
     if words is not None and name in words:
         instead = f"; here it is written {words[name]}"
@@ -116,7 +116,7 @@ def tangent_stored_otherwise(gradient: Tensor) -> str:
 
 
 def data_assigned(tensor: Tensor, value: object) -> str:
-    """Why ``x.data = y`` is refused for a `y` that `x` cannot stand for."""
+    """Why ``x.data = y`` is refused for a `y` that `x` cannot take over."""
     given = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else "no tensor"
     return (
         f"x.data = y takes a densely stored masked tensor of the shape, dtype and device of x ({tuple(tensor.shape)}, "
@@ -185,7 +185,7 @@ def memory_requested(tensor: Tensor) -> str:
 
 
 def memory_shown(size: int, device: torch.device) -> str:
-    """What is printed of the storage of a wrapper, which has no memory."""
+    """The text that prints for the storage of a wrapper, which has no memory."""
     return (
         f"[torch.storage.UntypedStorage(device={device}) of size {size}, without memory of its own: the values of a "
         "masked tensor lie in x.get_data().untyped_storage()]"
@@ -201,7 +201,7 @@ def called_on_memory(tensor: Tensor, method: str) -> str:
     )
 
 
-# Without the tensor's shape, whose sizes are tensors while torch.jit.trace records.
+# This omits the tensor's shape, whose sizes are tensors while torch.jit.trace records.
 TRACED_BY_JIT = (
     "torch.jit.trace records a function of a masked tensor, and its graph would have neither the mask nor the rules. "
     "Use torch.compile(f), or torch.export of a function that takes data and mask, makes as_masked_tensor(data, mask) "
@@ -267,7 +267,7 @@ def alias_of_another_type(like: Tensor, other: Tensor) -> str:
 
 
 def passed_to_export(tensor: Tensor) -> str:
-    """Why torch.export takes no masked arguments, and what does."""
+    """Why torch.export takes no masked arguments, and what to use instead."""
     return (
         f"torch.export was given a masked tensor of shape {tuple(tensor.shape)} as an argument, and an exported "
         "program takes plain tensors. Use program = masked_dispatch.export(module, args), which takes (data, mask) in "

@@ -1,4 +1,4 @@
-"""What a sparsely stored masked tensor stores, as plain tensors under torch's names.
+"""Methods that return the stored values and index tensors of sparse storage as plain tensors, under torch's names.
 
     COO       values()  indices()
     CSR, BSR  values()  crow_indices()  col_indices()
@@ -7,8 +7,8 @@
 
 These list each element once and in order: `is_coalesced()` of COO is True.
 
-A stored value may be invalid (in a block, or in dense dimensions), which is where this differs from torch's sparse
-tensors: `values()` then needs a fill.
+Unlike in torch's sparse tensors, a stored value may be invalid (in a block, or in dense dimensions): `values()` then
+needs a fill.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ else:
 
 
 class NamedPieces(_Base):
-    """The names. Each raises MaskedSemanticsError where the storage has nothing of that name.
+    """The accessors. Each raises MaskedSemanticsError if the storage has no such tensor.
 
-    Index tensors are in torch's shapes and shared where they are stored so: write to none.
+    Index tensors have torch's shapes, and may share the tensor's memory: do not write to them.
     """
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the stored values, validity and index tensors; dimensions that are only expanded count once."""
+        """Bytes of the stored values, validity and index tensors; expanded dimensions count once."""
         stored = [(t.itemsize, zip(t.shape, t.stride(), strict=True)) for t in self._stored_tensors]
         return sum(itemsize * math.prod(size for size, stride in sizes if stride) for itemsize, sizes in stored)
 
@@ -49,7 +49,7 @@ class NamedPieces(_Base):
     def values(self, fill: Number | None = None) -> Tensor:
         """The stored values in torch's shape for the layout, such as (nnz, *dense), a copy; differentiable.
 
-        fill  for stored values that are invalid, in blocks or dense dimensions; None: they are an error
+        fill  replaces stored values that are invalid, in blocks or dense dimensions; None: they are an error
 
         Raises InvalidValueError for invalid values without a `fill`.
         """

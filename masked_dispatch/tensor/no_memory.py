@@ -1,4 +1,4 @@
-"""Methods of torch.Tensor that ask for one piece of memory, of which a masked tensor has none: refused."""
+"""Methods of torch.Tensor that need a single block of memory: a masked tensor has none, and refuses them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class WithoutMemory(_Base):
 
 
 def install() -> None:
-    """Print the storage of a wrapper, by which torch tells what shares memory; called once, at import."""
+    """Let a wrapper's storage print, by which torch knows which tensors share memory; called once, at import."""
 
     def shown(original: Callable[..., str], storage: torch.UntypedStorage) -> str:
         try:
             return original(storage)
-        except RuntimeError:  # there is a size, but no memory
+        except RuntimeError:  # the storage has a size, but no memory
             return memory_shown(storage.nbytes(), storage.device)
 
     replace(torch.UntypedStorage, "__repr__", shown, no_call, always=True)

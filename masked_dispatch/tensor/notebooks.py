@@ -1,7 +1,7 @@
-"""What a notebook shows of a masked tensor: its mask as a small picture, and below it what `repr` says.
+"""Show a masked tensor in a notebook: its mask as a small picture, and below it the text of `repr`.
 
-The picture is a PNG inside the page, of at most 64 by 96 pixels however large the tensor is. Each pixel is as opaque as
-its block of elements is valid, over a transparent grey: so it reads on light and on dark pages.
+The picture is a PNG inside the page, with at most 64 by 96 pixels for any tensor. The opacity of each pixel is the
+valid share of its block of elements, over a transparent grey, which suits light and dark pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGER_SIDE, LARGEST_BLOCK = 288, 16
 
 
 def html_of(tensor: MaskedTensor, record: AnyRecord) -> str:
-    """The page's part for `tensor`, which `record` is without derivatives: self-contained, without scripts."""
+    """Self-contained HTML without scripts for `tensor`; `record` is its record, without derivatives."""
     text = f'<pre style="margin:4px 0;line-height:1.25">{html.escape(printed(tensor, record))}</pre>'
     if not is_readable(tensor, record) or not record_size(record):
         return f"<div>{text}</div>"
@@ -44,7 +44,7 @@ def html_of(tensor: MaskedTensor, record: AnyRecord) -> str:
 
 
 def note_of(blocks: ValidityBlocks, shape: tuple[int, ...]) -> str:
-    """Which dimensions run down and across, where there are several, and what one pixel is, where it is a block."""
+    """Say which dimensions run down and across, if there are several, and which block a pixel shows, if it is one."""
     down, across = shape[: blocks.row_dims], shape[blocks.row_dims :]
     note = f"; {' · '.join(map(str, down))} down, {' · '.join(map(str, across))} across" if len(shape) > 2 else ""
     per_block = blocks.rows_per_block, blocks.columns_per_block

@@ -1,4 +1,4 @@
-"""Tensors of libraries whose device torch's C++ does not know: which masked tensor wraps them, what they cannot do."""
+"""Tensors of libraries whose device torch's C++ does not know: the classes that wrap them, and their limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from op_registry import MaskedSemanticsError
 
-# By the type of the data: a subclass of MaskedTensor, and the device that torch's C++ takes its tensors to be on.
+# By type of the data: a subclass of MaskedTensor, and the device that torch's C++ assumes for its tensors.
 wrappers: dict[type, tuple[type, torch.device]] = {}
 
 
@@ -21,7 +21,7 @@ def transformed_elsewhere(tensor: Tensor) -> str:
 
 
 def check_stored_sparsely(values: Tensor) -> None:
-    """Refuse sparse storage of such tensors: the number of elements that it stores depends on data."""
+    """Refuse sparse storage of such tensors, because its number of stored elements depends on data."""
     if type(values) in wrappers:
         raise MaskedSemanticsError(
             f"masked tensors on {values.device} are stored densely alone: how many elements sparse or packed storage "

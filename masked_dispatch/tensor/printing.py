@@ -1,8 +1,8 @@
-"""How a masked tensor prints: as torch prints the data, with -- where invalid, and what is stored.
+"""Print a masked tensor as torch prints the data, with -- where invalid, and with facts about its storage.
 
-Everything that torch.set_printoptions sets holds here too. A large tensor is summarized as torch does it, and of its
-data only the elements that are shown are read (its mask is counted). Of one that is mostly invalid, and whose corners
-hold nothing to be seen, the first and last valid elements are listed, each with its index.
+All options of torch.set_printoptions apply. We summarize a large tensor as torch does, and then read only the elements
+that we show (and count the mask). If a tensor is mostly invalid, and its corners show no valid element, we list the
+first and last valid elements, each with its index.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 _HIDDEN = "--"
-# The valid share below which elements may be listed with their indices.
+# Below this valid share we may list elements with their indices.
 MOSTLY_INVALID = 0.1
 _PREFIX = "masked_tensor("
 
 
 def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
-    """The text of `tensor`, which `record` is without derivatives."""
+    """The text of `tensor`; `record` is its record, without derivatives."""
     with plainly():
         readable = is_readable(tensor, record)
         summarized = readable and record_size(record) > print_options().threshold
@@ -56,7 +56,7 @@ def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
 
 
 def is_readable(tensor: MaskedTensor, record: AnyRecord) -> bool:
-    """Whether there are values that may be looked at: not in a transform, while tracing, or on meta."""
+    """Whether we may read the values: not in a transform, while tracing, or on meta."""
     return not (tensor._carries_transform or record.device.type == "meta" or being_traced(stored(record)))
 
 
@@ -85,7 +85,7 @@ def count_valid(record: AnyRecord) -> int:
 def _facts_of_values(
     record: AnyRecord, valid: int, device: torch.device, readable: bool, summarized: bool
 ) -> list[str]:
-    """How many elements are valid, the shape where it is not seen, and device and dtype where torch prints them."""
+    """The number of valid elements, the shape if the values do not show it, device and dtype if torch prints them."""
     size = f"size={tuple(record.shape)}"
     if readable:
         total = record_size(record)
@@ -100,13 +100,13 @@ def _facts_of_values(
         facts.append(f"device='{device}'")
     default = torch.get_default_dtype()
     default_complex = torch.complex128 if default is torch.float64 else torch.complex64
-    empty = any(type(n) is int and n == 0 for n in record.shape)  # a size of a graph may not be known
+    empty = any(type(n) is int and n == 0 for n in record.shape)  # a graph may not know a size
     usual = (default,) if empty else (default, default_complex, torch.int64, torch.bool)
     return facts if record.dtype in usual else [*facts, f"dtype={record.dtype}"]
 
 
 def _facts_of_storage(tensor: MaskedTensor, readable: bool, summarized: bool) -> list[str]:
-    """The layout and the number of stored elements; of dense storage only where the values are not all seen."""
+    """The layout and the number of stored elements; for dense storage only if the text does not show all values."""
     if tensor.storage_layout is torch.strided:
         return ["stored as torch.strided"] if readable and summarized else []
     nnz = f", nnz={tensor.nnz}" if readable else ""
@@ -114,7 +114,7 @@ def _facts_of_storage(tensor: MaskedTensor, readable: bool, summarized: bool) ->
 
 
 def facts_of_autograd(tensor: MaskedTensor) -> list[str]:
-    """The node that made the tensor, or that it requires grad, and its tangent."""
+    """The name of the node that made the tensor, or the fact that it requires grad, and its tangent."""
     node = name_of_node(tensor)
     facts = [f"grad_fn=<{node}>"] if node else ["requires_grad=True"] if tensor.requires_grad else []
     tangent = None if tensor._carries_transform else torch.autograd.forward_ad.unpack_dual(tensor).tangent
@@ -134,10 +134,10 @@ def share_of(valid: int, total: int) -> str:
 
 @dataclass(frozen=True)
 class _Cells:
-    """How single elements print.
+    """Formats single elements.
 
-    text   the text of a number, or of None for an invalid element
-    width  the width that torch reckons with for a column
+    text   formats a number, or None for an invalid element
+    width  the column width that torch computes with
     """
 
     text: Callable[[Number | None], str]
@@ -187,9 +187,9 @@ def _list(record: AnyRecord, valid: int, edge: int) -> str:
 def _rows(values: Any, valid: Any, sizes: list[int], indent: int, edge: int | None, cells: _Cells) -> str:
     """Nested lists of the shown elements as text.
 
-    sizes   of the remaining dimensions of the whole tensor
+    sizes   the sizes of the remaining dimensions of the whole tensor
     indent  columns to the left
-    edge    how many elements are shown at each end of a long dimension; None: all
+    edge    how many elements to show at each end of a long dimension; None: all
     """
     if not sizes:
         return cells.text(values if valid else None)
@@ -206,7 +206,7 @@ def _rows(values: Any, valid: Any, sizes: list[int], indent: int, edge: int | No
 
 
 def _cells_of(valid_values: Tensor, all_valid: bool) -> _Cells:
-    """How torch prints numbers in a tensor of these values; columns are wide enough for --."""
+    """The formats that torch uses for a tensor of these values; columns are wide enough for --."""
     least = 0 if all_valid else len(_HIDDEN)
     if not valid_values.is_complex():
         real = NumberFormatter(valid_values)
@@ -228,7 +228,7 @@ def _cells_of(valid_values: Tensor, all_valid: bool) -> _Cells:
 
 
 def _computable(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values in a dtype with kernels for what the formatter computes: float32 for narrower floats."""
+    """The values in a dtype that has the kernels the formatter needs: float32 for narrower floats."""
     if dtype.is_complex:
         return values.to(torch.promote_types(values.dtype, torch.complex64))
     narrow = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize

@@ -1,10 +1,10 @@
-"""Checks of the contents of a file, made before a masked tensor is built from them.
+"""Checks of a file's contents, before we build a masked tensor from them.
 
 ``torch.load(weights_only=True)`` calls the functions that this package has declared safe with whatever a file contains.
-Code that works on a masked tensor relies on its pieces fitting together, and torch's kernels read and write out of
-bounds if they do not. So validity and indices are checked once, in one pass, and a ValueError says what is wrong.
+Code for masked tensors relies on pieces that fit together, and torch's kernels read and write out of bounds if they do
+not. So we check validity and indices once, in one pass, and a ValueError says what is wrong.
 
-Parameters are annotated with the type that an intact file has; `object` where the function itself checks the type.
+Annotations state the types in an intact file, or `object` if the function itself checks the type.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_saved(problem: str | None) -> None:
 def problem_of_dense(
     data: Tensor, validity: Tensor | None, requires_grad: object, is_parameter: object, masked: type[Tensor]
 ) -> str | None:
-    """What is wrong with the pieces of a dense masked tensor, None if nothing; no piece may itself be a `masked`."""
+    """The problem with the pieces of a dense masked tensor, None if they fit; no piece may itself be a `masked`."""
     return (
         _problem_of_tensor("data", data, masked)
         or _problem_of_validity(validity, "data", data, masked)
@@ -47,7 +47,7 @@ def problem_of_dense(
 
 
 def problem_of_family(data: Tensor, validity: Tensor | None, memory: Tensor | None, masked: type[Tensor]) -> str | None:
-    """What is wrong with what a tensor and its views share."""
+    """The problem with the pieces of a view family, None if they fit."""
     problem = _problem_of_tensor("data", data, masked) or _problem_of_validity(validity, "data", data, masked)
     if problem or memory is None:
         return problem
@@ -60,7 +60,7 @@ def problem_of_family(data: Tensor, validity: Tensor | None, memory: Tensor | No
 
 
 def problem_of_member(data: Tensor, family: object) -> str | None:
-    """What is wrong with a family as that of a tensor with this data."""
+    """The reason why a tensor with this data cannot belong to a family, None if it can."""
     if not isinstance(family, ViewFamily):
         return f"the type of what it shares with its views is {type(family).__name__}"
     if family.memory is None or not family.has_memory_of(data):
@@ -84,7 +84,7 @@ def problem_of_sparse(
     order: object,
     masked: type[Tensor],
 ) -> str | None:
-    """What is wrong with the pieces of a sparsely stored masked tensor, None if nothing."""
+    """The problem with the pieces of a sparsely stored masked tensor, None if they fit."""
     return problem_of_stored(values, validity, layout, sizes, pieces, block, masked) or problem_of_wrapper(
         values, len(sizes) + values.ndim - (3 if block else 1), requires_grad, is_parameter, order
     )
@@ -99,7 +99,7 @@ def problem_of_stored(
     block: tuple[int, int] | None,
     masked: type[Tensor],
 ) -> str | None:
-    """What is wrong with what is stored sparsely."""
+    """The problem with stored values, validity and index tensors, None if they fit."""
     return (
         _problem_of_tensor("values", values, masked)
         or _problem_of_validity(validity, "values", values, masked)
@@ -112,7 +112,7 @@ def problem_of_stored(
 def problem_of_wrapper(
     values: Tensor, ndim: int, requires_grad: object, is_parameter: object, order: object
 ) -> str | None:
-    """What is wrong with the flags of a tensor of `ndim` dimensions, and with the order in which it shows them."""
+    """The problem with the flags of a tensor of `ndim` dimensions, or with their visible order; None if they fit."""
     return _problem_of_flags(values, requires_grad, is_parameter) or _problem_of_order(order, ndim)
 
 
@@ -155,7 +155,7 @@ def _problem_of_flags(data: Tensor, requires_grad: object, is_parameter: object)
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Whether the values can be inspected: not traced, not on the meta device."""
+    """Whether we can read the values: not while tracing, not on the meta device."""
     return not being_traced(tensor) and tensor.device.type != "meta"
 
 
@@ -193,7 +193,7 @@ def _problem_of_pieces(
     values: Tensor,
     masked: type[Tensor],
 ) -> str | None:
-    """Number, kind, device and dimensions of the index tensors, and shape of the values."""
+    """Check the number, kind, device and dimensions of the index tensors, and the shape of the values."""
     count = len(layout.piece_dims)
     if not isinstance(pieces, tuple) or len(pieces) != count:
         return f"{layout} has {count} index tensor{'s' * (count > 1)}, and the file has {_number_of(pieces)}"
@@ -228,7 +228,7 @@ def _unit(block: tuple[int, int] | None) -> str:
 def _problem_of_indices(
     layout: Layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: tuple[int, int] | None, values: Tensor
 ) -> str | None:
-    """Indices that are out of bounds, list an element twice or are not in the layout's order."""
+    """Find indices that are out of bounds, list an element twice or violate the layout's order."""
     if not all(map(_has_values, pieces)):
         return None
     problem = layout.problem_of_indices(pieces, sizes, values.shape[0], block)
@@ -242,7 +242,7 @@ def _problem_of_indices(
 def _problem_of_order(order: object, ndim: int) -> str | None:
     if order is None or (
         _is_tuple_of_integers(order)
-        and sorted(d if d >= 0 else ~d for d in order) == list(range(ndim))  # ~d: merged into the one before it
+        and sorted(d if d >= 0 else ~d for d in order) == list(range(ndim))  # ~d: merged into the dimension before it
         and order[0] >= 0
         and list(order) != list(range(ndim))
     ):

@@ -1,4 +1,4 @@
-"""Elements of a tensor that lie in one place of memory: along an expanded dimension, or of overlapping windows."""
+"""Elements of a tensor that share a memory location: along an expanded dimension, or in overlapping windows."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from op_registry import MaskedSemanticsError
 
 
 def one_of_each(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A view of one element of each place, along dimensions in which `strides` are 0."""
+    """A view with one element per memory location along dimensions whose `strides` are 0."""
     for d in [d for d, stride in enumerate(strides) if type(stride) is int and stride == 0 and tensor.shape[d] > 1]:
         tensor = tensor.narrow(d, 0, 1)
     return tensor
 
 
 def same_places(a: Tensor, b: Tensor) -> bool:
-    """Whether two views of one memory have their elements in the same places."""
+    """Whether two views of the same memory have their elements at the same locations."""
     a, b = one_of_each(a, a.stride()), one_of_each(b, b.stride())
     return a.shape == b.shape and a.storage_offset() == b.storage_offset() and _steps(a) == _steps(b)
 
 
 def assign_validity(places: Tensor, validity: Tensor) -> None:
-    """Write a validity to memory that is addressed as the data is.
+    """Write a validity to memory that has the data's strides.
 
-    Raises MaskedSemanticsError if elements in one place differ: nothing says what a write to one makes of the others.
+    Raises MaskedSemanticsError if elements that share a location differ: a write to one leaves the others undefined.
     """
     full = validity.expand(places.shape)
     one_of_each(places, places.stride()).copy_(one_of_each(full, places.stride()))
@@ -39,7 +39,7 @@ def assign_validity(places: Tensor, validity: Tensor) -> None:
 
 
 def may_share(tensor: Tensor) -> bool:
-    """Whether several elements may lie in one place: a stride is within the extent of smaller ones."""
+    """Whether several elements may share a location: a stride lies within the extent of smaller strides."""
     extent = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

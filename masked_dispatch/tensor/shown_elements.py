@@ -1,4 +1,4 @@
-"""The few elements of a record that a person is shown, read without the others, whatever the storage."""
+"""Read the few elements of a record that we print, without the others, from any storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from op_registry.sparse.coordinates import Coordinates, unravel
 from op_registry.sparse.permuted import AnyRecord, Permuted
 from op_registry.sparse.record import Sparse
 
-# Dtypes that torch can store and view, and for which it has no other kernels.
+# Dtypes that torch can only store and view, without other kernels.
 BITS = {getattr(torch, name) for name in ("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16", "float4_e2m1fn_x2")}
 FEW_BITS = {getattr(torch, f"{sign}int{n}") for sign in ("", "u") for n in range(1, 8)}
 WITHOUT_KERNELS = BITS | FEW_BITS
@@ -65,11 +65,11 @@ def _valid_from(validity: Tensor, count: int, start: bool) -> list[tuple[int, ..
 
 
 def _rows_with_valid(validity: Tensor, start: bool) -> Iterator[int]:
-    """The indices of dimension 0 at which something is valid, from the start or from the end."""
+    """The indices of dimension 0 with a valid element, from the start or from the end."""
     rows = validity.shape[0]
     for dim, stride in enumerate(validity.stride()):
         validity = validity.narrow(dim, 0, 1) if stride == 0 and validity.shape[dim] else validity
-    if validity.shape[0] != rows:  # one validity for all of them
+    if validity.shape[0] != rows:  # all rows share one validity
         if bool(as_bool(validity).any()):
             yield from range(rows) if start else reversed(range(rows))
         return
@@ -82,7 +82,7 @@ def _rows_with_valid(validity: Tensor, start: bool) -> Iterator[int]:
 
 
 def edge_indices(size: int, edgeitems: int, device: torch.device) -> Tensor:
-    """The indices of the first and last `edgeitems` of `size` elements; of all, if those are no fewer."""
+    """The indices of the first and last `edgeitems` of `size` elements; all indices, if these cover them."""
     if size <= 2 * edgeitems:
         return torch.arange(size, device=device)
     first = torch.arange(edgeitems, device=device)
@@ -106,7 +106,7 @@ def elements_at(record: AnyRecord, coordinates: Sequence[Tensor]) -> Dense:
 
 
 def base_coordinates(record: Permuted, coordinates: Sequence[Tensor]) -> Coordinates:
-    """The coordinates in the base of the elements at visible coordinates."""
+    """Convert visible coordinates to coordinates in the base."""
     sizes = record.base.shape
     found: dict[int, Tensor] = {}
     for group, index in zip(record.groups, coordinates, strict=True):
@@ -115,10 +115,10 @@ def base_coordinates(record: Permuted, coordinates: Sequence[Tensor]) -> Coordin
 
 
 def with_kernels(data: Tensor) -> Tensor:
-    """The data, as integers of as many bytes where torch can store a dtype but do nothing else with it."""
+    """The data; dtypes that torch can only store become integers of the same size."""
     return data.view(BYTES[data.dtype.itemsize]) if data.dtype in WITHOUT_KERNELS else data
 
 
 def on_cpu(x: Dense) -> Dense:
-    """Values that can be read one by one: on the CPU, without lazy signs."""
+    """A copy from which we can read single values: on the CPU, without lazy conjugation or negation."""
     return Dense(x.data.resolve_conj().resolve_neg().cpu(), None if x.validity is None else x.validity.cpu())

@@ -33,13 +33,13 @@ from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, groups_of
 from op_registry.sparse.record import Sparse
 
-# What a compiled graph relies on: the layout's name, the number of sparse dimensions, the block size, the order of
-# dimensions, the version of the rules (and of a third-party layout), the densify policy and that of updates.
+# A compiled graph guards on these: the layout's name, the number of sparse dimensions, the block size, the order of
+# dimensions, the version of the rules (and of a third-party layout), the densify policy and the mode of `updates`.
 Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy, Mode]
 
 
 def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
-    """The error for code that reads dense data and validity; dispatch handles sparse storage before that."""
+    """The error for code that reads dense data and validity; dispatch serves sparse storage before such code."""
     return MaskedSemanticsError(
         f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only "
         "dense storage is supported here: use x.to_dense()"
@@ -47,7 +47,7 @@ def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
 
 
 class Stored(NamedTuple):
-    """What is stored at one time: values, int8 validity (None: all are valid) and pattern fit each other."""
+    """A consistent state of the storage: values, int8 validity (None: all are valid) and pattern."""
 
     values: Tensor
     validity: Tensor | None
@@ -55,10 +55,10 @@ class Stored(NamedTuple):
 
 
 class StoredPieces:
-    """What a tensor and its detached copies store, so that a write to one shows in all.
+    """The storage that a tensor shares with its detached copies, so that a write to one is visible in all.
 
-    A write replaces it as a whole, so others may hold it too, and no reader sees a part of one write beside a part of
-    another. If `in_place`, other processes hold it: a write changes values and validity where they are, and readers get
+    A write replaces `now` as a whole, so other tensors may hold the old state, and no reader sees parts of two writes.
+    If `in_place`, other processes share the memory: a write then changes values and validity in place, and readers get
     copies.
     """
 
@@ -81,7 +81,7 @@ class StoredPieces:
         return self.now.pattern
 
     def copied(self) -> Stored:
-        """What is stored now, for a reader to keep."""
+        """The present state, for a reader to keep."""
         values, validity, pattern = self.now
         if not self.in_place:
             return self.now
@@ -93,7 +93,7 @@ class StoredPieces:
         return StoredPieces(values.clone(), None if validity is None else validity.clone(), pattern)
 
     def make_savable(self) -> None:
-        """Replace pieces that cannot be saved for backward; see :func:`op_registry.records.tracing.savable`."""
+        """Replace pieces that autograd cannot save for backward; see :func:`op_registry.records.tracing.savable`."""
         values, validity, pattern = self.now
         pieces = tuple(savable(piece) for piece in pattern.pieces)
         changed = any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True))
@@ -102,9 +102,9 @@ class StoredPieces:
             self.now = Stored(values, savable_validity, pattern.with_pieces(pieces) if changed else pattern)
 
     def share_with_processes(self) -> None:
-        """Put everything into shared memory, the validity in full, and write it in place from now on."""
+        """Move everything, with a full validity, to shared memory; from now on, writes change it in place."""
         if not self.in_place:
-            values = self.values.clone()  # others may hold what is stored now
+            values = self.values.clone()  # other tensors may hold the present values
             full = Dense(values, self.validity).full_validity
             ones = torch.ones_like(values, dtype=torch.int8)
             self.now = Stored(values, ones if full is None else ones & full, self.pattern)
@@ -114,7 +114,7 @@ class StoredPieces:
             piece.share_memory_()
 
     def write_in_place(self, found: Dense) -> None:
-        """Write other values and their validity where the present ones are: nothing is valid before it is written."""
+        """Overwrite values and validity in place; an element becomes valid only after the write of its value."""
         assert self.validity is not None
         validity = found.full_validity
         if validity is not None:
@@ -129,18 +129,18 @@ class SparseMaskedTensor(MaskedTensor):
     _kept: StoredPieces
     # Whether this is an input of a graph being traced, whose stored tensors cannot be replaced.
     _is_graph_input = False
-    # The order of a permuted record (op_registry/sparse/permuted.py); None if the dimensions are in stored order.
+    # The order of a permuted record (op_registry/sparse/permuted.py); None if the visible order is the stored order.
     _order: tuple[int, ...] | None = None
-    # The complex tensor whose `torch.view_as_real` this is: torch.distributed passes that on in place of the tensor.
+    # The complex tensor if this is its `torch.view_as_real`, which torch.distributed passes on in its place.
     _real_view_of: SparseMaskedTensor | None = None
 
     @property
     def _kept_values(self) -> Tensor:
-        # In the order of the pattern. They never require grad: the wrapper carries autograd.
+        # The values, in the pattern's order. They never require grad: the wrapper carries autograd.
         kept = self._kept
         return kept.values.clone() if kept.in_place else kept.values
 
-    # The setters are for AOTAutograd, which makes the pieces of a traced tangent contiguous if they overlap in memory.
+    # AOTAutograd needs the setters: it makes the pieces of a traced tangent contiguous if they overlap in memory.
     @_kept_values.setter
     def _kept_values(self, values: Tensor) -> None:
         self._kept = StoredPieces(values, self._kept.validity, self._kept.pattern)
@@ -186,7 +186,7 @@ class SparseMaskedTensor(MaskedTensor):
             self.copy_(source)
 
     def _written(self, index: object, value: object) -> SparseMaskedTensor:
-        # The tensor itself, after x[index] = value: how a graph writes.
+        # Graphs write x[index] = value by this method, which returns the tensor itself.
         self[index] = value
         return self
 
@@ -206,7 +206,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     @property
     def storage_layout(self) -> torch.layout | Layout:
-        """How the values are stored, whatever `layout` says."""
+        """The storage layout of the values, whatever `layout` says."""
         return self._pattern.layout.public
 
     @property
@@ -216,20 +216,20 @@ class SparseMaskedTensor(MaskedTensor):
         return self.permuted_like_self(Sparse(Dense(values, validity), pattern))
 
     def permuted_like_self(self, base: Sparse) -> Sparse | Permuted:
-        """A record in this tensor's stored order, permuted to the visible order of dimensions."""
+        """Permute a record from this tensor's stored order to the visible order of dimensions."""
         return base if self._order is None else Permuted(base, self._order)
 
     def replace_record(self, record: Sparse | Permuted) -> None:
-        """Store another record of the same shape and order of dimensions."""
+        """Store another record with the same shape and order of dimensions."""
         base = record.base if isinstance(record, Permuted) else record
         self._kept.now = Stored(base.values.data, base.values.full_validity, base.pattern)
 
     def storing(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> SparseMaskedTensor:
-        """Values of the same shape and device under another pattern, without derivatives; a cheap wrapper."""
+        """A cheap wrapper, without derivatives, for values of the same shape and device under another pattern."""
         return self._wrap_like_self(StoredPieces(values, validity, pattern))
 
     def detached(self) -> SparseMaskedTensor:
-        """The same tensor without derivatives; it shares the stored tensors, so writes to one show in the other."""
+        """The same tensor without derivatives; it shares the stored tensors, so each shows the other's writes."""
         with inference_mode_of(self):
             wrapper = self._wrap_like_self(self._kept)
         wrapper._is_graph_input = self._is_graph_input
@@ -252,7 +252,7 @@ class SparseMaskedTensor(MaskedTensor):
     def share_memory_(self) -> MaskedTensor:
         """Move values, validity and index tensors to shared memory: other processes see writes to stored elements.
 
-        Writes that would store other elements are refused from then on.
+        From then on we refuse writes that would store other elements.
         """
         self._kept.share_with_processes()
         return self
@@ -275,7 +275,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:  # type: ignore[override]
-        # As for dense storage: no sizes, because each would be guarded on, and the registry's version.
+        # As for dense storage: no sizes, because the graph would guard on each; the registry's version.
         pattern = self._pattern
         names = ["_kept_values", *(["_kept_validity"] if self._kept_validity is not None else [])]
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
@@ -318,11 +318,11 @@ class SparseMaskedTensor(MaskedTensor):
         pattern = Pattern(layout_named(layout), sizes[:ndim], pieces, block)
         stored = Sparse(Dense(values, inner.get("_kept_validity")), pattern)
         record = stored if order is None else Permuted(stored, order)
-        # The given sizes: those of the record are expressions of them, for merged dimensions.
+        # Use the given sizes: for merged dimensions, the record's sizes are expressions of these.
         wrapper = wrap_sparse(record, size=outer_size)
         if being_traced(values):
             prepare_for_tracing()
-            torch._check(values.shape[0] == pieces[-1].shape[-1])  # one symbol for the graph, not two
+            torch._check(values.shape[0] == pieces[-1].shape[-1])  # gives the graph one symbol, not two
             for given, found in zip(outer_size, record.shape, strict=True):
                 torch._check(given == found)
             wrapper._is_graph_input = True
@@ -369,7 +369,7 @@ class SparseInTransform(InTransform, SparseMaskedTensor):
 
 
 def refuse_tangent(gradient: Tensor) -> NoReturn:
-    """Raise for a gradient in another layout than the sparse result of a compiled region that it belongs to."""
+    """Raise for a gradient whose layout differs from that of its sparse result of a compiled region."""
     raise MaskedSemanticsError(tangent_stored_otherwise(gradient))
 
 
@@ -379,9 +379,9 @@ def wrap_sparse(
     kind: type[SparseMaskedTensor] = SparseMaskedTensor,
     size: torch.Size | None = None,
 ) -> SparseMaskedTensor:
-    """A masked tensor around a record as it is (nothing is checked, copied or differentiated).
+    """A masked tensor around a record (this checks, copies and differentiates nothing).
 
-    size  its sizes; the record's, if not given
+    size  the tensor's sizes; default: the record's
     """
     check_stored_sparsely((record.base if isinstance(record, Permuted) else record).values.data)
     try:
@@ -404,13 +404,13 @@ def wrap_sparse(
 
 
 def refuse_too_large(sizes: Sequence[int]) -> None:
-    """Raise ValueError for sizes with more elements than torch can number, whether or not it stores them."""
+    """Raise ValueError for sizes with more elements than torch can number, even if it would not store them all."""
     if all(type(size) is int for size in sizes) and math.prod(sizes) >= 2**63:
         raise ValueError(more_elements_than_int64(tuple(sizes), math.prod(sizes)))
 
 
 def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter: bool) -> SparseMaskedTensor:
-    """A masked tensor around a record with the flags of a leaf (nothing is checked)."""
+    """A masked tensor around a record with the flags of a leaf (this checks nothing)."""
     wrapper = wrap_sparse(record, requires_grad)
     if is_parameter:
         wrapper._is_param = True  # type: ignore[attr-defined]
@@ -430,7 +430,7 @@ def rebuild_sparse(
     is_parameter: bool,
     order: tuple[int, ...] | None = None,
 ) -> SparseMaskedTensor:
-    """Builds a sparsely stored tensor of a file of version 1.
+    """Rebuild a sparsely stored tensor from a file of version 1.
 
     Raises ValueError if the arguments do not form a masked tensor.
     """
@@ -451,7 +451,7 @@ def rebuild_stored(
     pieces: tuple[Tensor, ...],
     block: tuple[int, int] | None,
 ) -> StoredPieces:
-    """Builds what is stored, which a file has once for all tensors that share it."""
+    """Rebuild the storage, which a file holds once for all tensors that share it."""
     stored = stored_around(values, validity, layout, sizes, pieces, block)
     return StoredPieces(values, own(validity), stored.pattern.with_pieces(tuple(map(own, pieces))))
 
@@ -464,7 +464,7 @@ def stored_around(
     pieces: tuple[Tensor, ...],
     block: tuple[int, int] | None,
 ) -> StoredPieces:
-    """The same, in the memory that these lie in."""
+    """The same, without copying these tensors."""
     check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 
@@ -474,7 +474,7 @@ def stored_around(
 def rebuild_sparse_of(
     stored: StoredPieces, requires_grad: bool, is_parameter: bool, order: tuple[int, ...] | None
 ) -> SparseMaskedTensor:
-    """Builds a sparsely stored tensor of a file. Raises ValueError where the arguments do not fit."""
+    """Rebuild a sparsely stored tensor from a file. Raises ValueError if the arguments do not fit."""
     if not isinstance(stored, StoredPieces):
         check_saved(f"the type of what it stores is {type(stored).__name__}")
     record = Sparse(Dense(stored.values, stored.validity), stored.pattern)
@@ -485,7 +485,7 @@ def rebuild_sparse_of(
 
 
 def stored_parts(stored: StoredPieces) -> tuple[Any, ...]:
-    """What is stored, as the arguments of :func:`rebuild_stored`."""
+    """The storage, as the arguments of :func:`rebuild_stored`."""
     values, validity, pattern = stored.now
     return values, validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block
 

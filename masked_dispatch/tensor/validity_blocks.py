@@ -1,7 +1,7 @@
-"""How much of each block of a tensor is valid: what a picture of the mask needs, of bounded size for any tensor.
+"""The valid share of each block of a tensor, for a picture of the mask with bounded size.
 
-The tensor is seen as a matrix: its first dimensions, flattened, run down, the others across. Dense masks are read some
-rows at a time, and of sparse storage only what is stored.
+We treat the tensor as a matrix: its first dimensions, flattened, run down, the others across. We read dense masks some
+rows at a time, and only the stored elements of sparse storage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.permuted import AnyRecord, Permuted
 from op_registry.sparse.record import Sparse
 
-# The most elements whose validity or coordinates are looked at together.
+# The most elements whose validity or coordinates we read at once.
 CHUNK = 2**20
 
 
@@ -28,9 +28,9 @@ class ValidityBlocks:
     """The valid elements of each block, on the CPU.
 
     row_dims         number of dimensions that run down
-    shape            of the matrix, in elements
-    rows_per_block, columns_per_block  size of a block; the last ones may be smaller
-    valid, elements  number of valid and of all elements of each block, int64 of shape (blocks down, blocks across)
+    shape            the matrix's shape, in elements
+    rows_per_block, columns_per_block  size of a block; the last blocks may be smaller
+    valid, elements  number of valid and of all elements in each block, int64 of shape (blocks down, blocks across)
     """
 
     row_dims: int
@@ -49,9 +49,9 @@ class ValidityBlocks:
 def validity_blocks(
     record: AnyRecord, most_rows: int, most_columns: int, row_dims: int | None = None
 ) -> ValidityBlocks:
-    """The valid elements by blocks, of which there are at most `most_rows` down and `most_columns` across.
+    """Count the valid elements in blocks, at most `most_rows` blocks down and `most_columns` across.
 
-    row_dims  number of leading dimensions that run down; None: those with which the matrix is nearest to a square
+    row_dims  number of leading dimensions that run down; None: the number that makes the matrix most nearly square
     """
     split = squarest(record.shape) if row_dims is None else row_dims
     rows, columns = math.prod(record.shape[:split]), math.prod(record.shape[split:])
@@ -64,7 +64,7 @@ def validity_blocks(
         valid = _valid_of_sparse(record, split, per_row, per_column, (down, across))
     elif record.validity is None:
         valid = elements.clone()
-    elif columns > 1 and math.prod(record.validity.shape[split:]) == 1:  # one validity for all columns
+    elif columns > 1 and math.prod(record.validity.shape[split:]) == 1:  # all columns share one validity
         rows_alone = record.validity.expand(*record.shape[:split], *record.validity.shape[split:])
         valid = _valid_of_dense(rows_alone, split, per_row, 1, (down, 1)).cpu() * widths
     else:
@@ -73,7 +73,7 @@ def validity_blocks(
 
 
 def squarest(shape: torch.Size) -> int:
-    """The number of leading dimensions that run down, so that the matrix is nearest to a square; 1 of 2, 0 of 1."""
+    """The number of leading dimensions that makes the matrix most nearly square; 1 for 2 dimensions, 0 for 1."""
     if math.prod(shape) == 0:
         return max(len(shape) - 1, 0)
     return min(
@@ -117,7 +117,7 @@ def _valid_of_sparse(
 
 
 def valid_positions_of_sparse(record: Sparse | Permuted) -> Iterator[Tensor]:
-    """The positions of the valid elements in the flattened tensor, in the order in which they are stored, by chunks."""
+    """The positions of the valid elements in the flattened tensor, in stored order, by chunks."""
     base = record.base if isinstance(record, Permuted) else record
     groups = record.groups if isinstance(record, Permuted) else tuple((d,) for d in range(base.ndim))
     flat, stored, sizes = base.flat, base.pattern.coordinates(), base.shape

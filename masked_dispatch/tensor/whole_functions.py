@@ -1,4 +1,4 @@
-"""Functions with rules inside them stay whole in compiled code, where those rules recognise the function that calls."""
+"""Dynamo records functions that have rules inside them as single calls, so that these rules find their caller."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from op_registry.inside import rules_inside_functions
 
 
 def keep_functions_whole(version: str) -> None:
-    """Tell Dynamo, once for each version of the registry; called when a masked tensor enters what it traces.
+    """Tell Dynamo about these functions, once per version of the registry, when a masked tensor enters its trace.
 
-    It keeps most functions of torch.nn.functional whole anyway, but not lp_pool3d, nor other people's.
+    Dynamo keeps most functions of torch.nn.functional whole anyway, but not lp_pool3d or functions of other libraries.
     """
     if dynamo_is_loaded() and version not in _told:
         _told.add(version)

@@ -1,8 +1,8 @@
-"""Locks for writes that read what they overwrite, one for each memory.
+"""Locks for writes that read the values they overwrite, one per memory.
 
-An in-place operation computes its functional form and writes all of the result back. Of two threads that write to
-different elements of one tensor, the second would write back what the first has overwritten. So the whole is done under
-the lock of the memory that is written to, which views share; a plain tensor that is updated has one, too.
+An in-place operation computes its functional form and writes the whole result back. If two threads write to different
+elements of one tensor, the second would write old values over the first one's. So a thread computes and writes under
+the lock of the target's memory, which views share; plain tensors that receive updates have a lock too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _of_sparse: weakref.WeakKeyDictionary[StoredPieces, Lock] = weakref.WeakKeyDicti
 
 
 def lock_of(target: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """The lock of the memory that `target` lies in; of a sparse tensor, whose memory a write replaces, its own.
+    """The lock of the memory of `target`; a sparse tensor, whose memory a write replaces, has its own.
 
-    Reentrant. Tensors that are traced, or wrapped by a transform, are one thread's own and have none.
+    The lock is reentrant. Tensors that are traced, or wrapped by a transform, belong to one thread and have none.
     """
     if isinstance(target, SparseMaskedTensor):
         return _of_sparse.setdefault(target._kept, Lock()).here
     data = target._data if isinstance(target, MaskedTensor) else target
     if type(data) not in (Tensor, torch.nn.Parameter) or data.layout is not torch.strided or under_transform():
         return _NO_LOCK
-    # A storage lives as long as its memory, and is one object. Reading the dict and setting a default are atomic.
+    # A storage is one object that lives as long as its memory. Reading the dict and setting a default are atomic.
     notes = data.untyped_storage().__dict__
     lock: Lock = notes.get(_NAME) or notes.setdefault(_NAME, Lock())
     return lock.here

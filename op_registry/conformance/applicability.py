@@ -27,7 +27,7 @@ TRIED = 12
 
 
 def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
-    """Why a law does not apply to an operator; None where it does."""
+    """Why a law does not apply to an operator; None if it does."""
     if not operator.dtypes:
         return NOT_ON_THIS_MACHINE
     if _category(operator) == REFUSED.name and law not in ("P2", "P8"):

@@ -11,7 +11,7 @@ from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import ALL_LAWS, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 
-# The storages on which P3 and P5 are tested besides dense: one stores single elements, one stores blocks.
+# The storages on which we test P3 and P5 besides dense: one stores single elements, one stores blocks.
 ALSO_STORED = ("csr", "bsr")
 
 
@@ -27,17 +27,17 @@ def check(
 ) -> Verdict:
     """Run the laws on an operator: one of torch's, by overload, packet, function or name, or one of your own.
 
-    op            the operator; for another library's operator, every overload that has a rule is run, and its in-place
-                  and out= forms
+    op            the operator; for another library's operator, this runs every overload that has a rule, and its
+                  in-place and out= forms
     subject       the masked tensor to test (see :func:`find_subject`)
-    laws          P1 to P8; those that don't apply to the operator are reported as such
+    laws          P1 to P8; the verdict says which of them don't apply to the operator
     most          the most samples of each operator, chosen for as many kinds of call as possible; None runs them all
     allow         laws that may be undecided, each with the reason: ``allow={"P7": "it has no fake implementation"}``
     allow_broken  laws that may be broken, each with the reason; to except single trials, use ``rule.gap``
 
-    An allowance that is not needed makes the verdict false. Samples of your own operator come from ``rule.samples``, or
-    are generated from its schema. Raises TypeError for what is no operator, LookupError for an operator without a rule
-    and for want of a masked tensor to test, ValueError for an unknown law.
+    An unneeded allowance makes the verdict false. Samples of your own operator come from ``rule.samples``, or from its
+    schema. Raises TypeError for an object that is no operator, LookupError for an operator without a rule or if there
+    is no masked tensor to test, ValueError for an unknown law.
     """
     unknown = [law for law in (*laws, *(allow or {}), *(allow_broken or {})) if law not in ALL_LAWS]
     if unknown:

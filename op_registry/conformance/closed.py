@@ -17,7 +17,7 @@ from op_registry.rule import packet_name
 
 
 def closed_or_refused(trial: Trial) -> None:
-    """P8: never a silent plain result. Whether the mask is right is tested by P2."""
+    """P8: never a silent plain result. P2 tests whether the mask is right."""
     if not trial.partial:
         raise NotAsked("nothing is invalid")
     try:
@@ -41,7 +41,7 @@ def _names_the_operator(message: str, trial: Trial) -> None:
 
 
 def _expected_masked(trial: Trial, plain: Sequence[int]) -> list[int]:
-    """Which of the `plain` results should be masked, according to the rules and, where there is one, the oracle."""
+    """Which of the `plain` results should be masked, according to the rules and, if there is one, the oracle."""
     rules = [resolve(op).rule for op in _overloads(trial)]
     plain = [n for n in plain if not any(rule is not None and rule.is_plain(n) for rule in rules)]
     try:

@@ -8,12 +8,12 @@ from op_registry.conformance.gaps import covers
 from op_registry.conformance.report import Status
 from op_registry.rule import Gap
 
-# What a failure is compared with: how that fails too, or None.
+# A call to compare a failure with: says how that call fails too, or returns None.
 Control = Callable[[], "str | None"]
 
 
 class GapTracker:
-    """The gaps of an operator, with a record of which ones were tested and which still fail."""
+    """The gaps of an operator, with a record of which gaps trials tested and which still fail."""
 
     def __init__(self, gaps: Sequence[Gap]) -> None:
         self.gaps = gaps
@@ -25,7 +25,7 @@ class GapTracker:
     ) -> tuple[Status, str]:
         """A trial's outcome, with the status "gap" if a gap covers its failure.
 
-        control  run beside every failure; where it does not fail, an upstream gap covers nothing
+        control  runs beside every failure; if it does not fail, an upstream gap covers nothing
         """
         covering = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
         if status != "not asked":

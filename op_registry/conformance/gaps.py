@@ -1,9 +1,9 @@
 """Named exceptions: exactly what fails, under which law, and why. A gap that no longer fails is itself a failure.
 
-A gap of one rule is declared on that rule (``rule.gap("P6", why=…)``). The table here is for entries of torch's
-database whose failures have another cause: torch itself, or several rules together. `where` narrows a gap to trials
-whose description contains all of its words: ``"float32 sample 3 half"``, and for P7 the mode. An upstream gap is one of
-torch's compiler: torch's own TwoTensor has to fail there as well.
+A rule declares its own gaps (``rule.gap("P6", why=…)``). The table here is for entries of torch's database whose
+failures have another cause: torch itself, or several rules together. `where` narrows a gap to trials whose description
+contains all of its words: ``"float32 sample 3 half"``, and for P7 the mode. An upstream gap belongs to torch's
+compiler: torch's own TwoTensor has to fail there as well.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         name: (
             Gap("P2", _PHASE, "complex64"),
             *((Gap("P2", _PHASE, "complex128 sample 1 half_first"),) if name == "pca_lowrank" else ()),
-            # Of a product with no invalid element, torch refuses the derivative of a sum over the vectors.
+            # torch refuses to differentiate a sum over the vectors if the product has no invalid element.
             *(Gap("P3", _PHASE, f"{d} {masks}") for d in _COMPLEX for masks in ("half_first", "half_others")),
         )
         for name in ("pca_lowrank", "svd_lowrank")
@@ -116,7 +116,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
 
 
 def gaps_of(operator: Operator) -> Sequence[Gap]:
-    """Every gap named for an operator: in the table, and on the rules of the overloads that it calls."""
+    """Every gap of an operator: from the table, and from the rules of the overloads that it calls."""
     in_table = list(TABLE.get(operator.name, ()))
     if not any(rule.gaps for rule in registry.rules()):
         return in_table

@@ -1,7 +1,7 @@
 """P5: a masked tensor has a gradient with its own mask, a plain tensor a plain one; both are the true derivative.
 
-First and second order are compared with autograd through the oracle's loops. Without an oracle, the first order is
-compared with central differences of the subject along a random direction, in float64.
+We compare first and second order with autograd through the oracle's loops. Without an oracle, we compare the first
+order with central differences of the subject along a random direction, in float64.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDING_NARROW = 1e-4
 # The namespaces of torch's operators.
 TORCHS_OWN = ("aten", "prims")
 
-# One gradient for each tensor of the sample; None where there is none.
+# One gradient for each tensor of the sample; None for a tensor without one.
 Gradients = Sequence[Observed | None]
 # First-order gradients, and second-order ones where torch has them.
 Derivatives = tuple[Gradients, Gradients | None]
@@ -81,7 +81,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
 
 
 def _is_of_another_library(trial: Trial) -> bool:
-    """Whether the call is one operator that torch does not bring: the derivatives of those that it brings, it tests."""
+    """Whether the call is a single operator of another library; torch itself tests the derivatives of its operators."""
     return isinstance(trial.sample.fn, OpOverload) and trial.sample.fn.namespace not in TORCHS_OWN
 
 
@@ -100,7 +100,7 @@ def _differ(got: Derivatives, want: PlainDerivatives, trial: Trial) -> bool:
 
 
 def _as_observed(derivatives: PlainDerivatives) -> Derivatives:
-    """Plain gradients in the form in which a subject's gradients are observed."""
+    """Plain gradients in the form of a subject's observed gradients."""
 
     def observed_plain(gradients: list[Tensor | None]) -> Gradients:
         return [None if gradient is None else (gradient, None) for gradient in gradients]
@@ -112,7 +112,7 @@ def _as_observed(derivatives: PlainDerivatives) -> Derivatives:
 def plain_result(
     fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], masks: Mapping[int, Tensor]
 ) -> Any:
-    """What plain torch gives, ignoring the masks; called in place of an oracle."""
+    """Plain torch's result, without the masks; replaces an oracle."""
     return fn(*args, **kwargs)
 
 
@@ -153,7 +153,7 @@ def _same_gradient(name: str, got: Observed | None, want: Tensor | None, mask: T
         return
     data = got[0]
     reference = torch.zeros_like(data) if want is None else want.detach().to(data.dtype)
-    # Any value is accepted where torch's own derivative of the compressed slice is NaN (0/0 at ties of NaN, …).
+    # Accept any value where torch's own derivative of the compressed slice is NaN (0/0 at ties of NaN, …).
     reference = torch.where(reference.isnan(), data.detach(), reference)
     wrong = difference(data, reference, mask, rounding)
     if wrong:
@@ -161,7 +161,7 @@ def _same_gradient(name: str, got: Observed | None, want: Tensor | None, mask: T
 
 
 def derivatives_or_refusal(trial: Trial) -> Derivatives:
-    """:func:`derivatives` on dense storage; raises Refusal where a rule refuses."""
+    """:func:`derivatives` on dense storage; raises Refusal if a rule refuses."""
     try:
         return derivatives(trial)
     except MaskedSemanticsError as error:

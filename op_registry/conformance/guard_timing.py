@@ -1,4 +1,4 @@
-"""Dynamo's measurement of how long guards take, left out."""
+"""Skip Dynamo's measurement of how long guards take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _no_time(*arguments: object) -> float:
 
 @contextlib.contextmanager
 def guards_not_timed() -> Iterator[None]:
-    """Inside, Dynamo does not time the guards of what it compiles, a number that it only logs.
+    """Inside, Dynamo does not time its guards, a number that it only logs.
 
     Before it measures, it flushes the processor's caches, which takes a tenth of the time of a small compilation.
     """
@@ -30,7 +30,7 @@ def guards_not_timed() -> Iterator[None]:
 
 
 def _use(function: object, instead_of: object) -> None:
-    """Replace it where Dynamo imports it from, and where it is if Dynamo has been imported."""
+    """Replace a function in the module that Dynamo imports it from and, if Dynamo is loaded, in Dynamo's module."""
     for module in (torch._C._dynamo.guards, sys.modules.get("torch._dynamo.guards")):
         if instead_of is not None and getattr(module, NAME, None) is instead_of:
             setattr(module, NAME, function)

@@ -61,7 +61,7 @@ def all_valid_identity(trial: Trial) -> None:
 def _make_earlier_calls(trial: Trial) -> None:
     """Make the call on other tensors, with other numbers and with its own.
 
-    Whatever a rule caches from these must not affect the call under test.
+    A rule's caches from these calls must not affect the call under test.
     """
     renumbered = dataclasses.replace(trial, sample=with_other_numbers(trial.sample, trial.seed))
     different = [renumbered] if renumbered.sample is not trial.sample else []
@@ -74,7 +74,7 @@ def _make_earlier_calls(trial: Trial) -> None:
 def _on_distinguishing_values(trial: Trial) -> Trial:
     """The call on values for which plain torch gives another result.
 
-    Reversed values are tried first. They don't change every result (a reversed matrix keeps its rank).
+    We try reversed values first. They don't change every result (a reversed matrix keeps its rank).
     """
     reverse = trial.on_other_values()
     with contextlib.suppress(Exception):
@@ -146,7 +146,7 @@ def same_errors(trial: Trial) -> None:
 
 
 def compress(trial: Trial) -> None:
-    """P2, P8: valid values and masks are the oracle's; what the oracle refuses, the subject refuses."""
+    """P2, P8: valid values and masks equal the oracle's; the subject refuses the calls that the oracle refuses."""
     try:
         want = trial.expected()
     except Refused as reason:
@@ -202,7 +202,7 @@ def _same_as_expected(position: int, mine: object, theirs: object, trial: Trial)
 def non_interference(trial: Trial) -> None:
     """P3: results, masks, gradients and errors don't depend on the data under the mask, bit for bit.
 
-    Gradients are those of all results, or of a part where plain torch, too, refuses to differentiate them all.
+    We take gradients of all results, or of a part if plain torch, too, refuses to differentiate them all.
     """
     if not trial.partial:
         raise NotAsked("nothing is invalid")
@@ -230,9 +230,9 @@ def non_interference(trial: Trial) -> None:
 
 
 def _without_a_derivative_and_of_its_part(sample: Sample) -> tuple[Sample, Sample]:
-    """The call for its results alone, and for the part of them that torch can differentiate.
+    """The call for its results alone, and the call for the part of them that torch can differentiate.
 
-    (Of eigenvectors, which are defined up to a phase, most functions have no derivative.)
+    (Most functions of eigenvectors, which have an arbitrary phase, have no derivative.)
     """
 
     @functools.wraps(sample.fn)
@@ -244,9 +244,9 @@ def _without_a_derivative_and_of_its_part(sample: Sample) -> tuple[Sample, Sampl
 
 
 def _without_derivatives(trial: Trial) -> None:
-    """Broken unless the results are the same where no derivative is asked for: such calls have paths of their own.
+    """Broken unless the results are the same without autograd: such calls have their own code paths.
 
-    Of a call without a derivative the trial itself has asked this.
+    For a call without a derivative, the trial itself has tested this.
     """
     if trial.derivative_order == 0:
         return
@@ -259,28 +259,28 @@ def _without_derivatives(trial: Trial) -> None:
         same_bits(f"without a derivative, with {fill} under the mask", results(fill), base, trial, results)
 
 
-# NaN and infinity pass a multiplication by the mask; a great number does not, but changes a sum.
+# NaN and infinity survive a multiplication by the mask; a large number does not, but changes a sum.
 WITHOUT_DERIVATIVES = ("nan", "max")
 
 
 def _of_what_is_known_to_be_zero(trial: Trial, base: Outcome) -> None:
-    """Broken unless it gives the same to rounding, and nothing is remembered of the results that is not true.
+    """Broken unless the result is the same up to rounding, and every remembered fact about the results is true.
 
-    (What need not be filled keeps its strides, on which the rounding of some kernels depends.)
+    (Data that needs no fill keeps its strides, on which the rounding of some kernels depends.)
     """
     with small_as_large():
         refilled = outcome_with_gradients(trial, KNOWN_ZERO)
         if isinstance(refilled, Exception):
             raise Broken(f"with {KNOWN_ZERO} under the mask {what_happened(refilled)}, otherwise {what_happened(base)}")
         if trial.derivative_order > 0:
-            trial.outcome(KNOWN_ZERO)  # what is remembered without a derivative
+            trial.outcome(KNOWN_ZERO)  # tests the facts remembered without autograd
     wrong = outcomes_differ(refilled, base, trial, to_rounding=True)
     if wrong:
         raise Broken(f"with {KNOWN_ZERO} under the mask: {wrong}")
 
 
 def fills_for(trial: Trial) -> Sequence[str]:
-    """Every fill where floating-point data is hidden; elsewhere those that differ as integers; ZERO at the end."""
+    """Every fill if the hidden data is floating-point, else the fills that differ as integers; ZERO at the end."""
     hidden = [t for t, m in zip(trial.sample.tensors, trial.masks, strict=True) if m is not None and not bool(m.all())]
     floating = any(t.is_floating_point() or t.is_complex() for t in hidden)
     return (*FILLS, ZERO) if floating else ("nan", "inf", "tiny", ZERO)
@@ -326,7 +326,7 @@ def gradients_of(subject: Subject, outcome: list[Any], values: Sequence[Any], cr
 def same_bits(name: str, outcome: Outcome, base: Outcome, trial: Trial, again: Again) -> None:
     """Broken unless two runs agree in results and gradients, bit for bit.
 
-    again  makes the run of `base` once more: where that changes bits as well, the two need agree to rounding only
+    again  repeats the run of `base`: if that also changes bits, the two need only agree up to rounding
     """
     wrong = outcomes_differ(outcome, base, trial)
     if not wrong:

@@ -43,8 +43,8 @@ ATTEMPTS = 16
 
 # The garbage stored under a mask. The names are those of floating-point values; integers use the nearest they have.
 FILLS = ("nan", "inf", "-inf", "max", "lowest", "tiny")
-# Not garbage, but a number on which torch's own formulas decide: "zero"; and the same of which the subject is told, for
-# it may remember what is zero.
+# Not garbage, but a number on which torch's own formulas branch: "zero". For "known zero" we also tell the subject,
+# which may remember it.
 ZERO, KNOWN_ZERO = "zero", "known zero"
 
 
@@ -109,7 +109,7 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
 
 
 def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | None:
-    """The masks of `kind` for these tensors; None where the kind needs other tensors than there are."""
+    """The masks of `kind` for these tensors; None if the kind does not fit them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed}".encode()))
     if kind == "half_others" and len(tensors) < 2:
         return None
@@ -129,7 +129,7 @@ def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | No
         if leaves_plain.get(kind, False):
             masks.append(PLAIN)
         else:
-            # What is written to is nearly all valid, so that an invalid value overwrites a valid one.
+            # The target is nearly all valid, so that an invalid value overwrites a valid one.
             of_this = ONE_HOLE if kind == "half_values" and not position else kind
             masks.append(_mask(of_this, tensor, generator))
     if kind in RANDOM:

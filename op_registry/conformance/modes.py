@@ -233,7 +233,7 @@ def _check_another_mask(trial: Trial, in_mode: Trial, mode: str) -> None:
         result = in_mode.subject.call_twice(
             trial.sample.fn, (args, kwargs), second_call, lambda: start_random_numbers(trial.seed)
         )
-        for value in values:  # what is remembered of operands must end where the graph wrote to them
+        for value in values:  # a graph's write to an operand must end the facts remembered about it
             in_mode.subject.check_remembered(value)
     except Exception as error:
         raise Broken(f"{mode}, called again with another mask: {one_line(error)}") from error

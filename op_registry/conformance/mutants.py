@@ -131,7 +131,7 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
             changes.changed = changed  # the right rule makes this call, on dense storage
             raise
 
-    # A run of its own, of which nothing is known, because masked tensors pass others by in fast paths.
+    # A new run function without known traits, because fast paths would bypass a known run.
     traits = dataclasses.replace(rule.traits, **OF_THE_RUN)
     lowerings: dict[type, Any] = dict(rule.lowerings)
     if sparse:

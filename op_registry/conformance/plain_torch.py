@@ -1,5 +1,5 @@
-"""What plain torch does with a sample, determined by running it: whether it raises, which tensors it writes to, and how
-often it can be differentiated.
+"""Run a sample on plain torch to find out whether it raises, which tensors it writes to, and how often autograd can
+differentiate it.
 
 Only an error in plain torch's forward excuses a trial. Whether there is a derivative is determined here, before the
 subject computes any, so that an error in a subject's backward is never mistaken for a call without a derivative.
@@ -169,14 +169,14 @@ def _scalar_of_moved(sample: Sample, seed: int, n: int, direction: Tensor, step:
 
 
 def _named_argument(sample: Sample, n: int) -> str:
-    """The name of the argument that tensor `n` of a sample is."""
+    """The name of the argument that holds tensor `n` of a sample."""
     names = [a.name for a in sample.fn._schema.arguments] if isinstance(sample.fn, OpOverload) else []
     given = [*zip(names, sample.args, strict=False), *sample.kwargs.items()]
     return next((name for name, value in given if value is sample.tensors[n]), f"tensor {n}")
 
 
 def error_of_whole_gradient(sample: Sample, seed: int = 0) -> str | None:
-    """What plain torch raises when all of the result is differentiated, not its `differentiable_part` alone."""
+    """The error of plain torch when it differentiates the whole result, not its `differentiable_part` alone."""
     args, kwargs, copies = _copies(sample, variables(sample, seed))
     start_random_numbers(seed)
     leaves = tree_leaves(sample.fn(*args, **kwargs))

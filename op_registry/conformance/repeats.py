@@ -1,4 +1,4 @@
-"""Whether a call that is made again gives the same bits."""
+"""Whether a repeated call gives the same bits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 def repeats_itself(run: Callable[[], T], first: T, same: Callable[[T, T], bool]) -> bool:
-    """Whether every further `run` gives the same as the first one, each with its tensors elsewhere in memory.
+    """Whether every further `run`, with its tensors elsewhere in memory, gives the first run's result.
 
     Some LAPACK routines sum in an order that depends on the address of their operands, and one starts from memory that
     torch has not initialised (the pivots of lstsq's gelsy): one call in five then differs in its last bits.
     """
     sizes = random.Random(0)
-    # Whatever is kept alive takes the place in memory that the next run would have had.
+    # These live tensors occupy the memory that the next run would otherwise reuse.
     kept: list[object] = [first]
     for _ in range(REPETITIONS):
         kept += [torch.empty(sizes.choice(SIZES), dtype=torch.uint8) for _ in range(sizes.randrange(30))]

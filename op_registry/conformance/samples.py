@@ -301,7 +301,7 @@ def operator_named(name: str) -> Operator:
 
 
 def _is_overload(name: str) -> bool:
-    """Whether it is the name of an overload in torch.ops, with its namespace, as no entry of the database has."""
+    """Whether this names an overload in torch.ops by its namespace; no database entry has such a name."""
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), rest.partition(".")[0], None) if rest else None
     return isinstance(packet, OpOverloadPacket)
@@ -355,7 +355,7 @@ def operators_of(op: OpOverload | OpOverloadPacket | Callable[..., Any] | str) -
 
 
 def _entries_of_function(function: Callable[..., Any]) -> list[DatabaseOperator]:
-    """The entries of the database that are this very function, or of which it is another name."""
+    """The entries of the database for this very function, or for another name of it."""
     if not callable(function):
         return []
     found = []
@@ -368,7 +368,7 @@ def _entries_of_function(function: Callable[..., Any]) -> list[DatabaseOperator]
 
 
 def _aten_operator_of(function: object) -> OpOverloadPacket:
-    """The aten operator that a function written in C++ dispatches, which has its name; TypeError for any other."""
+    """The aten operator with the same name that a C++ function dispatches; TypeError for any other function."""
     name = getattr(function, "__name__", "")
     in_cpp = isinstance(function, BUILTIN) and getattr(function, "__module__", None) != "builtins"
     if in_cpp and isinstance(getattr(torch.ops.aten, name, None), OpOverloadPacket):

@@ -1,8 +1,8 @@
 """P4: semantics don't depend on storage; P3 and P5 on every storage.
 
-Every trial is compared with the same call on dense storage. P4 stores the valid elements, with NaN in the invalid ones
-that a block or a dense dimension stores along with them. P3 also stores invalid elements explicitly, with different
-fills. P5 compares gradients up to second order, in float64.
+We compare every trial with the same call on dense storage. P4 stores the valid elements, with NaN in the invalid
+elements of stored blocks or dense dimensions. P3 also stores invalid elements explicitly, with different fills. P5
+compares gradients up to second order, in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from op_registry.errors import MaskedSemanticsError
 
 
 def layouts_agree(trial: Trial, storage: str) -> None:
-    """P4: results and gradients are those of dense storage, with NaN in every invalid element that is stored."""
+    """P4: results and gradients equal those of dense storage, with NaN in every stored invalid element."""
     _check_storage_applies(trial, storage)
     dense = trial.once("on dense storage", _on_dense_storage)
     trial.subject.densified()  # forget earlier conversions
@@ -67,14 +67,14 @@ def gradients_agree(trial: Trial, storage: str) -> None:
 
 
 def _check_storage_applies(trial: Trial, storage: str) -> None:
-    """NotAsked if no tensor can be stored so, or for "csr_first" and its like, only one (then "csr" tests the same)."""
+    """NotAsked if no tensor fits the storage or, for "csr_first" and its like, only one (then "csr" tests the same)."""
     layout, only_first = storage_of(storage)
     if trial.once(f"tensors stored as {layout}", lambda trial: _tensors_stored(trial, layout)) < 1 + only_first:
         raise NotAsked(f"no tensor that can be stored as {storage}")
 
 
 def _tensors_stored(trial: Trial, layout: str) -> int:
-    """How many of the operands can be stored so."""
+    """How many of the operands the layout can store."""
     dense = trial.once("dense operands", lambda trial: [type(value) for value in trial.wrapped()[2]])
     return sum(type(a) is not b for a, b in zip(trial.wrapped(storage=layout)[2], dense, strict=True))
 

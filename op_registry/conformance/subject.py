@@ -38,10 +38,10 @@ class Subject:
         raise NotImplementedError
 
     def remember_zero(self, value: Any) -> None:
-        """The data under the mask of a wrapped value is zero, which the implementation may make use of."""
+        """Tell the implementation that the data under the mask of a wrapped value is zero; it may use this fact."""
 
     def check_remembered(self, value: Any) -> None:
-        """Raise AssertionError if it is remembered that the data under the mask of a value is zero, and it is not."""
+        """Raise AssertionError if the implementation wrongly remembers that the data under a value's mask is zero."""
 
     def is_value(self, value: object) -> bool:
         """Whether `observe` accepts it."""
@@ -71,7 +71,7 @@ class Subject:
         """The gradient of a plain scalar with respect to each input, wrapped or plain; None for an unused input."""
         return list(torch.autograd.grad(scalar, list(inputs), create_graph=create_graph, allow_unused=True))
 
-    # The names of the storages other than dense in which it can store a tensor (P4).
+    # The storages other than dense that the implementation supports, by name (P4).
     storages: tuple[str, ...] = ()
     # Lines of Python for random programs that torch does not have, each with the line for plain tensors; {0} and {1}
     # are the operands.

@@ -67,13 +67,13 @@ class Trial:
     sample: Sample
     masking: Masking
     seed: int = 0
-    # What laws computed of this trial, by name; a trial that is derived from it starts with none.
+    # Results that laws computed for this trial, by name; a derived trial starts without any.
     _computed: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, compare=False, repr=False)
 
     def once(self, name: str, compute: Callable[[Trial], T]) -> T:
-        """What `compute` gives for this trial, remembered by `name`: every storage is compared with it.
+        """The result of `compute` for this trial, cached by `name`, because every storage compares with it.
 
-        Of large operands it is computed again, because the trials of a run are kept until its end.
+        For large operands we compute it again, because a run keeps its trials until its end.
         """
         if sum(t.numel() for t in self.sample.tensors) > MOST_REMEMBERED:
             return compute(self)
@@ -158,7 +158,7 @@ class Trial:
     def run_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: list[Any], fill: str | None = None) -> Any:
         """The subject's result; Broken if one of the operands `values` was modified that plain torch doesn't modify.
 
-        If they were wrapped with zeros under the mask (`fill`), the subject is told so.
+        If the operands have zeros under the mask (`fill`), we tell the subject so.
         """
         before = [self._copied(value) for value in values]
         if fill == KNOWN_ZERO:
@@ -257,7 +257,7 @@ class Trial:
 def observed(subject: Subject, result: object) -> list[Any]:
     """Each leaf of a result: (data, mask or None) of a tensor, other values unchanged."""
     leaves = tree_leaves(result, is_leaf=subject.is_value)
-    for leaf in filter(subject.is_value, leaves):  # before data is handed out, after which nothing is remembered
+    for leaf in filter(subject.is_value, leaves):  # before `observe` exposes data, which ends every remembered fact
         subject.check_remembered(leaf)
     return [subject.observe(leaf) if subject.is_value(leaf) else leaf for leaf in leaves]
 

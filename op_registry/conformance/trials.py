@@ -59,7 +59,7 @@ LAWS: dict[str, Law] = {
     "P6": modes.views_alias,
     "P8": closed.closed_or_refused,
 }
-# The laws that are tested on storages other than dense.
+# The laws that we test on storages other than dense.
 STORED: dict[str, Callable[..., None]] = {
     "P3": storages.non_interference,
     "P4": storages.layouts_agree,
@@ -81,7 +81,7 @@ MOST_TRIED = 24
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run for each operator: everything that results depend on, so that an interrupted run can be resumed."""
+    """The settings of a run: everything that its results depend on, so that an interrupted run can resume."""
 
     subject: str | None = None
     laws: tuple[str, ...] = ALL_LAWS
@@ -101,8 +101,8 @@ class Settings:
     seed: int = 0
     # Run one sample only, by its number in the database.
     sample: int | None = None
-    # What P7 compiles of an entry: the entry's own function, and the overloads that it calls only where plain torch
-    # does not compile that; or these alone.
+    # Whether P7 compiles an entry's own function, and the overloads that it calls only if plain torch does not compile
+    # the function; or the overloads alone.
     whole_entries: bool = False
     # Run P7 for an overload only in the first entry that calls it.
     each_overload_once: bool = False
@@ -140,14 +140,14 @@ def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = F
 # The kinds of masks that test a law; all kinds for laws not listed.
 WANTED: dict[str, tuple[str, ...]] = {
     "P1": WHOLE,
-    "P2": ("stored", *PARTIAL),  # of "unstored" P1 says all
+    "P2": ("stored", *PARTIAL),  # P1 covers "unstored"
     "P3": PARTIAL,
     "P4": ("half", "half_first", "half_others", "half_values", "slices", "empty", ONE_HOLE),
     "P6": ("unstored", "half", "empty", "broadcast"),
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
 }
-# Where a call has no valid result under P7's kinds: an operator of whole matrices, all of which have a hole under them.
+# For calls without a valid result under P7's kinds: operators on whole matrices, if each matrix has a hole under them.
 LAST_RESORTS = (ONE_HOLE, "stored")
 # The kinds for an operator that refuses partly valid input.
 WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
@@ -203,8 +203,8 @@ def _with_one_hole(
 ) -> Iterator[tuple[str, Trial]]:
     """One trial with one hole in each tensor, of the first sample that has a valid result under such masks.
 
-    P2 makes it of every operator. The other laws make it where the other masks leave nothing valid in the results of
-    `samples`: of operators of whole slices, whose every slice has a hole under them.
+    P2 makes this trial for every operator. The other laws make it if the other masks leave nothing valid in the results
+    of `samples`: for operators on whole slices, if every slice has a hole under these masks.
     """
     if law != "P2" and any(_has_valid_results(subject, s, "half", settings.seed) for s in samples):
         return

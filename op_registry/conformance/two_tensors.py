@@ -1,6 +1,6 @@
 """The control of P7: torch's own TwoTensor, a wrapper of two tensors without a meaning of its own, in the same mode.
 
-What fails for it too is torch's, and may be named as such (``Gap(…, upstream=True)``).
+If TwoTensor fails too, the fault is torch's, and a gap may say so (``Gap(…, upstream=True)``).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     gap             every trial that tested the law fell into a named gap (rule.gap)
     does not apply  by the operator's schema, category or derivative (applicability.py)
 
-A verdict is true if every answer is "holds", "gap" or "does not apply", or is allowed by the caller, law by law. An
-allowance that is not needed makes it false too, so that no allowance outlives its reason.
+A verdict is true if every answer is "holds", "gap" or "does not apply", or if the caller allows it, law by law. An
+unneeded allowance makes the verdict false too, so that no allowance outlives its reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Answer:
         return "\n".join(lines)
 
     def _shown(self, printed: dict[str, str]) -> list[tuple[Outcome, str]]:
-        """One trial for each kind of message, with the first law that has it; and what is printed from now on."""
+        """One trial for each kind of message, with the first law that has it; adds new kinds to `printed`."""
         by_kind: dict[str, Outcome] = {}
         for outcome in self.failures or self.outcomes:
             by_kind.setdefault(kind_of_message(outcome.message), outcome)
@@ -93,7 +93,7 @@ class Answer:
 
 
 def kind_of_message(message: str) -> str:
-    """A message; of an error, what it says without numbers and shapes, by which errors of one cause differ."""
+    """A message; an error's text without numbers and shapes, in which errors with one cause differ."""
     if "Error: " not in message:
         return message
     error = message.rpartition("Error: ")[2]

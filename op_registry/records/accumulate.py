@@ -24,7 +24,7 @@ def accumulate(records: Sequence[Dense]) -> Dense:
     """
     dtype = dtype_of_sum([record.data for record in records])
     validities = [record.validity for record in records]
-    # Under one mask all contributions are valid wherever one is: nothing needs to be filled.
+    # Contributions under one mask are all valid at the same elements, so nothing needs a fill.
     together = all(validity is validities[0] for validity in validities)
     terms = [(record.data if together else record.filled(0)).to(accumulation_dtype(dtype)) for record in records]
     total = functools.reduce(torch.add, terms) if len(terms) > 1 else terms[0].clone()
@@ -32,7 +32,7 @@ def accumulate(records: Sequence[Dense]) -> Dense:
 
 
 def dtype_of_sum(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of their sum, added one after the other: type promotion gives 0-d tensors a lower priority."""
+    """The dtype of a sum that adds the tensors in turn: type promotion gives 0-d tensors a lower priority."""
     total = tensors[0].new_empty([1] * (tensors[0].ndim > 0), device="meta")
     for tensor in tensors[1:]:
         dimensions = max(total.ndim, int(tensor.ndim > 0))

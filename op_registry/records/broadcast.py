@@ -1,7 +1,7 @@
-"""Broadcast validity: fewer elements than the data, and kept small while the data is viewed and moved.
+"""Broadcast validity has fewer elements than the data; views and moves of the data keep it small.
 
-A padded batch holds one validity for each token, (B, T, 1), beside data (B, T, D). Moving the data must not
-expand that to the data's size: a dimension in which validity has size 1 keeps size 1 wherever the move allows it.
+A padded batch holds one validity per token, (B, T, 1), beside data (B, T, D). Moving the data must not
+expand the validity to the data's size: a validity dimension of size 1 keeps size 1 wherever the move allows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from op_registry.records.validity import as_int8
 
 
 def aligned_validity(x: Dense) -> Tensor | None:
-    """The validity with the data's number of dimensions, each of the data's size or 1; None when all is valid."""
+    """The validity with the data's number of dimensions, each of the data's size or 1; None if all are valid."""
     v = x.validity
     return v if v is None or v.ndim == x.ndim else with_leading_dims(v, x.ndim - v.ndim)
 
@@ -28,7 +28,7 @@ def aligned_validity(x: Dense) -> Tensor | None:
 def broadcast_along(validity: Tensor, dim: int) -> bool:
     """Whether an aligned validity has one element for all of a dimension.
 
-    One that a graph knows only as a number of elements found, as in ``x[mask]``, is stored in full.
+    In a graph, a dimension whose size depends on data, as in ``x[mask]``, has a full validity.
     """
     return known_to_hold(validity.shape[dim] == 1)
 
@@ -42,7 +42,7 @@ def expand_validity(validity: Tensor, shape: Sequence[int], dims: Iterable[int])
 
 
 def full_mask(x: Dense) -> Tensor:
-    """The validity in the data's full shape, ones where none is stored: for operators that write into one."""
+    """The validity in the data's full shape, all ones if the record stores none: for operators that write into it."""
     v = x.full_validity
     return x.data.new_ones((), dtype=torch.int8).expand(x.shape) if v is None else v
 
@@ -55,9 +55,9 @@ def concatenated(parts: Sequence[Dense], dim: int) -> Dense:
 def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
     """An aligned validity of data of shape `old`, for the same data in shape `new`.
 
-    Dimensions of both shapes are matched in groups of equal size, (T, 6) with (T, 2, 3). A group over which the
-    validity is broadcast stays so, (B, T, 1) → (B, T, 1, 1); one over whose last dimensions it is broadcast stays so in
-    the last dimensions that divide them, (B, 1) of (B, 2 · 4) → (2 · B, 1) of (2 · B, 4); else it is expanded.
+    We match dimensions of both shapes in groups of equal size, (T, 6) with (T, 2, 3). A validity that broadcasts over a
+    whole group still does, (B, T, 1) → (B, T, 1, 1). If it broadcasts over a group's last dimensions, it still does in
+    the last dimensions that divide them, (B, 1) of (B, 2 · 4) → (2 · B, 1) of (2 · B, 4). Otherwise we expand it.
     """
     if same_sizes(validity.shape, old) if being_traced(validity) else tuple(validity.shape) == tuple(old):
         return validity.reshape(new)
@@ -78,7 +78,7 @@ def reshape_validity(validity: Tensor, old: Sequence[int], new: Sequence[int]) -
 def _reshaping(
     validity: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shape to which a validity is expanded first, and the one that it then gets; None if they depend on data."""
+    """The shape to expand a validity to, and the shape to give it then; None if they depend on data."""
     sizes: list[int] = []
     result: list[int] = []
     groups = _groups(old, new)
@@ -116,9 +116,9 @@ def _last_dividing(dims: range, sizes: Sequence[int], number: int) -> range:
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]] | None:
-    """The finest matching runs of dimensions of two shapes of the same, non-zero number of elements.
+    """The finest matching runs of dimensions of two shapes with the same, non-zero number of elements.
 
-    None in a graph in which sizes depend on data, and with them where a run ends.
+    None in a graph whose sizes depend on data, because the ends of the runs then depend on data too.
     """
     groups = []
     i = j = 0
@@ -143,9 +143,9 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]
 
 
 def joinable_validities(records: Sequence[Dense], along: int | None = None) -> list[Tensor]:
-    """Validities that can be joined: of the data's size `along` a dimension, of one size in each of the others.
+    """Validities that torch.cat can join: each has the data's size `along` a dimension, and all agree in the others.
 
-    A dimension in which all of them are broadcast stays so.
+    A dimension over which all of them broadcast keeps size 1.
     """
     ndim = records[0].ndim
     aligned_validities = [aligned_validity(x) for x in records]

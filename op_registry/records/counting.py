@@ -1,6 +1,6 @@
 """Counting valid elements, eight of them at a time.
 
-torch sums int8 one element after another. The bytes of a mask, read as int64, are eight lanes that one addition sums;
+torch sums int8 one element after another. We read the mask's bytes as int64, so that one addition sums eight lanes;
 each lane stays exact for up to 255 summands.
 """
 
@@ -15,7 +15,7 @@ from op_registry.records.tracing import being_traced
 
 _LANES = 8
 _MOST = 255
-# Below this many elements torch's own sum costs less than the calls.
+# Below this many elements torch's own sum costs less than these calls.
 _WORTH_IT = 1 << 16
 
 
@@ -30,7 +30,7 @@ def count_ones(validity: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor
 
 
 def _by_lanes(validity: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """The counts, flat; None where the mask's memory or the dimensions do not allow words of eight."""
+    """The counts, flat; None if the mask's memory or the dimensions do not allow words of eight bytes."""
     if not validity.is_contiguous() or validity.storage_offset() % _LANES:
         return None
     first = min(dims)
@@ -50,7 +50,7 @@ def _by_lanes(validity: Tensor, dims: tuple[int, ...]) -> Tensor | None:
 
 
 def _sum_of_words(words: Tensor, dim: int) -> Tensor:
-    """Sums over `dim` of at most 255 words each, beside each other in a dimension in its place."""
+    """Sums of at most 255 words each; a dimension that lists these sums replaces `dim`."""
     whole = words.shape[dim] // _MOST * _MOST
     parts = words.narrow(dim, 0, whole).unflatten(dim, (-1, _MOST)).sum(dim + 1)
     rest = words.narrow(dim, whole, words.shape[dim] - whole).sum(dim, keepdim=True)

@@ -1,11 +1,11 @@
-"""What a rule sees of a masked tensor, and the helper functions for it.
+"""The record through which a rule reads a masked tensor, and helper functions for it.
 
-A rule never meets the tensor subclass. Every tensor argument reaches it as a :class:`Dense` record, a plain tensor
-as a record whose every element is valid, and it gives back records (masked results) or plain tensors (plain results).
+A rule never meets the tensor subclass. It receives every tensor argument as a :class:`Dense` record (a plain tensor
+as a record whose elements are all valid), and returns records (masked results) or plain tensors (plain results).
 
-Validity is stored as int8 (1 = valid), because a bool mask is what makes masked code slow on CPU: compilers load it
-byte by byte. Rules do not see that: they read ``x.valid`` (bool, or None when all is valid), fill with ``x.filled``,
-count with ``x.count``, and hand validity on without looking inside.
+Records store validity as int8 (1 = valid), because bool masks make masked code slow on CPU: compilers load them byte by
+byte. Rules do not see that: they read ``x.valid`` (bool, or None if all are valid), fill with ``x.filled``, count with
+``x.count``, and pass validity on without looking inside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from op_registry.records.zeros import known_zero
 
 
 def valid_in_all(*records: Any) -> Tensor | None:
-    """Where every record among `records` is valid, after broadcasting (None: everywhere). Others are skipped."""
+    """Where every record among `records` is valid, after broadcasting (None: everywhere). Skips other values."""
     validity: Tensor | None = None
     for record in records:
         if isinstance(record, Dense):
@@ -36,15 +36,15 @@ def valid_in_all(*records: Any) -> Tensor | None:
 
 
 def all_valid(*arguments: Any) -> bool:
-    """Whether no record among `arguments`, through lists, stores a validity: the operator is then exactly torch's."""
+    """Whether no record among `arguments`, or in lists in them, stores a validity: torch's own operator then serves."""
     return all(record.validity is None for record in records_in(arguments))
 
 
 class Dense:
-    """A strided tensor and where it is valid.
+    """A strided tensor and its validity.
 
     data      the values, of any shape and dtype; meaningless where invalid
-    validity  int8 (or bool) of data's number of dimensions, each of data's size or 1; None when all is valid
+    validity  int8 (or bool) with data's number of dimensions, each of data's size or 1; None if all are valid
     """
 
     __slots__ = ("data", "validity")
@@ -75,7 +75,7 @@ class Dense:
 
     @property
     def valid(self) -> Tensor | None:
-        """bool, broadcastable to the data; None when every element is valid."""
+        """The validity as bool, broadcastable to the data; None if every element is valid."""
         return None if self.validity is None else as_bool(self.validity)
 
     @property
@@ -90,7 +90,7 @@ class Dense:
     def filled(self, value: Number | Tensor) -> Tensor:
         """The data with `value` wherever it is invalid: the only way a rule may let data meet other data.
 
-        Not to be written to: it is the data itself where that is as asked for already.
+        Callers must not write to the result: it may be the data itself.
         """
         if type(value) is int and value == 0 and known_zero(self.data, self.validity):
             return self.data
@@ -114,7 +114,7 @@ class Dense:
         return self.map(lambda t: t[index])
 
     def count(self, dim: Dims = None, keepdim: bool = False) -> Tensor | int:
-        """Number of valid elements over `dim`: an int64 tensor, or a plain int where all is valid."""
+        """Number of valid elements over `dim`: an int64 tensor, or a plain int if all are valid."""
         dims = wrap_dims(dim, self.ndim)
         if self.validity is None:
             return math.prod(self.shape[d] for d in dims)
@@ -128,12 +128,12 @@ class Dense:
         dims = wrap_dims(dim, self.ndim)
         one_for_all = keepdim and all(known_to_hold(validity.shape[d] == 1) for d in dims)
         if one_for_all and not any(known_to_hold(self.shape[d] == 0) for d in dims):
-            return validity  # one validity for all of the slice: the same object, so that masks stay shared
+            return validity  # each slice has one validity: return the same object, so that masks stay shared
         return self._fact("some", dims, keepdim)
 
     def each_slice_has_one(self, dim: Dims) -> bool:
-        """Whether every slice over `dim` is known to have a valid element: not while tracing, nor if that has to be
-        waited for on another device.
+        """Whether we know that every slice over `dim` has a valid element. False while tracing, and if the answer would
+        have to wait for another device.
         """
         validity = self.validity
         if validity is None:
@@ -143,9 +143,9 @@ class Dense:
         return bool(self._fact("each", wrap_dims(dim, self.ndim), True))
 
     def _fact(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-        """A fact about the mask, kept with it.
+        """A fact about the mask, cached with it.
 
-        Not kept while tracing or in inference mode, whose tensors cannot be saved for backward.
+        We do not cache while tracing or in inference mode, whose tensors autograd cannot save for backward.
         """
         validity = self.validity
         assert validity is not None
@@ -163,13 +163,13 @@ class Dense:
         assert validity is not None
         if kind == "each":
             return self._fact("some", dims, keepdim).all()
-        # A broadcast dimension is counted by multiplying, without reading its elements again.
+        # Count a broadcast dimension by multiplying, without reading its elements again.
         repeated = math.prod(self.shape[d] for d in dims if known_to_hold(validity.shape[d] == 1))
         if not dims:
             count = validity.to(torch.int64)
         else:
-            # Summed as float where a compiler fuses it with the data's sum: int64 sums are not vectorised.
-            # (Never ask for an exported program's sizes: that would bound them.)
+            # Sum floats if a compiler fuses this with the data's sum: it does not vectorise int64 sums.
+            # (Never read an exported program's sizes: that would bound them.)
             exact_in_float = (
                 being_traced(validity)
                 and not torch.compiler.is_exporting()
@@ -189,7 +189,7 @@ class Dense:
 
 
 def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:
-    """`value` with `f` applied to every `kind` in it, through lists and tuples."""
+    """Apply `f` to every `kind` in `value`, through lists and tuples."""
     if isinstance(value, kind):
         return f(value)
     if isinstance(value, (list, tuple)):
@@ -198,7 +198,7 @@ def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ..
 
 
 def same_sizes(validity: Sequence[int], data: Sequence[int]) -> bool:
-    """Whether a validity in a graph has its data's sizes, without asking whether one that depends on data is 1."""
+    """Whether a validity in a graph has its data's sizes, without comparing a data-dependent size with 1."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     for mine, size in zip(validity, data, strict=False):
@@ -218,5 +218,5 @@ def records_in(values: Iterable[Any]) -> Iterator[Dense]:
 
 
 def detached_data(record: Dense | None) -> Tensor | None:
-    """The data of a record that may be missing, without its derivative."""
+    """The detached data of a record; None for None."""
     return None if record is None else record.data.detach()

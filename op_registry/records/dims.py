@@ -19,7 +19,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
 
 def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
-    """A `dim` argument as torch means it (None and () are all dimensions), as non-negative numbers."""
+    """A `dim` argument as non-negative numbers; None and () mean all dimensions, as in torch."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return tuple(range(ndim))
     dims = (dim,) if isinstance(dim, int) else dim
@@ -27,20 +27,21 @@ def wrap_dims(dim: Dims, ndim: int) -> tuple[int, ...]:
 
 
 def shape_alone(shape: int | Sequence[int]) -> Tensor:
-    """A tensor without memory, for torch's views of that shape and their errors.
+    """A tensor of this shape without memory, on which torch makes views or raises their errors.
 
-    Its elements are bytes: torch refuses a strided tensor of 2**63 bytes, and sparse ones may have as many elements.
+    Its elements are bytes: torch refuses a strided tensor of 2**63 bytes, but sparse tensors may have that many
+    elements.
     """
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
 def one_element_but_along(shape: Sequence[int], dim: int) -> list[int]:
-    """The same number of dimensions, each of size 1 but `dim`, which keeps its size: for torch's errors about that."""
+    """The shape with every size except that of `dim` set to 1: torch then raises its errors about `dim`."""
     return [n if d == dim % len(shape) else 1 for d, n in enumerate(shape)]
 
 
 def known_to_hold(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on sizes holds; False in a graph in which they depend on data, as those of ``x[mask]`` do."""
+    """Whether a condition on sizes holds; False in a graph whose sizes depend on data, as those of ``x[mask]`` do."""
     if not isinstance(condition, torch.SymBool):  # sizes are tensors under torch.jit.trace
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -51,6 +52,6 @@ def known_to_hold(condition: bool | torch.SymBool) -> bool:
 def with_leading_dims(t: Tensor, count: int) -> Tensor:
     """A view of `t` with `count` more dimensions, of size 1, in front.
 
-    t[None] gives the same, but asks the device itself, which a fake tensor's may not be there to answer.
+    t[None] does the same, but accesses the device, which may not exist for a fake tensor.
     """
     return t.view((1,) * count + tuple(t.shape))

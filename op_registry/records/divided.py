@@ -1,6 +1,6 @@
-"""Tensors that are divided among processes (torch's DTensor): what a rule has to know of them.
+"""Tensors that processes divide among them (torch's DTensor): the facts that rules need.
 
-Operators of torch move what they need between processes, with the exceptions that rules meet.
+Most operators of torch move the parts that they need between processes; this module serves the exceptions.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from torch import Tensor
 
 
 def is_divided(tensor: Tensor) -> bool:
-    """Whether processes have parts of the tensor. (The type takes long to import.)"""
+    """Whether the tensor is a DTensor. (Importing the type takes long.)"""
     return hasattr(tensor, "placements")
 
 
 def gather_along(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     """``tensor.gather(dim, index)``, complete on all processes.
 
-    Of a tensor that is divided along `dim`, torch's result is pending, in a form that keeps the shape of the index:
-    once a dimension was squeezed, it can no longer be completed.
+    If the tensor is divided along `dim`, torch returns a pending result, whose placement keeps the shape of the index:
+    after a squeeze, torch can no longer complete it.
     """
     return undivided_along(tensor, dim).gather(dim, index)
 
 
 def undivided_along(tensor: Tensor, dim: int) -> Tensor:
-    """The tensor, of which no process has a part along `dim`, nor a part of a sum."""
+    """The tensor, redistributed so that no process has only a part along `dim` or a part of a sum."""
     return undivided(tensor, lambda placement: divides(placement, [dim % tensor.ndim]) or placement.is_partial())
 
 
 def divided_by_rows(tensor: Tensor) -> Tensor:
-    """The tensor, of whose rows (its first dimension) each process has all or nothing."""
+    """The tensor, redistributed so that each process has whole rows (of the first dimension)."""
     return undivided(tensor, lambda placement: not placement.is_shard(0))
 
 
 def divides(placement: Any, dims: Sequence[int]) -> bool:
-    """Whether a placement divides one of the dimensions, in one piece for each process or in several.
+    """Whether a placement divides one of the dimensions, into one piece per process or several.
 
-    (Several are what torch makes of merged dimensions; that placement answers `is_shard` with no.)
+    (torch makes several pieces when it merges dimensions; `is_shard` of that placement returns False.)
     """
     return getattr(placement, "dim", None) in dims
 
 
 def undivided(tensor: Tensor, where: Callable[[Any], bool] = lambda placement: True) -> Tensor:
-    """A tensor, complete on every process; given `where`, in the dimensions of the mesh with such a placement."""
+    """A tensor, complete on every process; `where` selects by placement the mesh dimensions along which to gather."""
     if not is_divided(tensor):
         return tensor
     divided: Any = tensor
@@ -55,9 +55,9 @@ def undivided(tensor: Tensor, where: Callable[[Any], bool] = lambda placement: T
 
 
 def without_empty_parts(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """The tensor, complete on every process if one of them has nothing of it along `dims`.
+    """The tensor, made complete on every process if one of them has no elements along `dims`.
 
-    The maximum of nothing raises there, and the other processes would wait for that one.
+    The maximum of no elements would raise on that process, and the others would wait for it.
     """
     if not is_divided(tensor):
         return tensor

@@ -1,4 +1,4 @@
-"""Functions of a dtype: identities of max and min, the dtype in which sums are accumulated, what it can be cast to."""
+"""Functions of a dtype: the identities of max and min, the dtype in which torch accumulates sums, allowed casts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def can_cast(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """torch.can_cast, which is an operator: devices and dispatch modes would see it, and may not have it."""
+    """torch.can_cast without the operator, which devices and dispatch modes would see, and may not implement."""
     return _kind(given) <= _kind(wanted)
 
 
@@ -42,11 +42,11 @@ def _kind(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
-# Of the unsigned integers for which torch has kernels of few operators: the signed ones with the same bits.
+# The signed dtype with the same bits, for each unsigned dtype for which torch has few kernels.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def on_signed_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`move(x)`, where `move` moves elements and writes zeros; by kernels of signed integers if torch lacks others."""
+    """`move(x)`, where `move` moves elements and writes zeros; for SIGNED dtypes it moves signed integers."""
     signed = SIGNED.get(x.dtype)
     return move(x) if signed is None else move(x.view(signed)).view(x.dtype)

@@ -1,11 +1,11 @@
-"""Filling where invalid: the one step that every rule takes before data may meet other data.
+"""Filling invalid elements: every rule does this before it combines data with other data.
 
-``torch.where`` with a mask is branchy on CPU: on a random mask it costs ten times the reduction that follows. Without a
-derivative to carry, the same values come from bit operations on the data's own bytes, whatever the mask's pattern:
-``bits & wide``, with `wide` all ones where valid, gives 0 elsewhere, and the same between two exclusive ors
-another value. Where a derivative is recorded, a large fill has one of its own, which is the same bit operations. A
-small fill with zeros is one call of `threshold_backward`: of all torch operators with two tensors, the one that selects
-without a branch, and whose derivative, in C++, is itself.
+``torch.where`` with a mask is branchy on CPU: on a random mask it costs ten times the reduction that follows. Without
+autograd, bit operations on the data's own bytes give the same values at a cost that does not depend on the mask:
+``bits & wide``, with `wide` all ones where valid, fills with 0, and two exclusive ors around it fill with another
+value. Under autograd, large fills use a custom autograd.Function whose backward is the same bit operation. A small fill
+with zeros is one call of `threshold_backward`, the only torch operator on two tensors that selects without a branch and
+is, in C++, its own derivative.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from op_registry.records.zeros import known_zero, remember_zero
 
 aten = torch.ops.aten
 
-# The integers as wide as each dtype that the eager fill may treat as bits.
+# For each dtype that the eager fill may treat as bits, the integer dtype of the same width.
 _BITS = {
     torch.float64: torch.int64,
     torch.int64: torch.int64,
@@ -40,19 +40,19 @@ _BITS = {
     torch.int8: torch.int8,
     torch.uint8: torch.int8,
 }
-# Wide masks up to this many elements are cached on the mask; larger ones are recomputed each time, which costs little.
+# We cache wide masks up to this many elements on the mask, and recompute larger ones each time, which costs little.
 _KEPT_UP_TO = 1 << 16
-# Elements of a slice for each thread: its widened mask stays in the cache.
+# Elements of a slice per thread: the widened mask of a slice stays in the CPU cache.
 SLICE = 1 << 17
-# Below this many elements torch.where is quicker: for values other than 0, and where a derivative is recorded.
+# Below this many elements torch.where is faster, for values other than 0 and under autograd.
 _WORTH_IT = 1 << 14
-# Rows shorter than this are not zeroed one by one.
+# We do not zero rows shorter than this one by one.
 _LONG_ROW = 16
 
 
 @contextlib.contextmanager
 def small_as_large() -> Iterator[None]:
-    """Inside, small tensors are filled as large ones are: for tests, whose tensors are small."""
+    """Inside, fills treat small tensors as large ones: for tests, whose tensors are small."""
     global _WORTH_IT, _LONG_ROW
     before = _WORTH_IT, _LONG_ROW
     _WORTH_IT = _LONG_ROW = 1
@@ -82,9 +82,9 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
 
 
 def fill_in_place(data: Tensor, validity: Tensor | None, value: Number) -> Tensor:
-    """The same of data that was computed for this call alone, whose memory is used again if no derivative is recorded.
+    """The same for data computed for this call alone; without autograd, the result reuses the memory of `data`.
 
-    The result takes the place of `data`, which must not be read afterwards.
+    The caller must not read `data` afterwards.
     """
     derived = data.requires_grad and torch.is_grad_enabled()
     if validity is None or derived or not _fills_bits(data, validity, value):
@@ -104,7 +104,7 @@ def _fills_bits(data: Tensor, validity: Tensor, value: Number) -> bool:
 
 
 def zero_where_invalid(grad: Tensor, validity: Tensor | None) -> Tensor:
-    """A gradient with zeros wherever `validity` says invalid; the gradient itself if it is known to have them."""
+    """A gradient with zeros wherever `validity` says invalid; the gradient itself if we know that it has them."""
     if validity is None:
         return grad
     if is_older_batch(grad):
@@ -117,8 +117,8 @@ def zero_where_invalid(grad: Tensor, validity: Tensor | None) -> Tensor:
 
 
 def zeroed(fresh: Tensor, validity: Tensor | None) -> Tensor:
-    """A result that nothing else holds and no derivative has saved, zero where invalid if that is cheap, which it is in
-    place and for whole rows: so the operators that read it need no fill, and no memory for one.
+    """Zero the invalid rows of a result in place, if it has whole rows, so that operators that read it need no fill and
+    no memory for one. Nothing else may hold the result, and autograd must not have saved it.
     """
     if (
         validity is None
@@ -149,7 +149,7 @@ def _one_for_each_row(validity: Tensor, data: Tensor) -> bool:
 
 
 def invalid_rows(validity: Tensor) -> Tensor:
-    """The indices of the zeros of a mask, read flat; kept with the mask."""
+    """The indices of the zeros of a flattened mask; cached with the mask."""
     kept = kept_with(validity)
     rows: Tensor | None = kept.get("invalid rows")
     if rows is None:
@@ -158,7 +158,7 @@ def invalid_rows(validity: Tensor) -> Tensor:
 
 
 class Fill(OwnFunction):
-    """fill_bits; its derivative fills the gradient with zeros, in the same way."""
+    """fill_bits; its backward fills the gradient with zeros in the same way."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor, validity: Tensor, value: complex) -> Tensor:
@@ -172,21 +172,21 @@ class Fill(OwnFunction):
 
 
 def can_fill_bits(data: Tensor, value: complex) -> bool:
-    """Whether the bit operations give the same as torch.where, and faster: `value` does not change the dtype."""
+    """Whether bit operations give the result of torch.where faster; `value` must not change the dtype."""
     dtype = data.dtype
     if dtype not in _BITS or (value != 0 and data.numel() < _WORTH_IT):
         return False
     if data.is_conj() or data.is_neg():
-        return False  # the bits are those of the other sign
+        return False  # the bits in memory have the other sign
     if isinstance(value, complex):
         return dtype.is_complex
     return isinstance(value, int) or dtype.is_floating_point or dtype.is_complex
 
 
 def zero_selector(data: Tensor, validity: Tensor, value: complex) -> Tensor | None:
-    """The mask as numbers of the data's dtype, 1 where valid, where `threshold_backward` with it is the fill.
+    """The mask in the data's dtype, 1 where valid, if `threshold_backward` with it does the fill; else None.
 
-    It is for small data of numbers that have an order, filled with +0.
+    This serves small fills with +0, of real dtypes.
     """
     dtype = data.dtype
     small = data.numel() < _WORTH_IT and validity.numel() <= _KEPT_UP_TO
@@ -204,7 +204,7 @@ def zero_selector(data: Tensor, validity: Tensor, value: complex) -> Tensor | No
 
 def pattern(value: complex, dtype: torch.dtype) -> int:
     """The bits of `value` as an integer."""
-    # 0.0 and -0.0 are equal, and their bits are not: what is kept for one must not serve for the other.
+    # 0.0 and -0.0 are equal, but their bits differ: the cache must not return one for the other.
     return _pattern(value, "" if type(value) is int else repr(value), dtype)
 
 
@@ -214,7 +214,7 @@ def _pattern(value: complex, written: str, dtype: torch.dtype) -> int:
 
 
 def wide_mask(validity: Tensor, bits: torch.dtype) -> Tensor:
-    """All ones where valid, all zeros elsewhere; kept with a small mask."""
+    """All ones where valid, all zeros elsewhere; cached with the mask if it is small."""
     if validity.numel() > _KEPT_UP_TO or validity.is_inference():
         return _widen(validity, bits)
     kept = kept_with(validity)
@@ -225,9 +225,9 @@ def wide_mask(validity: Tensor, bits: torch.dtype) -> Tensor:
 
 
 def widened(validity: Tensor, dtype: torch.dtype) -> Tensor:
-    """All ones where int8 `validity` is 1, in integers as wide as `dtype`: for callers that cache it.
+    """All ones where int8 `validity` is 1, in integers as wide as `dtype`: for callers that cache the result.
 
-    One byte wide, it stays the int8 validity itself.
+    For dtypes of one byte, this returns the int8 validity itself.
     """
     bits = _BITS[dtype]
     return validity if bits is torch.int8 else _widen(validity, bits)
@@ -239,9 +239,9 @@ def _widen(validity: Tensor, bits: torch.dtype) -> Tensor:
 
 
 def fill_bits(data: Tensor, validity: Tensor, value: complex, *, in_place: bool = False) -> Tensor:
-    """`data` with `value` where invalid, by bit operations; for CPU, int8 validity and no derivatives.
+    """`data` with `value` where invalid, by bit operations; for CPU tensors, int8 validity and no derivatives.
 
-    The validity may be `widened` to the data's size already. `in_place` writes to the data, which the caller owns.
+    The validity may be `widened` to the data's width already. `in_place` writes to the data, which the caller owns.
     """
     bits, fill = _BITS[data.dtype], pattern(value, data.dtype)
     if in_slices(data, validity):
@@ -252,7 +252,7 @@ def fill_bits(data: Tensor, validity: Tensor, value: complex, *, in_place: bool 
             if in_place or fill:
                 _fill(source, _widen(valid, bits), fill, out)
             else:
-                out.copy_(torch.neg(valid)).bitwise_and_(source)  # the mask is widened where the result goes
+                out.copy_(torch.neg(valid)).bitwise_and_(source)  # widens the mask in the result's memory
         return filled
     wide = wide_mask(validity, bits) if validity.dtype is torch.int8 else validity
     source = data.view(bits)
@@ -260,7 +260,7 @@ def fill_bits(data: Tensor, validity: Tensor, value: complex, *, in_place: bool 
 
 
 def in_slices(data: Tensor, validity: Tensor) -> bool:
-    """Whether to fill slice by slice, so that no widened mask of the data's size is needed: both lie in one order."""
+    """Whether to fill slice by slice, without a widened mask of the data's size: data and mask have the same order."""
     return (
         data.numel() > SLICE
         and validity.dtype is torch.int8

@@ -1,4 +1,4 @@
-"""What has been computed from a mask, kept with the mask object until the mask is written to."""
+"""A cache on each mask object for values computed from the mask; a write to the mask empties it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from typing import Any
 
 from torch import Tensor
 
-# More than the operators, dimensions and sizes that one mask meets in a model. A mask of size 1 may meet any number of
-# sizes, and lives as long as the parameter that it belongs to.
+# The limit exceeds the operators, dimensions and sizes that one mask meets in a model. But a mask of size 1 may meet
+# any number of sizes, and lives as long as its parameter.
 MOST_KEPT = 256
 
 _ATTRIBUTE = "_masked_dispatch_kept"
 
 
 class Kept(dict[Any, Any]):
-    """What is kept with one mask: at most MOST_KEPT things, of which the first is the first to go.
+    """The cache of one mask: it holds at most MOST_KEPT entries, and drops the oldest first.
 
-    Another thread may make what is kept go at any time: read with `get`.
+    Another thread may drop an entry at any time: read entries with `get`.
     """
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
         while len(self) > MOST_KEPT:
-            # A copy of the keys in one step: another thread may add one meanwhile.
+            # Copy the keys in one step: another thread may add one meanwhile.
             self.pop(list(self)[0], None)  # noqa: RUF015
 
 
 def kept_with(validity: Tensor) -> Kept:
-    """What is kept with this mask: empty when the mask has changed since it was last asked.
+    """The cache of this mask: empty if the mask has changed since the last call.
 
-    A key begins with the name of what is kept, so that no two callers use one key. Nothing may be kept while tracing,
-    and nothing that was computed in inference mode, since autograd cannot save such tensors; a mask made in inference
-    mode has no version, and can keep nothing.
+    A key begins with the name of the cached value, so that no two callers use one key. Callers must not cache while
+    tracing, nor tensors computed in inference mode, which autograd cannot save; a mask made in inference mode has no
+    version, and so no cache.
     """
     version: int = validity._version
     kept: tuple[int, Kept] | None = getattr(validity, _ATTRIBUTE, None)
@@ -42,7 +42,7 @@ def kept_with(validity: Tensor) -> Kept:
 
 
 def without_kept(tensor: Tensor) -> Tensor:
-    """The tensor as a file has it: on the same memory, without what is kept with it, and always one object."""
+    """The tensor to write to a file: it shares the memory but not the cache, and each call returns the same object."""
     if not hasattr(tensor, _ATTRIBUTE):
         return tensor
     kept = kept_with(tensor)

@@ -1,4 +1,4 @@
-"""Dense records as matrices: transposes, and where a product is valid."""
+"""Dense records as matrices: transposes, and the validity of a product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from op_registry.records.validity import intersect
 
 
 def product_validity(a: Dense, b: Dense) -> Tensor | None:
-    """Validity of ``a @ b`` for matrices a (…, n, k) and b (…, k, m): (…, n or 1, m or 1), None where all is valid."""
+    """Validity of ``a @ b`` for matrices a (…, n, k) and b (…, k, m): (…, n or 1, m or 1); None if all are valid."""
     if a.shape[-1] == 0 or all_valid(a, b):
         return None
     if b.validity is None:
@@ -25,11 +25,11 @@ def product_validity(a: Dense, b: Dense) -> Tensor | None:
         return intersect(rows, b.any_valid(-2, keepdim=True))
     if broadcast_along(columns, -2):
         return intersect(a.any_valid(-1, keepdim=True), columns)
-    # Counts are sums of non-negative terms: one term keeps them ≥ 1, whatever the precision.
+    # Counts sum non-negative terms: a single term keeps them ≥ 1 at any precision.
     return torch.matmul(rows.to(torch.float32), columns.to(torch.float32)) > 0.5
 
 
 def transposed(x: Dense) -> Dense:
-    """A record with its last two dimensions exchanged, its validity as small as before."""
+    """Exchange the last two dimensions of a record; its validity stays as small as it was."""
     v = aligned_validity(x)
     return Dense(x.data.mT, None if v is None else v.mT)

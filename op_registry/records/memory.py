@@ -1,4 +1,4 @@
-"""New memory, and where elements lie in memory: validity for operators that address it by strides."""
+"""New memory, and validity laid out like the data, for operators that address memory by strides."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ aten = torch.ops.aten
 
 
 def new_buffer(data: Tensor, *, valid: bool) -> Dense:
-    """New memory, all of it valid or none of it.
+    """A record around new memory, with all elements valid or none.
 
-    In a graph and inside transforms the mask is stored in full, because writes to it cannot change how it is stored.
+    In a graph and inside transforms it stores the mask in full, because later writes cannot change the mask's storage.
     """
     if being_traced(data) or under_transform():
         make = torch.ones_like if valid else torch.zeros_like
@@ -30,9 +30,9 @@ def new_buffer(data: Tensor, *, valid: bool) -> Dense:
 def validity_in_strides_of_data(
     x: Dense, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
 ) -> Tensor:
-    """The validity with the data's strides, element for element where the data is in memory.
+    """The validity with the data's strides, so that each element's validity has the element's offset in memory.
 
-    For a view of the data's memory of this size, stride and offset; refused where that may show more than `x` does.
+    The caller makes a view with this size, stride and offset; raises if the view may show elements that `x` does not.
     """
     memory, v = torch.empty_like(x.data, dtype=torch.int8), as_int8(full_mask(x))
     if memory.stride() == x.data.stride():
@@ -48,7 +48,7 @@ def validity_in_strides_of_data(
 
 
 def _lies_apart(data: Tensor) -> bool:
-    """Whether no two elements are known to share memory: each dimension steps beyond all that are inside it."""
+    """Whether we know that no two elements share memory: each dimension steps beyond the extent of all inner ones."""
     inside = 0
     for s, n in sorted((s, n) for n, s in zip(data.shape, data.stride(), strict=True) if n != 1):
         if n == 0 or s <= inside:
@@ -58,7 +58,7 @@ def _lies_apart(data: Tensor) -> bool:
 
 
 def _shows(data: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> bool:
-    """Whether `data`, whose elements lie apart, shows all that such a view does: some of its dimensions, or a part."""
+    """Whether such a view shows only elements of `data`, which lie apart: a part of them, or some of its dimensions."""
     if any(n == 0 for n in size):
         return True
     left = [(s, n) for n, s in zip(data.shape, data.stride(), strict=True) if n != 1]

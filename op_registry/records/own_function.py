@@ -6,10 +6,10 @@ import torch
 
 
 class OwnFunction(torch.autograd.Function):
-    """An autograd function that knows masks, and is called as torch calls it.
+    """An autograd function that handles masks itself, so that torch's own `apply` calls it.
 
-    masked_dispatch stands between any other function and the gradients of masked tensors. This class takes torch's own
-    `apply` before it does.
+    masked_dispatch wraps `apply` of all other functions, to convert the gradients of masked tensors. This class takes
+    torch's own `apply` before that.
     """
 
     apply = torch.autograd.Function.__dict__["apply"]

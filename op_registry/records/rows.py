@@ -1,4 +1,4 @@
-"""The valid rows of a batch (batch, time, width) that has one validity for a row: taken out, and put back."""
+"""Take the valid rows out of a batch (batch, time, width) with one validity per row, and put rows back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from op_registry.records.zeros import remember_zero
 
 
 def valid_rows(x: Dense) -> tuple[Tensor, list[int]]:
-    """Where the valid rows are among all of them, read flat, and how many each sequence has; kept with the mask."""
+    """Positions of valid rows among all flattened rows, and their number in each sequence; cached with the mask."""
     validity, (batch, time, _) = x.validity, x.shape
     assert validity is not None
 
@@ -35,7 +35,7 @@ def take_rows(x: Dense, positions: Tensor) -> Tensor:
 
 
 def put_rows(rows: Tensor, positions: Tensor, x: Dense) -> Dense:
-    """`rows` (n, width) in place of those of `x` at these positions, which are all its valid ones; zeros elsewhere."""
+    """A record like `x` with `rows` (n, width) at these positions, the valid rows of `x`; zeros elsewhere."""
     batch, time, _ = x.shape
     data = rows.new_zeros(batch * time, rows.shape[1]).index_copy(0, positions, rows).view(batch, time, rows.shape[1])
     if x.validity is not None:

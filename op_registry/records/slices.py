@@ -1,7 +1,7 @@
 """Helpers for rules that work slice by slice: reductions, scans, norms, softmax, sorts.
 
-All of them: without a mask they are the plain operator; a slice without valid elements stays finite in between, so that
-anomaly detection finds no NaN; counts divide in the accumulation dtype.
+Without a mask, all of them compute what the plain operator computes. A slice without valid elements stays finite in
+between, so that anomaly detection finds no NaN. Divisions by a count use the accumulation dtype.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def any_masked(arguments: tuple[Any, ...]) -> bool:
 
 
 def has_whole_slices(x: Dense, dims: tuple[int, ...]) -> bool:
-    """Whether each slice along `dims` is stored with one validity: valid as a whole or not at all."""
+    """Whether the record stores one validity per slice along `dims`: each slice is valid as a whole or not at all."""
     validity = x.validity
     return validity is not None and validity.ndim == x.ndim and all(broadcast_along(validity, d) for d in dims)
 
 
 def plain_data(argument: Any) -> Any:
-    """An argument as plain torch takes it."""
+    """An argument in the form that plain torch takes."""
     return argument.data if isinstance(argument, Dense) else argument
 
 
@@ -47,14 +47,14 @@ def nonzero_count(count: Tensor | int) -> Tensor | int:
 
 
 def squeeze_reduced(dims: tuple[int, ...], reduced: Tensor, keepdim: bool) -> Tensor:
-    """A result that was computed with its reduced dimensions kept, in the shape that `keepdim` asks for."""
+    """Bring a result that still has its reduced dimensions into the shape that `keepdim` asks for."""
     return reduced if keepdim or not dims else reduced.squeeze(dims)
 
 
 def filled_for_exp(x: Dense, dims: Dims) -> Tensor:
-    """The data with -inf where invalid, whose exponential is 0; a slice without valid elements is 0 throughout.
+    """The data with -inf where invalid, whose exponential is 0; a slice without valid elements gets zeros throughout.
 
-    For a slice of only -inf, softmax and the derivative of logsumexp would be NaN.
+    A slice of only -inf would make softmax and the derivative of logsumexp NaN.
     """
     if x.each_slice_has_one(dims):
         return x.filled(-math.inf)
@@ -70,7 +70,8 @@ def filled_for_exp_alone(x: Dense, dims: Dims) -> Tensor:
     """The same for a rule that combines the exponentials with nothing else before the result is filled again.
 
     NaN in a slice without valid elements is then harmless: neither this fill nor the later one lets a gradient through.
-    But anomaly detection would report it, so only a graph, where it does not run, saves the second pass over the mask.
+    But anomaly detection would report the NaN, so we save the second pass over the mask only in graphs, where it does
+    not run.
     """
     return x.filled(-math.inf) if being_traced(x.data) else filled_for_exp(x, dims)
 
@@ -83,7 +84,7 @@ def first_valid_index(x: Dense, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Spread:
-    """Count, mean and spread of the valid elements of each slice, the reduced dimensions kept, in accumulation dtype.
+    """Count, mean and spread of the valid elements of each slice, with kept dimensions, in the accumulation dtype.
 
     count      number of valid elements
     mean       the mean of the valid elements
@@ -101,17 +102,17 @@ class Spread:
 
     @property
     def average(self) -> Tensor:
-        """The mean as a sum divided by the count: beside an infinite element it is infinite."""
+        """The mean as the sum divided by the count: an infinite element makes it infinite."""
         return self.mean
 
 
 @dataclass(frozen=True)
 class Moments(Spread):
-    """The same, and how far each element is from the mean.
+    """The same, and each element's distance from the mean.
 
-    pivot      near the mean, without derivatives
+    pivot      a detached number near the mean
     deviation  each valid element less the pivot, 0 where invalid
-    shift      what is left from the pivot to the mean: element less mean is ``deviation - shift``
+    shift      the mean less the pivot: element less mean is ``deviation - shift``
     """
 
     pivot: Tensor
@@ -123,12 +124,12 @@ class Moments(Spread):
         return torch.where(self.pivot.isfinite(), self.mean, self.pivot)
 
 
-# A spread so much smaller than the error of the mean is no spread: the slice is constant.
+# If the spread is this much smaller than the error of the mean, the slice is constant.
 _NO_SPREAD = 1e-3
 
 
 class DenseSlices:
-    """The slices of a dense record along `dims`: their sums and counts, and numbers broadcast to their elements.
+    """The slices of a dense record along `dims`: sums them, counts them, and broadcasts numbers to their elements.
 
     Slices of sparse records have the same methods (segments.py).
     """
@@ -137,11 +138,11 @@ class DenseSlices:
         self.dims = dims
 
     def sum(self, t: Tensor) -> Tensor:
-        """Σ over each slice, its dimensions kept."""
+        """The sum over each slice, with kept dimensions."""
         return t.sum(self.dims, keepdim=True) if self.dims else t
 
     def broadcast_to_elements(self, per_slice: Tensor) -> Tensor:
-        """A per-slice value for each element of the slice; it broadcasts as it is."""
+        """A per-slice value for each element of the slice; dense storage broadcasts it unchanged."""
         return per_slice
 
     def count(self, x: Dense) -> Tensor:
@@ -154,9 +155,9 @@ class DenseSlices:
 def moments(x: Dense, over: Any) -> Moments:
     """Moments of the slices that `over` describes (see :class:`DenseSlices`), by the corrected two-pass formula.
 
-    The first pass finds a pivot, the mean up to rounding. The second sums deviations from it and their squares, and
-    removes what the pivot missed. The sum of squares about the mean does not depend on the pivot, so its derivatives
-    don't either: the pivot is detached, and backward needs no pass of its own for it.
+    The first pass finds a pivot, the mean up to rounding. The second sums the deviations from the pivot and their
+    squares, and corrects for the pivot's error. The sum of squares about the mean does not depend on the pivot, and nor
+    do its derivatives: we detach the pivot, and backward needs no pass for it.
     """
     count = over.count(x)
     pivot, deviation = _deviations(x, over, count)
@@ -167,9 +168,9 @@ def moments(x: Dense, over: Any) -> Moments:
 
 
 def spread(x: Dense, over: Any) -> Spread:
-    """:func:`moments` without the deviations, whose memory then holds their squares, unless derivatives need them.
+    """:func:`moments` without the deviations; their memory then holds their squares, unless derivatives need them.
 
-    What overflows is computed again in float64, in which torch accumulates on CPU.
+    If the result overflows, we compute it again in float64, in which torch accumulates on CPU.
     """
     result = _spread(x, over)
     wide = x.dtype.is_complex or result.square.dtype is torch.float64
@@ -190,35 +191,35 @@ def _spread(x: Dense, over: Any) -> Spread:
 
 
 def _pivot(x: Dense, over: Any, count: Tensor) -> Tensor:
-    """A function of its own, so that the filled copy is freed before the deviations are made."""
+    """A separate function, so that Python frees the filled copy before we compute the deviations."""
     filled = Dense(x.data.detach(), x.validity).filled(0).to(accumulation_dtype(x.dtype))
     some = nonzero_count(count)
     if may_be_read(filled):
         pivot: Tensor = over.sum(filled) / some
         if bool(pivot.isfinite().all()):
             return pivot
-    # The sum of numbers whose mean is finite may be infinite; twice the half may be rounded to infinity.
+    # The mean may be finite and the sum infinite; doubling the half may round to infinity.
     half = over.sum(filled / over.broadcast_to_elements(some * 2))
     return torch.where(half.isfinite(), (half * 2).nan_to_num(), half)
 
 
 def _deviations(x: Dense, over: Any, count: Tensor) -> tuple[Tensor, Tensor]:
-    """A pivot near the mean of each slice, without derivatives; and what is valid less the pivot, 0 elsewhere."""
+    """A detached pivot near the mean of each slice; and each valid element less the pivot, 0 where invalid."""
     dtype, pivot = accumulation_dtype(x.dtype), _pivot(x, over, count)
     deviation = x.data.to(dtype) - over.broadcast_to_elements(pivot)
     return pivot, fill_in_place(deviation, x.validity, 0)
 
 
 def _missed(deviations: Tensor, pivot: Tensor) -> Tensor:
-    """The sum of deviations from a pivot, for a rounding that it missed; one that overflows says nothing about that."""
+    """The sum of deviations from a pivot, which corrects its rounding error; a sum that overflows corrects nothing."""
     return torch.where(pivot.isfinite() & ~deviations.isfinite(), 0, deviations)
 
 
 def _about_mean(square: Tensor, deviations: Tensor, some: Tensor | int) -> Tensor:
-    """The sum of squares about the mean, from those of the deviations from a pivot."""
+    """The sum of squares about the mean, computed from the sum of squares about a pivot."""
     about_mean = square - torch.where(square.isfinite(), abs_squared(deviations) / some, 0)
-    none = about_mean.detach() < square.detach() * _NO_SPREAD  # not where both are infinite
-    # Exactly 0 for a constant slice, like torch; the derivatives are right and stay.
+    none = about_mean.detach() < square.detach() * _NO_SPREAD  # False if both are infinite
+    # A constant slice gives exactly 0, as in torch; the derivatives are right and stay.
     return about_mean - torch.where(none, about_mean, 0).detach()
 
 
@@ -228,17 +229,17 @@ def abs_squared(values: Tensor) -> Tensor:
 
 
 def undivided_slices(x: Dense, dim: int) -> Dense:
-    """The record, of whose slices along `dim` no process has a part."""
+    """The record, redistributed so that each slice along `dim` lies whole on one process."""
     return x.map(lambda t: undivided_along(t, dim)) if is_divided(x.data) else x
 
 
 def slices_on_all(x: Dense, dim: Dims) -> Dense:
-    """The record, of whose slices each process has a part, or all of them."""
+    """The record, made complete on all processes if one of them has no part of the slices."""
     return x.map(lambda t: without_empty_parts(t, reduced_dims(x, dim))) if is_divided(x.data) else x
 
 
 def flattened(x: Dense) -> Dense:
-    """The record as one dimension."""
+    """The record, flattened to one dimension."""
     return x.map(lambda t: undivided(t).reshape(-1))
 
 
@@ -253,9 +254,9 @@ def arange_along(size: int, dim: int, like: Tensor) -> Tensor:
 
 
 def valid_first_positions(validity: Tensor, dim: int) -> Tensor:
-    """The index that each element takes when valid ones move to the front of `dim`, all in their old order.
+    """The new index of each element after valid elements move to the front of `dim`, all in their old order.
 
-    ``new.scatter(dim, places, old)`` moves there, ``new.gather(dim, places)`` back.
+    ``new.scatter(dim, places, old)`` moves elements there, ``new.gather(dim, places)`` moves them back.
     """
     size = validity.shape[dim]
     valid_so_far = as_int8(validity).cumsum(dim, dtype=torch.int64)
@@ -270,12 +271,12 @@ def safe_sqrt(spread: Dense) -> Dense:
 
 
 def is_inexact(dtype: torch.dtype) -> bool:
-    """Whether torch takes a mean in this dtype."""
+    """Whether torch computes a mean in this dtype."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def identity_of(op: OpOverload, dtype: torch.dtype) -> Number:
-    """The identity of a max-like or min-like operator; anything for complex dtypes, which the operator refuses."""
+    """The identity of a max-like or min-like operator; an arbitrary number for complex dtypes, which it refuses."""
     if dtype.is_complex:
         return 0
     return lowest(dtype) if "max" in op._schema.name else highest(dtype)
@@ -284,9 +285,9 @@ def identity_of(op: OpOverload, dtype: torch.dtype) -> Number:
 def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
     """`call` on data filled with the identity, as the mean of the valid elements that equal its result.
 
-    That mean is where the gradient comes from. The operator's own would go to fills as well where they equal the
-    result, and compilers sum its ties slowly. It is taken of what is left above the result, exactly 0, except where
-    the result is infinite. In eager mode the operator's own serves where no fill can equal a result.
+    The gradient flows through that mean. The operator's own gradient would also go to fills that equal the result, and
+    compilers sum its ties slowly. We average the differences from the result, which are exactly 0, unless the result
+    is infinite. In eager mode, if no fill can equal a result, we keep the operator's own gradient.
     """
     x = slices_on_all(x, dim)
     exists = x.any_valid(dim, keepdim)
@@ -312,9 +313,9 @@ def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callabl
 class Order:
     """The valid elements of each slice in order, then the others.
 
-    index   where each comes from
+    index   the old index of each element
     values  the elements themselves; 0 where invalid
-    count   number of valid elements in the slice, the dimension kept
+    count   number of valid elements in the slice, with the dimension kept
     """
 
     index: Tensor
@@ -323,7 +324,7 @@ class Order:
 
 
 def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
-    """Sort the valid elements of each slice along `dim`; NaN counts as greatest, as in torch."""
+    """Sort the valid elements of each slice along `dim`; NaN is the greatest value, as in torch."""
     x = undivided_slices(x, dim)
     validity = x.full_validity
     assert validity is not None
@@ -346,10 +347,10 @@ def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
 
 
 def filled_behind(x: Dense, descending: bool, count: Tensor) -> Tensor | None:
-    """The data, without derivatives, filled with what sorts behind every valid element; None if there is no such value.
+    """The detached data, filled with a value that sorts behind every valid element; None if no such value exists.
 
-    That takes a look at the values. It saves a second pass that moves valid elements to the front, and the memory for
-    their places, several times that of the data.
+    This reads the values. It saves a second pass that moves valid elements to the front, and the memory for their new
+    indices, several times the data's memory.
     """
     if x.dtype.is_complex or x.dtype is torch.bool or under_transform() or not may_be_read(x.data, count):
         return None
@@ -361,7 +362,7 @@ def filled_behind(x: Dense, descending: bool, count: Tensor) -> Tensor | None:
 
 
 def reduced_dims(x: Dense, dim: Dims) -> tuple[int, ...]:
-    """The dimensions that `dim` names, as non-negative numbers; one that does not exist raises torch's own error."""
+    """The dimensions that `dim` names, as non-negative numbers; a dimension out of range raises torch's own error."""
     bound = max(x.ndim, 1)
     for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
         if not -bound <= d < bound:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Set by the layer that intercepts calls: is a torch.func transform, or forward mode, running? Values computed there
-# must not be cached, and functorch runs no autograd function whose forward takes a context.
-# And is make_fx recording on real tensors, whose values are then not to be looked at?
+# The layer that intercepts calls sets these. Is a torch.func transform, or forward mode, running? Nobody may cache
+# values computed there, and functorch runs no autograd function whose forward takes a context.
+# And is make_fx recording on real tensors, whose values nobody may then read?
 _transform_probes: list[Callable[[], bool]] = [lambda: False, lambda: False, lambda: False]
-# Set by the same: does a tensor of a subclass stand for a value of a graph? Unless somebody knows better, it does.
+# The same layer sets this: does a subclass instance stand for a graph value? By default, it does.
 _graph_probe: list[Callable[[Tensor], bool]] = [lambda tensor: True]
-# Set by who serves the tensors of a library, by their type: does one that is taken for a value of a graph have values
-# now that can be read?
+# By type; code that supports another library's tensors adds functions: does a tensor that counts as a graph value have
+# values that we can read now?
 readable: dict[type, Callable[[Tensor], bool]] = {}
-# Set by the same: is a tensor a batch of torch's older vmap (`is_grads_batched`), whose memory nobody sees?
+# The same layer sets this: is a tensor a batch of torch's older vmap (`is_grads_batched`), which hides its memory?
 _batch_probe: list[Callable[[Tensor], bool]] = [lambda tensor: False]
 
 
@@ -27,9 +27,9 @@ def set_transform_probes(
     in_graph: Callable[[Tensor], bool],
     batch: Callable[[Tensor], bool],
 ) -> None:
-    """Set the functions that tell whether either of the two, functorch alone, or make_fx is running.
+    """Set the functions that tell whether a transform or forward mode, functorch alone, or make_fx is running.
 
-    in_graph  whether a tensor of a subclass stands for a value of a graph under construction
+    in_graph  whether a subclass instance stands for a value of a graph under construction
     batch     whether a tensor is a batch of torch's older vmap
     """
     _transform_probes[:] = [transform, functorch, recording]
@@ -43,7 +43,7 @@ def under_transform() -> bool:
 
 
 def is_older_batch(tensor: Tensor) -> bool:
-    """Whether `tensor` is a batch of torch's older vmap, which runs few operators and shows no memory."""
+    """Whether `tensor` is a batch of torch's older vmap, which supports few operators and hides its memory."""
     return _batch_probe[0](tensor)
 
 
@@ -54,24 +54,24 @@ def being_traced(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether `tensor` has values that can be read, be it by waiting for a device: not in a graph, not on meta."""
+    """Whether we can read the values of `tensor`, if need be by waiting for a device: not in a graph, not on meta."""
     known = readable.get(type(tensor))
     return known(tensor) if known is not None else not (tensor.is_meta or being_traced(tensor))
 
 
 def traced_elsewhere(tensor: Tensor) -> bool:
-    """Whether another library traces `tensor`, whose derivatives pass operators, and nothing that autograd adds."""
+    """Whether another library traces `tensor`: derivatives pass through its operators, but not through autograd's."""
     known = readable.get(type(tensor))
     return known is not None and not known(tensor)
 
 
 def computed_at_once(*tensors: Tensor) -> bool:
-    """Whether plain eager execution computes with them, so that a custom autograd.Function may run."""
+    """Whether plain eager execution computes with the tensors, so that a custom autograd.Function may run."""
     return not _transform_probes[1]() and not any(being_traced(t) for t in tensors)
 
 
 def recording() -> bool:
-    """Whether make_fx is recording on real tensors: what depends on their values would become a constant."""
+    """Whether make_fx is recording on real tensors: it would bake decisions that depend on their values in."""
     return _transform_probes[2]()
 
 
@@ -81,9 +81,9 @@ def may_be_read(*tensors: Tensor) -> bool:
 
 
 def gradients_may_flow(*tensors: Tensor) -> bool:
-    """Whether something computed from `tensors` now may be differentiated.
+    """Whether somebody may differentiate a result computed from `tensors` now.
 
-    True while tracing and inside functorch transforms, where it is unknown; there the extra fill fuses away.
+    True while tracing and inside functorch transforms, where nobody knows; there the compiler fuses the extra fill.
     """
     if not torch.is_grad_enabled():
         return False
@@ -91,7 +91,7 @@ def gradients_may_flow(*tensors: Tensor) -> bool:
 
 
 def savable(tensor: Tensor) -> Tensor:
-    """A tensor that may be saved for backward: outside of inference mode, a copy of one that was made in it."""
+    """A tensor that autograd can save for backward: outside inference mode, this copies tensors made inside it."""
     if being_traced(tensor) or not tensor.is_inference() or torch.is_inference_mode_enabled():
         return tensor
     return tensor.clone()

@@ -10,7 +10,7 @@ from op_registry.records.tracing import being_traced
 
 
 def as_bool(validity: Tensor) -> Tensor:
-    """int8 or bool validity as bool: free in eager; widened before the comparison where a compiler will see it."""
+    """int8 or bool validity as bool: free in eager mode; in a compiled graph, widened before the comparison."""
     if validity.dtype is torch.bool:
         return validity
     if being_traced(validity):
@@ -19,11 +19,11 @@ def as_bool(validity: Tensor) -> Tensor:
 
 
 def as_int8(valid: Tensor) -> Tensor:
-    """bool or int8 validity as int8, the form in which it is stored."""
+    """bool or int8 validity as int8, the dtype in which records store it."""
     if valid.dtype is torch.int8:
         return valid
     if being_traced(valid):
-        # By way of int32: compilers narrow a comparison straight to bytes one element at a time.
+        # Convert by way of int32: compilers narrow a comparison directly to bytes one element at a time.
         return valid.to(torch.int32).to(torch.int8)
     if not valid.is_contiguous():
         return valid.to(torch.int8)
@@ -31,7 +31,7 @@ def as_int8(valid: Tensor) -> Tensor:
 
 
 def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Valid where both are; None is all valid. Intersecting a mask object with itself is free."""
+    """Valid where both are valid; None means all valid. Intersecting a mask object with itself is free."""
     if a is None or a is b:
         return b
     if b is None:
@@ -40,7 +40,7 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def unite(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Valid where either is; None is all valid."""
+    """Valid where either is valid; None means all valid."""
     if a is None or b is None:
         return None
     return a if a is b else as_int8(a) | as_int8(b)

@@ -1,8 +1,8 @@
-"""Which tensors are known to be zero where a mask says invalid, so that they need not be filled with zeros again.
+"""Remember which tensors are zero where a mask says invalid, so that nobody fills them with zeros again.
 
-A fact of a tensor object and its version, like the ones that are remembered of masks: any write that torch knows of
-ends it. Kept beside the tensors, not on them, because gradients reach their users. Inside `zeros_verified`, as
-conformance and the tests run, each fact is checked where it is used.
+A fact belongs to a tensor object and its version, like the values cached with masks: any write that torch knows of ends
+it. We keep facts beside the tensors, not on them, because users get the gradients. Inside `zeros_verified`, in which
+conformance and the tests run, each use of a fact checks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from op_registry.records.validity import as_bool
 
 
 class _Fact:
-    """That a tensor was zero where a mask says invalid, at these versions of both, when nobody else had its memory."""
+    """A tensor was zero where a mask says invalid, at these versions of both, while nothing else held its memory."""
 
     __slots__ = ("exposures", "tensor", "validity", "validity_version", "version")
 
@@ -28,7 +28,7 @@ class _Fact:
         self.validity, self.validity_version = validity, validity._version
 
 
-# By the id of the tensor; for callers that ask for a fact only where there is one.
+# Facts by the tensor's id; callers can look here whether a tensor has any.
 known_tensors: dict[int, _Fact] = {}
 _exposures = 0
 _verified = False
@@ -36,7 +36,7 @@ _verified = False
 
 @contextlib.contextmanager
 def zeros_verified() -> Iterator[None]:
-    """Inside, a fact that is used and not true raises AssertionError: for tests, because it reads the data."""
+    """Inside, using a false fact raises AssertionError: for tests, because the check reads the data."""
     global _verified
     before, _verified = _verified, True
     try:
@@ -54,26 +54,26 @@ def remember_zero(data: Tensor, validity: Tensor) -> None:
 
 
 def hand_on(source: Tensor, target: Tensor, validity: Tensor | None, of_source: Tensor | None = None) -> None:
-    """Record the same of `target`, which is zero wherever `source` is.
+    """Record the same fact for `target`, which is zero wherever `source` is.
 
-    validity   of `target`
-    of_source  where `source` has another: that of which `validity` is a view, as `target` is of `source`
+    validity   the validity of `target`
+    of_source  the validity of `source` if it differs: `validity` is a view of it, as `target` is of `source`
     """
     if validity is not None and known_zero(source, validity if of_source is None else of_source):
         remember_zero(target, validity)
 
 
 def memory_exposed() -> None:
-    """Data is handed out, to be written to without torch's knowledge (NumPy, processes): every fact so far ends.
+    """Forget every fact: other code (NumPy, processes) now holds data, and may write to it without torch's knowledge.
 
-    Later facts are about other memory, because they begin with a fill, or are handed on from one that holds.
+    Later facts concern other memory, because they begin with a fill or derive from a fact that holds.
     """
     global _exposures
     _exposures += 1
 
 
 def known_zero(data: Tensor, validity: Tensor | None) -> bool:
-    """Whether `data` is known to be zero where `validity` says invalid; True where all is valid."""
+    """Whether we know that `data` is zero where `validity` says invalid; True if all are valid."""
     if validity is None or being_traced(data):
         return validity is None
     fact = known_tensors.get(id(data))
@@ -87,6 +87,6 @@ def known_zero(data: Tensor, validity: Tensor | None) -> bool:
         or recording()
     ):
         return False
-    if _verified and not data.is_meta:  # which has no values
+    if _verified and not data.is_meta:  # meta tensors have no values
         assert not bool(torch.where(as_bool(validity), 0, data).any()), "not zero where it is invalid"
     return True
