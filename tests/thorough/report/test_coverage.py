@@ -8,6 +8,7 @@ When a table has changed for good, write its file again::
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from pathlib import Path
@@ -16,10 +17,10 @@ import pytest
 import torch
 
 from op_registry import registry
-from op_registry.__main__ import main
+from op_registry.__main__ import TIERS, main
 from op_registry.authoring import opaque
 from op_registry.conformance.samples import database
-from op_registry.conformance.trials import Settings, run_operator
+from op_registry.conformance.trials import run_operator
 from op_registry.report import conformance as reporting
 from op_registry.report import coverage, database_calls
 from op_registry.report import sparse_coverage as stored_coverage
@@ -149,7 +150,7 @@ def test_every_entry_is_in_the_table_of_storages() -> None:
 @pytest.mark.parametrize("name", ["exp", "add", "clamp", "sum", "amax", "softmax", "transpose", "sort", "inner", "mm"])
 def test_the_table_of_storages_is_as_it_was_measured(name: str) -> None:
     subject = "masked_dispatch.conformance_subject:eager"
-    report = run_operator(name, Settings(subject=subject, laws=("P4",)))
+    report = run_operator(name, dataclasses.replace(TIERS["quick"], subject=subject, laws=("P4",)))
     found = reporting.storage_shares([report])[name]
     accepted = stored_coverage.measured()[name]
     now = {layout: found.get(layout, (0, 0, 0)) for layout in stored_coverage.LAYOUTS}
