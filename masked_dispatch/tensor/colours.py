@@ -1,4 +1,4 @@
-"""The colours of a mask: notebooks, pictures and the page of a trace show what is invalid in the same grey."""
+"""The colours of a mask: notebooks, pictures and the page of a trace show invalid elements in the same grey."""
 
 from __future__ import annotations
 

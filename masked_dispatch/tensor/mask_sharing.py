@@ -388,7 +388,7 @@ def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> Non
 
 
 def copy_validity_before_views(base: Masked) -> None:
-    """Give `base` a validity of its own before its first view, while tracing and inside functorch transforms.
+    """Give `base` its own validity before its first view, while tracing and inside functorch transforms.
 
     The views' validities are views of it and are written in place, so it must not be an input's or earlier result's.
     """

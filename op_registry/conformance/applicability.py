@@ -1,6 +1,6 @@
-"""Which laws apply to an operator: decided by its schema, its rule's category and by differentiating it on plain torch.
+"""Decide which laws apply to an operator, by its schema, its rule's category and its derivative in plain torch.
 
-What the rule did has no influence: a law that applies and that no trial could test is undecided (verdict.py).
+The rule's results have no influence: a law that applies but that no trial could test is undecided (verdict.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from op_registry.conformance.samples import (
 )
 from op_registry.schema import is_view
 
-# How many samples are differentiated to find out whether an operator has a derivative.
+# How many samples we differentiate to find out whether an operator has a derivative.
 TRIED = 12
 
 

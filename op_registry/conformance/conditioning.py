@@ -1,4 +1,4 @@
-"""Results that the last bit of an operand decides: a softmax of large numbers in bfloat16."""
+"""Results that depend on the last bit of an operand, such as a softmax of large numbers in bfloat16."""
 
 from __future__ import annotations
 

@@ -149,11 +149,11 @@ def alarms(results: Sequence[tuple[Job, list[Fate]]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Results:
-    """What became of all mutants.
+    """The fates of all mutants.
 
-    strangers  of the operators of the invented library
-    built_in   of the built-in rules; None: not run
-    uncalled   the built-in rules that no entry of torch's database calls, whose mutants were not run
+    strangers  fates for the operators of the invented library
+    built_in   fates for the built-in rules; None: not run
+    uncalled   the built-in rules that no entry of torch's database calls; their mutants did not run
     """
 
     strangers: list[tuple[Job, list[Fate]]] | None

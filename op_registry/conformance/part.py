@@ -1,4 +1,4 @@
-"""Parts of a list by ``K/N`` on a command line, so that each of N runs takes another."""
+"""Select a part of a list by ``K/N`` on a command line, so that each of N runs takes a different part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-place and out= forms as functions of their inputs, so that samples of the functional form serve them too."""
+"""Turn in-place and out= forms into functions of their inputs, so that samples of the functional form serve them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Dense records: what a rule sees of a masked tensor, and the algebra of validity."""
+"""Dense records, through which rules read masked tensors, and the algebra of validity."""
