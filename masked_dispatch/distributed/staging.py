@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager
 
 from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts
 
@@ -46,15 +47,9 @@ def together(value: Any, staged: Any) -> Any:
     return staged
 
 
-def has_masked(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(has_masked, value.values()))
-    return any(map(has_masked, value)) if isinstance(value, (list, tuple)) else isinstance(value, MaskedTensor)
-
-
 def stages_masked(stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> bool:
     """Return whether the state contains masked tensors."""
-    return has_masked(state_dict)
+    return contains_masked(state_dict)
 
 
 def stage_pieces(stage: Stage, stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

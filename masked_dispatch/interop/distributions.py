@@ -19,6 +19,7 @@ import torch.distributions as D
 from torch import Tensor
 
 from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.tensor.checks import is_given_masked
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.tracing import may_be_read
@@ -72,11 +73,6 @@ def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
     batch = torch.broadcast_shapes(matrices.shape, mask.shape)
     masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, code_version())
     return masked
-
-
-def is_given_masked(*args: Any, **kwargs: Any) -> bool:
-    """Return whether an argument is masked."""
-    return any(isinstance(argument, MaskedTensor) for argument in (*args, *kwargs.values()))
 
 
 def taking_whole(function: Callable[..., Any], slices: Mapping[str, Dims]) -> Callable[..., Any]:

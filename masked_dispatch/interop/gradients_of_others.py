@@ -23,6 +23,7 @@ from masked_dispatch.autograd.sparse import values_at, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, not_compiled
 from masked_dispatch.engine_internals import HAND_GRADIENTS_ON, become_node_of, call_functions_by, leaf_accumulated_into
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
+from masked_dispatch.tensor.checks import is_given_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import in_forward_mode, plain_eager, under_transform
@@ -100,16 +101,12 @@ _MASKS = "_masked_dispatch_masks"
 _COUNTERPART = "_masked_dispatch_counterpart"
 
 
-def _is_given_masked(function: Any, *args: Any, **kwargs: Any) -> bool:
-    return any(isinstance(argument, MaskedTensor) for argument in (*args, *kwargs.values()))
-
-
 @not_compiled
 def _called(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call an autograd function through `apply`, torch's own call."""
     if under_transform() or not (torch.is_grad_enabled() or in_forward_mode()):
         return apply(function, *args, **kwargs)
-    if _is_given_masked(function, *args, **kwargs):
+    if is_given_masked(*args, **kwargs):
         knows = function.__module__.startswith(HAND_GRADIENTS_ON)
         return apply(function if knows else _counterpart(function), *args, **kwargs)
     results = apply(function, *args, **kwargs)
@@ -254,7 +251,7 @@ def _grad(tensor: MaskedTensor) -> Tensor | None:
 
 def install() -> None:
     """The package calls this once, on import."""
-    call_functions_by(_called, _is_given_masked)
+    call_functions_by(_called, is_given_masked)
     functools.update_wrapper(_register_hook, torch.Tensor.register_hook)
     MaskedTensor.register_hook = never_compiled(_register_hook)  # type: ignore[method-assign, assignment]
     MaskedTensor.grad = property(_grad, _stored.__set__, _stored.__delete__)  # type: ignore[assignment]

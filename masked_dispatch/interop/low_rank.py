@@ -18,6 +18,7 @@ from torch import _lobpcg as lobpcg_module
 from torch import _lowrank as low_rank_module
 
 from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.tensor.checks import is_given_masked
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
@@ -27,17 +28,12 @@ from op_registry.records.dense import Dense, map_tensors
 
 def is_of_masked(arguments: Iterable[object]) -> bool:
     """Return whether torch's has_torch_function gets a masked argument."""
-    return any(isinstance(argument, MaskedTensor) for argument in tuple(arguments))
+    return is_given_masked(*arguments)
 
 
 def is_overridden(original: Callable[..., bool], arguments: Iterable[object]) -> bool:
     """Replace torch's has_torch_function, which ignores masked tensors."""
     return True
-
-
-def runs_masked(function: Callable[..., Any], relevant: Iterable[object], *args: Any, **kwargs: Any) -> bool:
-    """Return whether torch's handle_torch_function gets a call with masked tensors."""
-    return is_of_masked((*args, *kwargs.values()))
 
 
 def run_overridden(
@@ -79,4 +75,4 @@ def install() -> None:
     modules: tuple[Any, ...] = (lobpcg_module, low_rank_module)
     for module in modules:
         replace(module, "has_torch_function", is_overridden, is_of_masked)
-        replace(module, "handle_torch_function", run_overridden, runs_masked)
+        replace(module, "handle_torch_function", run_overridden, is_given_masked)

@@ -12,17 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from masked_dispatch.replacements.replacing import replace
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.messages import run_by_torchscript
 from masked_dispatch.torch_internals import TORCHSCRIPT_CALLABLES, python_function_of
 from op_registry import MaskedSemanticsError
-
-
-def contains_masked(value: object) -> bool:
-    """Return whether an argument is a masked tensor, or a list, tuple or dict that contains one."""
-    if isinstance(value, dict):
-        return any(map(contains_masked, value.values()))
-    return isinstance(value, MaskedTensor) or (isinstance(value, (list, tuple)) and any(map(contains_masked, value)))
 
 
 def call_python(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

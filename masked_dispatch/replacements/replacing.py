@@ -32,16 +32,16 @@ def replace(owner: Any, name: str, serving: Serving, concerns: Concerns, *, alwa
     Returns the function that is there now. Raises LookupError for a name that table.py does not list.
     """
     there = inspect.getattr_static(owner, name)
-    called = serving_instead(f"{name_of(owner)}.{name}", _function_of(owner, name), serving, concerns, always)
-    is_of_class = isinstance(there, (classmethod, ClassMethodDescriptorType))
-    kind = classmethod if is_of_class else staticmethod if isinstance(there, staticmethod) else None
-    setattr(owner, name, called if kind is None else kind(called))
+    called = serving_instead(f"{name_of(owner)}.{name}", _as_function(there), serving, concerns, always)
+    if isinstance(there, (classmethod, ClassMethodDescriptorType)):
+        setattr(owner, name, classmethod(called))
+    else:
+        setattr(owner, name, staticmethod(called) if isinstance(there, staticmethod) else called)
     return called
 
 
-def _function_of(owner: Any, name: str) -> Callable[..., Any]:
-    """What torch has under a name, as a function; of a method of the class it takes the class first."""
-    there = inspect.getattr_static(owner, name)
+def _as_function(there: Any) -> Callable[..., Any]:
+    """Return torch's attribute as a function. That of a class method takes the class first."""
     if isinstance(there, ClassMethodDescriptorType):  # written in C
 
         @functools.wraps(there)
@@ -49,7 +49,7 @@ def _function_of(owner: Any, name: str) -> Callable[..., Any]:
             return there.__get__(None, cls)(*args, **kwargs)
 
         return call
-    function: Callable[..., Any] = there.__func__ if isinstance(there, classmethod) else getattr(owner, name)
+    function: Callable[..., Any] = there.__func__ if isinstance(there, (classmethod, staticmethod)) else there
     return function
 
 

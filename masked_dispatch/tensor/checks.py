@@ -13,6 +13,18 @@ from op_registry.records.dims import known_to_hold, with_leading_dims
 from op_registry.records.tracing import being_traced
 
 
+def is_given_masked(*args: object, **kwargs: object) -> bool:
+    """Return whether one of the arguments is a masked tensor; :func:`contains_masked` looks into containers too."""
+    return any(isinstance(argument, MaskedTensor) for argument in (*args, *kwargs.values()))
+
+
+def contains_masked(value: object) -> bool:
+    """Return whether a value is a masked tensor, or a list, tuple or dict that contains one."""
+    if isinstance(value, dict):
+        return any(map(contains_masked, value.values()))
+    return isinstance(value, MaskedTensor) or (isinstance(value, (list, tuple)) and any(map(contains_masked, value)))
+
+
 def check_mask_source(tensor: Tensor, other: Tensor) -> None:
     """Refuse an `other` of mask_like that has no mask, or whose mask does not broadcast."""
     if not isinstance(other, MaskedTensor):
