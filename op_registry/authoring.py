@@ -57,6 +57,7 @@ from op_registry.categories import (
     run_opaque,
 )
 from op_registry.derivatives import bind_by_name, derivative, requested_gradients, run_plain, vjp
+from op_registry.dimensions import Elementwise, Equation, LastDims, Slices
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.inside import inside
 from op_registry.records.broadcast import (
@@ -195,7 +196,7 @@ from op_registry.sparse.record import (
 from op_registry.sparse.segments import Segments, few_of, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
-from op_registry.traits import Slices, Traits
+from op_registry.traits import Traits
 from op_registry.whole_slices import (
     MATRIX,
     WHOLE_SLICES,
@@ -269,6 +270,9 @@ __all__ = [
     "Gap",
     "Rule",
     "Run",
+    "Elementwise",
+    "Equation",
+    "LastDims",
     "Slices",
     "Traits",
     "packet_name",

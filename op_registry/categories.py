@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
+from op_registry.dimensions import Elementwise, Slices
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
 from op_registry.records.dims import Number, wrap_dims
@@ -29,7 +30,7 @@ from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.permuted_slices import SLICEWISE_ON_BASE
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.slicewise import SLICEWISE
-from op_registry.traits import NO_TRAITS, Slices, Traits
+from op_registry.traits import NO_TRAITS, Traits
 
 Operator = OpOverload | OpOverloadPacket
 
@@ -125,6 +126,7 @@ ELEMENTWISE = Category(
     "elementwise",
     "the op on the operands; valid where every tensor operand is valid, never revives an invalid element",
     run_elementwise,
+    dims=Elementwise(),
     lowerings={Sparse: ELEMENTWISE_LOWERING, Permuted: ON_PERMUTED_VALUES},
     traits=("derivative", "neutral", "keeps_zero", "traps"),
 )
@@ -205,7 +207,7 @@ def reduction_steps(
 
     Both depend on the mask, the shape, the dtype and the arguments, not on the data.
     """
-    slices = traits.slices or ONE_FOR_EACH_SLICE
+    slices = traits.dims if isinstance(traits.dims, Slices) else ONE_FOR_EACH_SLICE
     dim, keepdim = (argument(op, name, (x, *args), kwargs) for name in (slices.dim, slices.keepdim))
     keepdim = bool(keepdim)
     validity = x.any_valid(dim, keepdim)
@@ -222,9 +224,9 @@ REDUCTION = Category(
     "reduction",
     "what torch gives on the slice with its invalid elements removed; valid where n ≥ 1",
     run_reduction,
-    slices=ONE_FOR_EACH_SLICE,
+    dims=ONE_FOR_EACH_SLICE,
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
-    traits=("identity", "mixed_derivative", "slices"),
+    traits=("identity", "mixed_derivative"),
     needs=("identity",),
 )
 
@@ -242,9 +244,10 @@ SCAN = Category(
     "scan",
     "at valid positions what torch gives on the slice with its invalid elements removed; valid where the input is",
     run_scan,
-    slices=Slices("each"),
+    dims=Slices("each"),
+    by_rows=True,
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
-    traits=("identity", "slices"),
+    traits=("identity",),
     needs=("identity",),
 )
 
@@ -280,6 +283,7 @@ CONTRACTION = Category(
     "contraction",
     "the sum over index tuples whose factors are all valid; valid where at least one such tuple exists",
     contract,
+    by_rows=True,
     why_dense="it sums products over index tuples, and no kernel does so for sparse operands of this operator",
 )
 
@@ -350,7 +354,8 @@ REFUSED = Category(
 NORMALIZATION = Category(
     "normalization",
     "statistics over the valid elements; valid where the input (and the affine parameters) are",
-    slices=Slices("each"),
+    dims=Slices("each"),
+    by_rows=True,
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
     may_write=True,  # running statistics
 )
@@ -379,7 +384,7 @@ QUERY = Category("query", "a plain answer about the valid elements", plainly=Tru
 SORTING = Category(
     "sorting",
     "valid elements in order, first, in both directions; the first n elements are valid",
-    slices=Slices("front"),
+    dims=Slices("front"),
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},
     why_dense="it orders elements across stored and absent ones",
 )

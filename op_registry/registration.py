@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry.dimensions import Dimensions, Slices
 from op_registry.rule import Category, Run, in_dispatcher, is_functional, packet_name, takes_tensor, written_at
 from op_registry.schema import functional_form, is_inplace, written_arguments
-from op_registry.traits import Slices, Traits
+from op_registry.traits import Traits
 
 TRAITS = tuple(field.name for field in fields(Traits))
 # The types of arguments that may be dimensions.
@@ -105,7 +106,17 @@ class Registration:
 
     # ----------------------------------------------------------------------------------------- the operators' arguments
 
-    def arguments_of_slices(self, ops: Sequence[OpOverload], slices: Slices, is_stated: bool) -> None:
+    def dimensions(self, ops: Sequence[OpOverload], dims: Dimensions | None, is_stated: bool) -> None:
+        """TypeError unless calls of each overload can have the dimensions that a rule or its category states."""
+        if isinstance(dims, Slices):
+            self._arguments_of_slices(ops, dims, is_stated)
+        elif dims is not None:
+            for op in ops:
+                wrong = dims.misfit(op)
+                if wrong is not None:
+                    raise self.error(f"dims={wrong} ({spelled(op)})")
+
+    def _arguments_of_slices(self, ops: Sequence[OpOverload], slices: Slices, is_stated: bool) -> None:
         """TypeError unless each overload has the arguments that `slices` names, or has none to take for dimensions."""
         gives = "" if slices.gives == Slices().gives else f"{slices.gives!r}, "
         for op in ops:
@@ -114,28 +125,21 @@ class Registration:
             for trait in ("dim", "number") if is_stated else ():
                 value = getattr(slices, trait)
                 if value is not None and value not in names and value != getattr(Slices(), trait):
-                    raise self.error(f"{described}; none is what slices=Slices({trait}={value!r}) names")
+                    raise self.error(f"{described}; none is what dims=Slices({trait}={value!r}) names")
             others = [a.name for a in op._schema.arguments if _may_be_dimensions(a)]
             if slices.dim is not None and slices.dim not in names and others:
                 raise self.error(
                     f"{described}; none is called {slices.dim}, which {self.word} reads for the dimensions of a slice. "
-                    f"If {others[0]} says which they are, add slices=Slices({gives}dim={others[0]!r}); if the whole "
-                    f"tensor is one slice, slices=Slices({gives}dim=None)"
+                    f"If {others[0]} says which they are, add dims=Slices({gives}dim={others[0]!r}); if the whole "
+                    f"tensor is one slice, dims=Slices({gives}dim=None)"
                 )
             keeps = [name for name in names if name.startswith("keep")]
             if slices.gives == "one" and keeps and slices.keepdim not in keeps:
                 dim = f"dim={slices.dim!r}, " if is_stated else ""
                 raise self.error(
                     f"{described}; none is called {slices.keepdim}, which {self.word} reads for whether reduced "
-                    f"dimensions are kept. If {keeps[0]} says so, add slices=Slices({dim}keepdim={keeps[0]!r})"
+                    f"dimensions are kept. If {keeps[0]} says so, add dims=Slices({dim}keepdim={keeps[0]!r})"
                 )
-
-    def argument(self, ops: Sequence[OpOverload], trait: str, name: str) -> None:
-        """TypeError unless each overload has the argument that a trait names."""
-        for op in ops:
-            names = [a.name for a in op._schema.arguments]
-            if name not in names:
-                raise self.error(f"{trait}={name!r}: the arguments of {spelled(op)} are {', '.join(names)}")
 
     def function(self, function: Run, ops: Sequence[OpOverload], takes_op: bool) -> None:
         """TypeError unless the function can be called with the arguments that each overload requires."""

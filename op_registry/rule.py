@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.digests import digest_of_code
+from op_registry.dimensions import Dimensions, Slices
 from op_registry.errors import MaskedSemanticsError
-from op_registry.traits import NO_TRAITS, Slices, Traits
+from op_registry.traits import NO_TRAITS, Traits
 
 Run = Callable[..., Any]
 # Whatever can run a rule on another storage record (see op_registry.sparse.lowering).
@@ -33,20 +34,22 @@ class Category:
     law        the law in a sentence, as on the semantics page
     run        the generic dense run, called as ``run(op, *args, **kwargs)`` with records for tensors; None if each
                operator has its own
-    slices     how its operators work slice by slice, if they do
+    dims       which dimensions its operators work on, if they have that in common
     lowerings  how its rules run on other storage records, by the record's type (see :mod:`op_registry.sparse.lowering`)
     closed     whether its law holds for its own rules only: a function that replaces one of them follows no law
     plainly    whether its rules return plain tensors; in other categories a plain result would have lost its mask
     why_dense  why its rules need dense storage if they have no lowering
     traits     which traits its run reads
     needs      which of them a registration has to state
+    by_rows    whether its operators may run on invalid rows, whose numbers neither raise nor reach another row
     may_write  whether its rules may belong to operators that write to their arguments
     """
 
     name: str
     law: str
     run: Run | None = None
-    slices: Slices | None = None
+    dims: Dimensions | None = None
+    by_rows: bool = False
     lowerings: Mapping[type, Any] = field(default_factory=dict, compare=False, repr=False)
     closed: bool = False
     plainly: bool = False
@@ -143,10 +146,16 @@ class Rule:
         return digest_of_code(str(self), self.run, self.traits, self.lowerings)
 
     @property
+    def dims(self) -> Dimensions | None:
+        """Which dimensions the operator works on; None if its rule does not state it."""
+        stated = self.traits.dims
+        return self.category.dims if stated is None and self.run is self.category.run else stated
+
+    @property
     def slices(self) -> Slices | None:
         """How the operator works slice by slice; None if it does not, or its rule does not state how."""
-        stated = self.traits.slices
-        return self.category.slices if stated is None and self.run is self.category.run else stated
+        dims = self.dims
+        return dims if isinstance(dims, Slices) else None
 
     def is_plain(self, result: int) -> bool:
         """Whether a result is meant to be a plain tensor: all of the category's are, or the rule says ``plain=(…)``."""

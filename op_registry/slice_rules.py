@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import Operator, argument, categories, results_like
+from op_registry.dimensions import Dimensions, Slices
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold, wrap_dims
 from op_registry.records.slices import any_masked, has_whole_slices, plain_data
@@ -18,24 +19,24 @@ from op_registry.records.tracing import gradients_may_flow
 from op_registry.registration import Registration
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, written_at
-from op_registry.traits import OF_A_FUNCTION, Slices
+from op_registry.traits import OF_A_FUNCTION
 
 
 def masked_slices(
-    *operators: Operator, category: Category, slices: Slices | None = None, **traits: Any
+    *operators: Operator, category: Category, dims: Dimensions | None = None, **traits: Any
 ) -> Callable[[Run], Rule]:
     """Decorator: registers a function of the overload and the operator's own arguments as the rule for masked input.
 
-    If nothing is masked, or the input is empty, the operator itself runs and its result is valid. `slices` states how
-    the operator works on a slice: then it also runs itself where the mask is one for each slice, as the rows of a
-    padded batch have it, and can run on the stored elements of sparse slices. More traits are those of `masked_rule`.
+    If nothing is masked, or the input is empty, the operator itself runs and its result is valid. `dims` states which
+    dimensions it works on. With ``Slices(…)`` it also runs itself where the mask is one for each slice, as the rows of
+    a padded batch have it. More traits are those of `masked_rule`.
     """
     registration = Registration.of_caller("masked_slices")
     category = registration.category(category, categories())
     ops = registration.overloads(operators, category)
-    stated = registration.traits(traits if slices is None else {"slices": slices, **traits}, OF_A_FUNCTION)
-    if slices is not None:
-        registration.arguments_of_slices(ops, slices, is_stated=True)
+    stated = registration.traits(traits if dims is None else {"dims": dims, **traits}, OF_A_FUNCTION)
+    registration.dimensions(ops, dims, is_stated=True)
+    slices = dims if isinstance(dims, Slices) else None
 
     def register(function: Run) -> Rule:
         registration.function(function, ops, takes_op=True)

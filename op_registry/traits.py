@@ -5,37 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Slices:
-    """How an operator works slice by slice, for lowerings that run it on the stored elements of each slice.
-
-    gives             "one" result per slice (sum), one for "each" element (cumsum, softmax), or elements in order at
-                      the "front" of the slice (sort)
-    dim               the argument with the dimensions of a slice; without it (None, or no argument of this name), the
-                      whole tensor is one slice
-    keepdim           the argument that says whether reduced dimensions are kept with size 1
-    positions         the indices of results that are positions in the slice
-    number            the argument with the number of elements that a slice must have at least
-    none_for_no_dims  whether an empty list of dimensions means none of them rather than all
-    needs_elements    whether torch refuses an input without elements
-    neutral           a number such that the operator, on a slice of nothing else, is finite and so are its derivatives:
-                      slices that are valid as a whole or not at all then run torch's own kernel. None: they do not,
-                      because it is slower than the rule
-    own_memory        whether torch's kernel is wrong where a dimension has stride 0, so that it runs on a copy
-    """
-
-    gives: Literal["one", "each", "front"] = "one"
-    dim: str | None = "dim"
-    keepdim: str = "keepdim"
-    positions: tuple[int, ...] = ()
-    number: str | None = None
-    none_for_no_dims: bool = False
-    needs_elements: bool = False
-    neutral: int | None = 0
-    own_memory: bool = False
+from op_registry.dimensions import Dimensions
 
 
 @dataclass(frozen=True)
@@ -45,9 +17,8 @@ class Traits:
     The docstrings of the categories' runs (categories.py, whole_slices.py) say what each run makes of its own; and of
     any rule:
 
-    slices      how the operator works slice by slice, so that it can run on the stored elements of sparse slices
-    rows        for an operator with one result that treats each row of its first argument by itself: a function that is
-                called with the call's arguments and says how many last dimensions a row has (None: not in this call)
+    dims        which dimensions the operator works on (dimensions.py): lowerings to sparse storage, the fast path for
+                rows and oracles follow from it
     identity    of a reduction or a scan: what takes the place of invalid elements; a function of the dtype, or a number
     divided     whether a reduction is the sum of elements filled with its identity, divided by their number
     plain       the indices of results that are plain tensors
@@ -67,10 +38,8 @@ class Traits:
     divided: bool = False
     reason: str = ""
     instead: str = ""
-    over: str | None = None
     replacement: Any = None
-    slices: Slices | None = None
-    rows: Callable[..., int | None] | None = None
+    dims: Dimensions | None = None
     plain: tuple[int, ...] = ()
     sparse_factors: bool = False
     data_sizes: bool = False
@@ -116,10 +85,10 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "divided": _FLAG,
     "reason": _TEXT,
     "instead": _TEXT,
-    "over": _of_type("the name of an argument", str),
     "replacement": (lambda value: isinstance(value, _NUMBER) or callable(value), "a number, or a function of the data"),
-    "slices": _of_type("a value Slices(…) of op_registry.authoring", Slices),
-    "rows": (callable, "a function of the call's arguments"),
+    "dims": _of_type(
+        "a value of op_registry.authoring: Slices(…), Equation(…), LastDims(…), Elementwise()", Dimensions
+    ),
     "plain": (
         lambda value: isinstance(value, tuple) and all(type(n) is int for n in value),
         "a tuple of indices of results",
@@ -129,6 +98,6 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "exact_out": _FLAG,
 }
 # What every rule may state, whatever its category.
-OF_ANY_RULE = ("plain", "sparse_factors", "data_sizes", "exact_out")
+OF_ANY_RULE = ("dims", "plain", "sparse_factors", "data_sizes", "exact_out")
 # What a rule that is a function may state: most of it is read by fast paths.
-OF_A_FUNCTION = ("slices", "rows", "identity", "divided", "reason", *OF_ANY_RULE)
+OF_A_FUNCTION = ("identity", "divided", "reason", *OF_ANY_RULE)

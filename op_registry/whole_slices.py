@@ -4,7 +4,7 @@ A matrix with a missing element has no inverse, and a line with a missing sample
 matrix is padding still has the inverses of the others. So, slice by slice, all or nothing::
 
     linalg_inv_ex = whole_slices(aten.linalg_inv_ex)  # the slices are matrices
-    _fft_c2c = whole_slices(aten._fft_c2c, over="dim", replacement=0)  # blocks over the dimensions that `dim` names
+    _fft_c2c = whole_slices(aten._fft_c2c, dims=Slices("each"), replacement=0)  # blocks over those in `dim`
 
 *Before* the operator runs, each slice that is not whole is replaced by a constant, by selection. The operator then
 neither raises for it nor gives NaN, its derivatives neither, and no gradient passes the replacement. For matrices the
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.derivatives import bind_by_name
+from op_registry.categories import argument
+from op_registry.dimensions import Slices
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Number
@@ -99,12 +100,12 @@ def run_whole_slices(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_
 
     The traits say which slices:
 
-    over         the name of the argument with the dimensions of a slice, which the result keeps; without it, slices
+    dims         Slices("each"): an argument has the dimensions of a slice, which the result keeps; without it, slices
                  are matrices, and every result has dimensions of its own after those of the batch
     replacement  the constant (default: a spread diagonal)
     """
-    over = _traits.over
-    whole = whole_validity(x, MATRIX if over is None else bind_by_name(op, (x, *args), kwargs)[over])
+    over = _traits.dims.dim if isinstance(_traits.dims, Slices) else None
+    whole = whole_validity(x, MATRIX if over is None else argument(op, over, (x, *args), kwargs))
     replacement = spread_diagonal if _traits.replacement is None else _traits.replacement
     results = op(replaced(x, whole, replacement), *args, **kwargs)
     if over is not None:
@@ -118,6 +119,6 @@ WHOLE_SLICES = Category(
     "the op on each slice (a matrix, a line, a row); valid where every element of the slice is",
     run_whole_slices,
     why_dense="it works on a whole slice at once, whose elements have to lie side by side",
-    traits=("over", "replacement"),
+    traits=("replacement",),
 )
 whole_slices = of_category(WHOLE_SLICES)

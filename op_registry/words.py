@@ -58,10 +58,7 @@ def of_category(category: Category) -> Callable[..., Rule]:
         if "identity" in category.needs and "identity" not in traits:
             raise registration.error(identity_needed(category.name, ops[0]))
         stated = registration.traits(traits, known, category.needs)
-        if category.slices is not None:
-            registration.arguments_of_slices(ops, stated.slices or category.slices, stated.slices is not None)
-        if stated.over is not None:
-            registration.argument(ops, "over", stated.over)
+        registration.dimensions(ops, stated.dims or category.dims, stated.dims is not None)
         return registry.add(Rule(ops, category, run, takes_op=True, where=registration.where, traits=stated))
 
     register.__name__ = register.__qualname__ = word
@@ -92,10 +89,9 @@ def masked_rule(
     """Decorator: a function with the operator's own signature becomes its rule.
 
     With `takes_op`, the function gets the overload as its first argument, for functions that serve several. Keyword
-    arguments are the rule's traits: the `reason` of a refusal; ``slices=Slices(…)``, how the operator works slice by
-    slice, so that it can run on the stored elements of sparse slices; ``rows=…``, of an operator with one result that
-    treats each row of its first argument by itself, a function that is called with the call's arguments and says how
-    many last dimensions a row has (None: not in this call); ``identity=…``, of a reduction that without derivatives is
+    arguments are the rule's traits: the `reason` of a refusal; ``dims=…``, which dimensions the operator works
+    on (``Slices("one")``, ``Equation("mk,kn->mn")``, ``LastDims("normalized_shape")``), from which its lowerings to
+    sparse storage follow; ``identity=…``, of a reduction that without derivatives is
     torch's own on elements filled with it, and ``divided=True``, that this is the sum divided by their number;
     ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of a product that torch also
     has for plain torch.sparse tensors, which other rules get stored densely; ``data_sizes=True``, that it computes
@@ -107,6 +103,7 @@ def masked_rule(
     category = registration.category(category, categories())
     ops = registration.overloads(operators, category)
     stated = registration.traits(traits, OF_A_FUNCTION)
+    registration.dimensions(ops, stated.dims, is_stated=True)
 
     def decorate(function: Run) -> Rule:
         registration.function(function, ops, takes_op)

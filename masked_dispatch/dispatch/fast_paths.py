@@ -24,6 +24,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
 from op_registry.categories import ONE_FOR_EACH_SLICE, argument, reduction_steps, run_elementwise, run_reduction
+from op_registry.dimensions import row_reader
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import zero_selector
@@ -129,9 +130,10 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     needs a fill. (A derivative with respect to the other operands would sum over all rows.) Sparse storage with dense
     rows has no invalid rows.
     """
-    general, call, dims_of_row = rule_kernel(op, rule), direct_call(op), rule.traits.rows
-    if len(schema_of(op).returns) != 1 or dims_of_row is None:
+    general, call = rule_kernel(op, rule), direct_call(op)
+    if len(schema_of(op).returns) != 1 or rule.dims is None:
         return general
+    dims_of_row = row_reader(op, rule.dims)
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if not kwargs and plain_eager():
@@ -149,7 +151,7 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     return kernel
 
 
-def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
+def plain_rows(dims_of_row: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
     """How many of the last dimensions of `data` make up a row; 0 if there are none, if autograd records the call, or if
     an operand is neither torch's own strided tensor nor a number.
     """
@@ -161,7 +163,7 @@ def plain_rows(dims_of_row: Callable[..., int | None], x: Tensor, data: Tensor, 
             type(operand) not in _PLAIN or operand.layout is not torch.strided or (derived and operand.requires_grad)
         ):
             return 0
-    return (dims_of_row(data, *rest) or 0) if data.numel() else 0
+    return dims_of_row(data, *rest) if data.numel() else 0
 
 
 def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:

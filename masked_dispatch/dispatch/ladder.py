@@ -209,7 +209,7 @@ def kernel_of(meaning: Meaning) -> Kernel:
             return view_kernel(op, rule)
         if rule.category is ELEMENTWISE:
             return elementwise_kernel(op, rule)
-        if rule.traits.rows is not None:
+        if rule.category.by_rows and rule.dims is not None:
             return rows_kernel(op, rule)
         if is_like_factory(op):
             return unrecorded(rule_kernel(op, rule))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from op_registry.dimensions import Slices
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, known_to_hold, shape_alone, wrap_dims
 from op_registry.rule import Rule
@@ -28,7 +29,6 @@ from op_registry.sparse.lowering import ForRule, first_of
 from op_registry.sparse.padded_rows import PaddedRows
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
 from op_registry.sparse.segments import Segments
-from op_registry.traits import Slices
 
 # What the rule of a slice operator returns.
 Result = Dense | tuple[Dense, ...]
@@ -81,7 +81,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
     """A call as :class:`SliceCall`; NotLowered if it is not one, torch's error for a dimension out of range."""
     slices = rule.slices
     if slices is None:
-        raise NotLowered("no form of it for sparse storage is written (in its rule: slices=Slices(…), or a lowering)")
+        raise NotLowered("no form of it for sparse storage is written (in its rule: dims=Slices(…), or a lowering)")
     names = [a.name for a in op._schema.arguments]
     named = dict(zip(names, args, strict=False)) | kwargs
     x = named.pop(names[0])

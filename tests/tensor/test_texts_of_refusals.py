@@ -149,7 +149,7 @@ def test_no_form_for_sparse_storage(function: Callable[[Any], Any]) -> None:
     x = md.masked_tensor([[1.0, 2.0], [3.0, 4.0]], [[T, F], [T, T]]).to_sparse_csr()
     text = (
         f"aten.{function.__name__}.default has no sparse form for this call: no form of it for sparse storage is "
-        "written (in its rule: slices=Slices(…), or a lowering). Its operands are stored sparsely (shape (2, 2) as "
+        "written (in its rule: dims=Slices(…), or a lowering). Its operands are stored sparsely (shape (2, 2) as "
         "torch.sparse_csr with 3 stored) and would take 20 bytes densely, which the current policy does not allow "
         "(densify('never')). Store them densely by x.to_dense(), or allow it inside `with "
         "masked_dispatch.densify('always'):`."

@@ -17,7 +17,17 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry import authoring, registry
-from op_registry.authoring import COMPOSITE, REDUCTION, Slices, elementwise, masked_rule, reduction, scan
+from op_registry.authoring import (
+    COMPOSITE,
+    REDUCTION,
+    Equation,
+    LastDims,
+    Slices,
+    elementwise,
+    masked_rule,
+    reduction,
+    scan,
+)
 
 LIBRARY = torch.library.Library("registration", "DEF")
 for schema, body in (
@@ -98,9 +108,11 @@ def test_what_a_word_needs_is_all_that_it_needs(word: str) -> None:
 
 # A misuse: what is passed in place of OWN.twice, what is added, and what the error must name.
 MISUSES: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a misspelt trait": (OWN.twice.default, {"slice": 3}, "slice"),
+    "a misspelt trait": (OWN.twice.default, {"dim": 3}, "dim"),
     "a trait of nothing": (OWN.twice.default, {"colour": "red"}, "colour"),
-    "a trait of another kind": (OWN.twice.default, {"slices": 3}, "slices"),
+    "a trait of another kind": (OWN.twice.default, {"dims": 3}, "dims"),
+    "an equation of other operands": (OWN.twice.default, {"dims": Equation("mk,kn->mn")}, "dims"),
+    "last dimensions of no argument": (OWN.twice.default, {"dims": LastDims("shape")}, "dims"),
     "an unknown category": (OWN.twice.default, {"category": "reducton"}, "category"),
     "a category by name": (OWN.twice.default, {"category": "reduction"}, "category"),
     "an operator that writes": (OWN.written.default, {}, "registration.written"),
@@ -116,13 +128,13 @@ MISUSES: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 # The words that read the names of arguments, with operators that have others.
 OTHER_NAMES: dict[str, list[tuple[Any, dict[str, Any], str]]] = {
-    "reduction": [(OWN.rsum, {}, "d"), (OWN.kept, {}, "d"), (OWN.kept, {"slices": Slices(dim="d")}, "keep_it")],
+    "reduction": [(OWN.rsum, {}, "d"), (OWN.kept, {}, "d"), (OWN.kept, {"dims": Slices(dim="d")}, "keep_it")],
     "scan": [(OWN.running, {}, "d")],
-    "whole_slices": [(OWN.twice, {"over": "dims"}, "over='dims'")],
+    "whole_slices": [(OWN.twice, {"dims": Slices("each", dim="dims")}, "dim='dims'")],
     "masked_rule": [(OWN.rsum, {"category": REDUCTION, "run": lambda x: x}, "d")],
     "masked_slices": [
         (OWN.rsum, {"category": REDUCTION, "run": lambda op, x: x}, "d"),
-        (OWN.rsum, {"category": REDUCTION, "slices": Slices(dim="dims")}, "dim='dims'"),
+        (OWN.rsum, {"category": REDUCTION, "dims": Slices(dim="dims")}, "dim='dims'"),
     ],
     "inside": [(OWN.rsum.default, {"run": lambda x: x}, "d")],
 }
@@ -179,12 +191,20 @@ def test_the_line_is_that_of_the_registration() -> None:
     ("register", "said"),
     [
         (
-            lambda: reduction(OWN.twice, identity=0, slice=3),
-            "reduction has no trait slice; did you mean slices? It takes identity, mixed_derivative, slices, plain, ",
+            lambda: reduction(OWN.twice, identity=0, dim=3),
+            "reduction has no trait dim; did you mean dims? It takes identity, mixed_derivative, dims, plain, ",
         ),
         (
             lambda: elementwise(OWN.twice, identity=0),
-            "elementwise reads no trait identity. It takes derivative, neutral, keeps_zero, traps, plain, ",
+            "elementwise reads no trait identity. It takes derivative, neutral, keeps_zero, traps, dims, ",
+        ),
+        (
+            lambda: masked_rule(OWN.twice, category=REDUCTION, dims=Equation("mk,kn->mn")),
+            "dims='mk,kn->mn' has 2 operands, and the operator's tensors are x (torch.ops.registration.twice)",
+        ),
+        (
+            lambda: masked_rule(OWN.powers, category=REDUCTION, dims=LastDims("shape")),
+            "dims=LastDims('shape'): the operator's arguments are x, p (torch.ops.registration.powers)",
         ),
         (lambda: elementwise(OWN.twice, derivative="linea"), "derivative='linea' is not one of 'linear', 'bilinear', "),
         (lambda: reduction(OWN.twice, identity="0"), "identity='0' is not a number, or a function of the dtype"),
@@ -197,14 +217,14 @@ def test_the_line_is_that_of_the_registration() -> None:
         (
             lambda: reduction(OWN.rsum, identity=0),
             "the arguments of torch.ops.registration.rsum are x, d; none is called dim, which reduction reads for the "
-            "dimensions of a slice. If d says which they are, add slices=Slices(dim='d'); if the whole tensor is one "
-            "slice, slices=Slices(dim=None)",
+            "dimensions of a slice. If d says which they are, add dims=Slices(dim='d'); if the whole tensor is one "
+            "slice, dims=Slices(dim=None)",
         ),
-        (lambda: scan(OWN.running, identity=0), "If d says which they are, add slices=Slices('each', dim='d'); if"),
+        (lambda: scan(OWN.running, identity=0), "If d says which they are, add dims=Slices('each', dim='d'); if"),
         (
-            lambda: reduction(OWN.kept, identity=0, slices=Slices(dim="d")),
+            lambda: reduction(OWN.kept, identity=0, dims=Slices(dim="d")),
             "none is called keepdim, which reduction reads for whether reduced dimensions are kept. If keep_it says "
-            "so, add slices=Slices(dim='d', keepdim='keep_it')",
+            "so, add dims=Slices(dim='d', keepdim='keep_it')",
         ),
         (
             lambda: elementwise("registration.twice"),
@@ -234,9 +254,9 @@ def len_of_one(x: Any) -> int:
 
 
 def test_dimensions_of_another_name_are_mapped() -> None:
-    reduction(OWN.kept, identity=0, slices=Slices(dim="d", keepdim="keep_it"))
-    scan(OWN.running, identity=0, slices=Slices("each", dim="d"))
-    reduction(OWN.powers, identity=0, slices=Slices(dim=None))
+    reduction(OWN.kept, identity=0, dims=Slices(dim="d", keepdim="keep_it"))
+    scan(OWN.running, identity=0, dims=Slices("each", dim="d"))
+    reduction(OWN.powers, identity=0, dims=Slices(dim=None))
     x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, False]]))
     for stored in (x, x.to_sparse_csr(), x.to_sparse_csr().mT):
         for d in (0, 1):

@@ -124,7 +124,7 @@ def contraction(c: Call) -> Expected:
 def whole_slices(c: Call) -> Any:
     """The operator on each slice without a hole: matrices, or what the argument that the rule names spans."""
     rule = registry.get(c.op)
-    over = rule.traits.over if rule is not None else None
+    over = rule.slices.dim if rule is not None and rule.slices is not None else None
     operand = only_operand(c)
     return slicewise.of_matrices(c, {operand: 2}) if over is None else slicewise.of_blocks(c, None, operand, over)
 

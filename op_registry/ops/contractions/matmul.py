@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     CONTRACTION,
     Dense,
+    Equation,
     Number,
     aligned_validity,
     all_valid,
@@ -72,11 +73,6 @@ def with_bias(data: Tensor, validity: Tensor | None, bias: Dense | None, beta: N
     return Dense(data, validity if bias is None or beta == 0 else intersect(validity, bias.validity))
 
 
-def row_of_product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> int | None:
-    """The last dimension is a row of a product with a matrix."""
-    return 1 if x.ndim > 1 and matrix.ndim == 2 else None
-
-
 # ------------------------------------------------------------------------------------------------------------- products
 
 
@@ -102,14 +98,14 @@ def mm(op: OpOverload, self: Dense, mat2: Dense, *out_dtype: torch.dtype) -> Den
     aten.vdot.default,
     category=CONTRACTION,
     takes_op=True,
-    rows=row_of_product,
+    dims=Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->"),
     sparse_factors=True,
 )
 def matmul(op: OpOverload, self: Dense, other: Dense) -> Dense:
     return Dense(op(self.filled(0), other.filled(0)), matmul_validity(self, other))
 
 
-@masked_rule(aten.linear.default, category=CONTRACTION, rows=row_of_product, sparse_factors=True)
+@masked_rule(aten.linear.default, category=CONTRACTION, dims=Equation("*k,nk,+->*n", "*k,k,+->*"), sparse_factors=True)
 def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
     data = aten.linear(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0))
     if weight.ndim == 1:

@@ -20,6 +20,7 @@ from op_registry.authoring import (
     NORMALIZATION,
     Dense,
     DenseSlices,
+    LastDims,
     Moments,
     Segments,
     Sparse,
@@ -122,12 +123,9 @@ def has_whole_rows(x: Dense, dims: tuple[int, ...], eps: float | None, *paramete
     return has_whole_slices(x, dims) and all_valid(*parameters) and (eps is None or eps > 0)
 
 
-def row_of_norm(x: Tensor, normalized_shape: Sequence[int], *parameters: object) -> int | None:
-    """The normalised dimensions."""
-    return len(normalized_shape) or None
-
-
-@masked_slices(aten.layer_norm, aten.native_layer_norm, category=NORMALIZATION, rows=row_of_norm)
+@masked_slices(
+    aten.layer_norm, aten.native_layer_norm, category=NORMALIZATION, dims=LastDims("normalized_shape", statistics=2)
+)
 def layer_norm(
     op: OpOverload,
     x: Dense,
@@ -156,7 +154,9 @@ def layer_norm(
     return (result, *saved_statistics(x, (weight, bias), m, scale, m.mean.shape))
 
 
-@masked_slices(aten.rms_norm, aten._fused_rms_norm, category=NORMALIZATION, rows=row_of_norm)
+@masked_slices(
+    aten.rms_norm, aten._fused_rms_norm, category=NORMALIZATION, dims=LastDims("normalized_shape", statistics=1)
+)
 def rms_norm(
     op: OpOverload,
     x: Dense,

@@ -10,7 +10,6 @@ torch's own kernel runs on the filled data, with its autocast policy and its der
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import NORMALIZATION, Dense, Slices, filled_for_exp_alone, masked_slices, slices_on_all
@@ -18,18 +17,12 @@ from op_registry.authoring import NORMALIZATION, Dense, Slices, filled_for_exp_a
 aten = torch.ops.aten
 
 
-def row_of_softmax(x: Tensor, dim: int, *options: object) -> int | None:
-    """The last dimension, if that is the one to normalise. (Stored rows have it too, but with another number.)"""
-    return 1 if dim == -1 else None
-
-
 @masked_slices(
     aten.softmax.int,
     aten.log_softmax.int,
     aten._safe_softmax,
     category=NORMALIZATION,
-    slices=Slices("each"),
-    rows=row_of_softmax,
+    dims=Slices("each"),
 )
 def softmax(op: OpOverload, x: Dense, dim: int, dtype: torch.dtype | None = None) -> Dense:
     """The input is cast to `dtype` first, as in torch, so that -inf exists for integers too."""
@@ -37,7 +30,7 @@ def softmax(op: OpOverload, x: Dense, dim: int, dtype: torch.dtype | None = None
     return _over_valid(op, x.like(data), dim, dtype)
 
 
-@masked_slices(aten._softmax, aten._log_softmax, category=NORMALIZATION, slices=Slices("each"), rows=row_of_softmax)
+@masked_slices(aten._softmax, aten._log_softmax, category=NORMALIZATION, dims=Slices("each"))
 def _softmax(op: OpOverload, x: Dense, dim: int, half_to_float: bool) -> Dense:
     """The operator that softmax decomposes into."""
     return _over_valid(op, x, dim, half_to_float)

@@ -63,7 +63,7 @@ any = reduction(aten.any.default, aten.any.dim, identity=False)
 all = reduction(aten.all.default, aten.all.dim, identity=True)
 
 
-@masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION, slices=Slices(none_for_no_dims=True))
+@masked_slices(aten.any.dims, aten.all.dims, category=REDUCTION, dims=Slices(none_for_no_dims=True))
 def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim: bool = False) -> Dense:
     """Over a list of dimensions; unlike elsewhere in torch, an empty list reduces nothing."""
     result = op(x.filled(op is aten.all.dims), dim, keepdim)
@@ -77,7 +77,7 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
     aten.mean.default,
     aten.mean.dim,
     category=REDUCTION,
-    slices=Slices(),
+    dims=Slices(),
     identity=0,
     divided=True,
 )
@@ -92,7 +92,7 @@ def mean(
     return Dense((total / nonzero_count(x.count(dim, keepdim))).to(result), x.any_valid(dim, keepdim))
 
 
-@masked_slices(aten.var.correction, category=REDUCTION, slices=Slices(neutral=None))
+@masked_slices(aten.var.correction, category=REDUCTION, dims=Slices(neutral=None))
 def var(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
@@ -100,7 +100,7 @@ def var(
     return rounded(x, variance_and_mean(op, x, dim, correction, keepdim)[0])
 
 
-@masked_slices(aten.var_mean.correction, category=REDUCTION, slices=Slices(neutral=None))
+@masked_slices(aten.var_mean.correction, category=REDUCTION, dims=Slices(neutral=None))
 def var_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
@@ -108,14 +108,14 @@ def var_mean(
     return rounded(x, var), mean
 
 
-@masked_slices(aten.std.correction, category=REDUCTION, slices=Slices(neutral=None))
+@masked_slices(aten.std.correction, category=REDUCTION, dims=Slices(neutral=None))
 def std(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Dense:
     return rounded(x, safe_sqrt(variance_and_mean(op, x, dim, correction, keepdim)[0]))
 
 
-@masked_slices(aten.std_mean.correction, category=REDUCTION, slices=Slices(neutral=None))
+@masked_slices(aten.std_mean.correction, category=REDUCTION, dims=Slices(neutral=None))
 def std_mean(
     op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Dense, Dense]:
@@ -161,7 +161,7 @@ def variance(m: Spread, correction: Number | None) -> Tensor:
 def extreme(*operators: OpOverload | OpOverloadPacket, identity: Callable[[torch.dtype], Number]) -> Rule:
     """The rule of the maximum or the minimum."""
 
-    @masked_slices(*operators, category=REDUCTION, slices=Slices(), identity=identity)
+    @masked_slices(*operators, category=REDUCTION, dims=Slices(), identity=identity)
     def of_valid_elements(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
         """The maximum (minimum) of the valid elements; those that equal it share its gradient."""
         if x.dtype.is_complex:
@@ -175,7 +175,7 @@ amax = extreme(aten.amax, aten.max.default, identity=lowest)
 amin = extreme(aten.amin, aten.min.default, identity=highest)
 
 
-@masked_slices(aten.aminmax, category=REDUCTION, slices=Slices(), exact_out=True)
+@masked_slices(aten.aminmax, category=REDUCTION, dims=Slices(), exact_out=True)
 def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Minimum and maximum. They need different fills, so each is a reduction of its own."""
     if x.dtype.is_complex:
@@ -185,7 +185,7 @@ def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool =
     return least, extremum(x, lowest(x.dtype), dim, keepdim, lambda t: aten.amax(t, dims, keepdim))
 
 
-@masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, slices=Slices(positions=(1,)))
+@masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, dims=Slices(positions=(1,)))
 def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The maximum (minimum) of the valid elements along a dimension, and its index."""
     x = undivided_slices(x, dim)  # torch looks for positions in each part, and one of them may be empty
@@ -198,7 +198,7 @@ def max(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dens
     return Dense(squeeze_reduced(dims, values, keepdim), exists), Dense(squeeze_reduced(dims, index, keepdim), exists)
 
 
-@masked_slices(aten.argmax, aten.argmin, category=REDUCTION, slices=Slices(positions=(0,)))
+@masked_slices(aten.argmax, aten.argmin, category=REDUCTION, dims=Slices(positions=(0,)))
 def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = False) -> Dense:
     """The index of the first maximum (minimum) among valid elements, in the original dimension or the flat input."""
     exists = x.any_valid(dim, keepdim)
@@ -216,7 +216,7 @@ def argmax(op: OpOverload, x: Dense, dim: int | None = None, keepdim: bool = Fal
 # ------------------------------------------------------------------------------------------------------------ logsumexp
 
 
-@masked_slices(aten.logsumexp, category=REDUCTION, slices=Slices())
+@masked_slices(aten.logsumexp, category=REDUCTION, dims=Slices())
 def logsumexp(op: OpOverload, x: Dense, dim: Dims, keepdim: bool = False) -> Dense:
     """Invalid elements contribute exp(-inf) = 0; integers are computed in the default dtype, as in torch."""
     x = x if is_inexact(x.dtype) else x.like(x.data.to(torch.get_default_dtype()))
@@ -244,7 +244,7 @@ def logsumexp_by_softmax(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Ten
 # ---------------------------------------------------------------------------------------------------------------- norms
 
 
-@masked_slices(aten.linalg_vector_norm, category=REDUCTION, slices=Slices(neutral=1))
+@masked_slices(aten.linalg_vector_norm, category=REDUCTION, dims=Slices(neutral=1))
 def linalg_vector_norm(
     op: OpOverload,
     x: Dense,
@@ -258,7 +258,7 @@ def linalg_vector_norm(
     return filled_norm(x, ord, dim, keepdim, lambda t: op(t, ord, dim, keepdim, dtype=dtype_for(x, t, dtype)))
 
 
-@masked_slices(aten.norm, category=REDUCTION, slices=Slices(neutral=1))
+@masked_slices(aten.norm, category=REDUCTION, dims=Slices(neutral=1))
 def norm(
     op: OpOverload,
     x: Dense,

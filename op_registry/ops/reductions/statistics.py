@@ -44,7 +44,7 @@ aten = torch.ops.aten
     aten.nanquantile.default,
     aten.nanquantile.scalar,
     category=REDUCTION,
-    slices=Slices(needs_elements=True),
+    dims=Slices(needs_elements=True),
 )
 def quantile(
     op: OpOverload,

@@ -31,14 +31,14 @@ cumsum = scan(aten.cumsum, identity=0)
 cumprod = scan(aten.cumprod, identity=1)
 
 
-@masked_slices(aten.cummax, aten.cummin, category=SCAN, slices=Slices("each", positions=(1,)))
+@masked_slices(aten.cummax, aten.cummin, category=SCAN, dims=Slices("each", positions=(1,)))
 def cummax(op: OpOverload, x: Dense, dim: int) -> tuple[Dense, Dense]:
     """The running maximum (minimum) and the index of its last occurrence."""
     values, index = op(x.filled(identity_of(op, x.dtype)), dim)
     return x.like(values), x.like(index)
 
 
-@masked_slices(aten.logcumsumexp, aten._logcumsumexp, category=SCAN, slices=Slices("each"))
+@masked_slices(aten.logcumsumexp, aten._logcumsumexp, category=SCAN, dims=Slices("each"))
 def logcumsumexp(op: OpOverload, x: Dense, dim: int) -> Dense:
     """Invalid steps contribute exp(-inf) = 0.
 

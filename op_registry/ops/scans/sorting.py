@@ -76,7 +76,7 @@ def refuse_dtype(op: OpOverload, x: Dense, *args: Any) -> None:
         op(x.data, *args)
 
 
-@masked_slices(aten.sort, category=SORTING, slices=Slices("front", positions=(1,)))
+@masked_slices(aten.sort, category=SORTING, dims=Slices("front", positions=(1,)))
 @ordered_by_torch
 def sort(
     op: OpOverload, x: Dense, dim: int = -1, descending: bool = False, *, stable: bool | None = None
@@ -90,7 +90,7 @@ def sort(
     return Dense(order.values, validity), Dense(order.index, validity)
 
 
-@masked_slices(aten.topk, category=SORTING, slices=Slices("front", positions=(1,), number="k"))
+@masked_slices(aten.topk, category=SORTING, dims=Slices("front", positions=(1,), number="k"))
 @ordered_by_torch
 def topk(
     op: OpOverload, x: Dense, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
@@ -149,7 +149,7 @@ def element_at(x: Dense, order: Order, rank: Tensor, dim: int, keepdim: bool, ex
     return values, index
 
 
-@masked_slices(aten.kthvalue, category=REDUCTION, slices=Slices(positions=(1,), number="k"))
+@masked_slices(aten.kthvalue, category=REDUCTION, dims=Slices(positions=(1,), number="k"))
 @ordered_by_torch
 def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """Valid where there are at least k valid elements."""
@@ -168,7 +168,7 @@ def kthvalue(op: OpOverload, x: Dense, k: int, dim: int = -1, keepdim: bool = Fa
 
 
 # torch's kernel reads beyond its copy of a slice of stride 0.
-@masked_slices(aten.median.dim, aten.nanmedian.dim, category=REDUCTION, slices=Slices(positions=(1,), own_memory=True))
+@masked_slices(aten.median.dim, aten.nanmedian.dim, category=REDUCTION, dims=Slices(positions=(1,), own_memory=True))
 def median(op: OpOverload, x: Dense, dim: int, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The lower median; the first NaN if a valid element is NaN (nanmedian skips NaN)."""
     if x.ndim == 0:
@@ -195,7 +195,7 @@ def median_rank(order: Order, dim: int, ignore_nan: bool) -> Tensor:
     return half if ignore_nan else torch.where(nans > 0, numbers, half)
 
 
-@masked_slices(aten.median.default, aten.nanmedian.default, category=REDUCTION, slices=Slices())
+@masked_slices(aten.median.default, aten.nanmedian.default, category=REDUCTION, dims=Slices())
 def median_of_all(op: OpOverload, x: Dense) -> Dense:
     """The median of all elements; as in torch, the valid elements that equal it share its gradient."""
     refuse_dtype(op, x)
@@ -209,7 +209,7 @@ def median_of_all(op: OpOverload, x: Dense) -> Dense:
     return Dense(result.data, x.any_valid())
 
 
-@masked_slices(aten.mode, category=REDUCTION, slices=Slices(positions=(1,)))
+@masked_slices(aten.mode, category=REDUCTION, dims=Slices(positions=(1,)))
 @ordered_by_torch
 def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tuple[Dense, Dense]:
     """The smallest of the most frequent values, and its last index; NaN equals nothing, not even itself."""

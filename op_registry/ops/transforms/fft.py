@@ -11,12 +11,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.authoring import WHOLE_SLICES, Dense, masked_rule, replaced, whole_slices, whole_validity, wrap_dim
+from op_registry.authoring import (
+    WHOLE_SLICES,
+    Dense,
+    Slices,
+    masked_rule,
+    replaced,
+    whole_slices,
+    whole_validity,
+    wrap_dim,
+)
 
 aten = torch.ops.aten
 
-_fft_r2c = whole_slices(aten._fft_r2c, over="dim", replacement=0)
-_fft_c2c = whole_slices(aten._fft_c2c, over="dim", replacement=0)
+_fft_r2c = whole_slices(aten._fft_r2c, dims=Slices("each"), replacement=0)
+_fft_c2c = whole_slices(aten._fft_c2c, dims=Slices("each"), replacement=0)
 
 
 @masked_rule(aten._fft_c2r, category=WHOLE_SLICES)
