@@ -15,7 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 QUIET := $(if $(CI),--quiet --progress-bar off)
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
+# Modules are compiled when they are first imported: most of what is installed never is.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile $(QUIET)
 # The stamp remembers which torch is installed: another one installs again.
 INSTALLED := $(VENV)/installed
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))
@@ -72,7 +73,6 @@ types: $(INSTALLED)
 
 ## make docs        the site of the pages in docs/ into build/site, without network
 docs: $(INSTALLED)
-	$(PIP) -c $(VENV)/constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 ## make bench       every benchmark; one of them: .venv/bin/python -m benchmarks NAME
@@ -103,6 +103,6 @@ $(INSTALLED): constraints.txt pyproject.toml
 	$(PIP) -c $(VENV)/constraints.txt "$(TORCH)"
 	# The distribution's version: torch.__version__ may name a CUDA that the distribution's does not.
 	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >> $(VENV)/constraints.txt
-	$(PIP) -c $(VENV)/constraints.txt --editable '.[test,lint,demo]'
+	$(PIP) -c $(VENV)/constraints.txt --editable '.[dev]'
 	@if [ "$(TORCH)" = "$(PINNED)" ]; then rm -f $(VENV)/chosen-torch; else echo "$(TORCH)" > $(VENV)/chosen-torch; fi
 	@echo "$(TORCH)" > $@
