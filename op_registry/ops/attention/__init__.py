@@ -5,7 +5,7 @@ key has no valid result.
 
     rules     scaled_dot_product_attention and its kernels
     layers    the fused layers of torch.nn
-    tokens    an encoder layer on the tokens that are there, without the padding
+    tokens    an encoder layer on the valid tokens alone, without the padding
     modules   nn.MultiheadAttention and the Transformer layers in training
     packed    attention of packed batches, one sequence at a time
     backward  torch's gradient formulas, called by hand

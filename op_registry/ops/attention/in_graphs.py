@@ -1,10 +1,10 @@
-"""Attention of packed batches in graphs: one operator, to which the bounds of the sequences are data.
+"""Attention of packed batches in graphs: one operator, which reads the bounds of the sequences from a tensor.
 
-A graph is compiled for batches of any lengths, so that it can't hold a call of torch's kernel for each sequence. The
-operator splits the rows when it runs. Forward and backward call torch's kernels, those that eager execution calls, on
-the rows of one sequence at a time; the logarithms of the sums of weights are kept for backward.
+A graph is compiled for batches of any lengths, so it can't contain one call of torch's kernel for each sequence. The
+operator splits the rows when it runs. Forward and backward call the same kernels of torch as eager execution, on the
+rows of one sequence at a time; forward saves the logsumexp of the scores for backward.
 
-Rows are (n, heads, features). `bounds` are where the sequences begin among them, and their end, (B + 1,).
+Rows are (n, heads, features). `bounds` holds the first row of each sequence, and the end of the last one, (B + 1,).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the operator takes such rows: those of torch's fused kernel on a CPU.
+    """Whether the operator takes such rows: it takes those that torch's fused kernel takes on a CPU.
 
-    Not in a program of torch.export, which is to run without this library.
+    False under torch.export, because exported programs must run without this library.
     """
     features = {x.shape[-1] for x in (query, key, value)}
     on_cpu = query.device.type == "cpu" and query.dtype in _DTYPES

@@ -1,7 +1,8 @@
 """Fused layers of torch.nn in eval mode, batch first: nn.MultiheadAttention and nn.TransformerEncoderLayer.
 
-Law: that of rules.py and of the linear layers and norms of which they are composed. With every element valid, dense
-records run torch's own kernel. Packed batches stay packed, and an encoder layer leaves out the padding of others.
+Law: the laws of attention (rules.py), linear layers and norms, from which these layers are composed. With every element
+valid, dense records run torch's own kernel. Packed batches stay packed; for padded batches, an encoder layer skips the
+padding.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from op_registry.ops.attention import tokens
 
 aten = torch.ops.aten
 
-# How a layer calls the operators of which it is composed: on_dense on dense records, call on packed ones.
+# How a layer calls its operators: `on_dense` on dense records, `call` on packed ones.
 Call = Callable[..., Any]
 
 
 def on_dense(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
-    """By the operator's rule. Where heads are moved, what is known to be zero is still known to be."""
+    """Run the operator by its rule. Moving heads keeps the record's remembered zeros (records/zeros.py)."""
     result = by_rule(op, x, *args, **kwargs)
     if op in _MOVES and x.validity is not None:
         for part in result if isinstance(result, (list, tuple)) else [result]:
@@ -61,7 +62,7 @@ def merged_heads(run: Call, x: Any) -> Any:
 
 
 def projections(run: Call, inputs: Sequence[Any], qkv_weight: Any, qkv_bias: Any) -> list[Any]:
-    """Queries, keys and values: one product where they are projections of one input."""
+    """Queries, keys and values; a single product computes all three if they project the same input."""
     query, key, value = inputs
     embed_dim = query.shape[-1]
     if query is key and key is value:

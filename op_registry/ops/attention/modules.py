@@ -1,8 +1,8 @@
 """F.multi_head_attention_forward, by which nn.MultiheadAttention and the Transformer layers attend, as one operator.
 
-Law: that of the operators of which it is composed. Line by line, torch's function calls two dozen operators, of which
-most move heads about; with a mask each of them costs several times what it does. As one operator of ours,
-``torch.ops.torch_nn_functional.multi_head_attention``, they run on plain tensors: the same rules on the same records.
+Law: the laws of the operators that it calls. torch's function calls two dozen operators, and most of them only
+rearrange heads; dispatching each of them on masked tensors costs several times its own work. We make the function one
+operator, ``torch.ops.torch_nn_functional.multi_head_attention``, whose rule applies the same rules to the same records.
 """
 
 from __future__ import annotations
@@ -78,6 +78,6 @@ def multi_head_attention(query: Dense, key: Dense | None, value: Dense | None, n
 @multi_head_attention.lowering(Sparse)
 @multi_head_attention.lowering(Permuted)
 def packed_multi_head_attention(op: OpOverload, *arguments: Any) -> AnyRecord:
-    """Each operator by its own lowering."""
+    """Run each operator by its own lowering."""
     result: AnyRecord = _attend(call, *arguments)
     return result

@@ -124,9 +124,9 @@ def attend_rows(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Attention inside each of several sequences that stand one behind the other, in rows (n, H, d) or (n, d).
+    """Attention within each of several concatenated sequences, in rows (n, H, d) or (n, d).
 
-    With torch's kernel, on all sequences at once if they are of one length, else on one after the other. `queries` and
+    This runs torch's kernel once if all sequences have the same length, else once for each sequence. `queries` and
     `keys` are the lengths; the rows of a sequence without keys are 0.
     """
     if len(set(queries)) == 1 and len(set(keys)) == 1 and queries[0] and keys[0]:
@@ -149,7 +149,7 @@ def attend_rows(
 
 
 def _in_a_graph(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None) -> Dense:
-    """One operator for all sequences, whose bounds are known when the graph runs."""
+    """Run one operator on all sequences; it reads their bounds when the graph runs."""
     query, key, value = (x.values.data if x.values.ndim == 3 else x.values.data.unsqueeze(1) for x in (q, k, v))
     if not in_graphs.serves(query, key, value):
         raise NotLowered("in a graph, attention of sequences runs on a CPU, on floats, with features of one size")

@@ -184,8 +184,10 @@ def scaled_dot_product_attention(
 
 
 def _queries(query: Dense, *others: Dense) -> Tensor:
-    """The queries. What lies in an invalid one reaches its own output, which is invalid, and nothing else, except for
-    the derivatives of keys and values, which sum over all queries.
+    """The queries, unfilled if each is valid or invalid as a whole and no gradient may flow.
+
+    In forward, the data of an invalid query only reaches that query's own output, which is invalid. But the derivatives
+    of keys and values sum over all queries.
     """
     alone = not being_traced(query.data) and not gradients_may_flow(query.data, *(x.data for x in others))
     return query.data if alone and has_whole_slices(query, (-1,)) else query.filled(0)

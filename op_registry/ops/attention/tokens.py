@@ -1,8 +1,8 @@
-"""Encoder layers in eval mode on the tokens that are there, without the padding.
+"""Encoder layers in eval mode on the valid tokens alone, without the padding.
 
-Law: that of the operators of which a layer is composed. Each of them but attention treats every token alike and by
-itself, so the tokens of all sequences are one long sequence (1, n, D), on which torch's own operators run; attention
-alone is told where each sequence ends.
+Law: the laws of the layer's operators. All of them except attention process each token independently, so torch's own
+operators can run on the tokens of all sequences as one long sequence (1, n, D). Only attention needs to know where each
+sequence ends.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def on_packed(layer: Layer, x: AnyRecord, *operands: Any) -> Sparse | None:
 
 
 def on_padded(layer: Layer, x: Dense, *operands: Any) -> Dense | None:
-    """The layer on a padded batch (B, T, D) with one validity for a token; None for other calls, and on a device.
+    """The layer on a padded batch (B, T, D) with one validity per token; None for other calls or off the CPU.
 
-    As torch does where it is given a padding mask: padding is left out of every product.
+    Like torch's own layer with a padding mask, it leaves padding out of every product.
     """
     if x.ndim != 3 or not has_whole_slices(x, (2,)) or not may_be_read(x.data) or not _are_plain(x, operands):
         return None
