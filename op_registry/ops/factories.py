@@ -1,10 +1,10 @@
 """Factories.
 
 Law: `*_like` gives torch's result under the mask of the input. `new_zeros`, `new_ones` and `new_full` are masked and
-valid everywhere. What is uninitialised is invalid: `empty_like`, `new_empty` and `new_empty_strided` have nothing valid
-until it is written, so a function that allocates a buffer from its masked argument, and fills it slice by slice, keeps
-the mask, and memory to which nobody wrote is never observed. `linspace` and `logspace` between tensors are valid where
-both ends are.
+valid everywhere. Uninitialised elements are invalid: the results of `empty_like`, `new_empty` and `new_empty_strided`
+have no valid element until one is written. So a function that allocates a buffer from its masked argument and fills it
+slice by slice keeps the mask, and nobody observes unwritten memory. `linspace` and `logspace` between tensors are valid
+where both ends are.
 
 `zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results take the validity of
 the value that is written.
@@ -43,7 +43,7 @@ aten = torch.ops.aten
 
 @masked_rule(aten.full_like, aten.ones_like, aten.zeros_like, category=FACTORY, takes_op=True)
 def zeros_like(op: OpOverload, self: Dense, *value: Number, **options: Any) -> Dense:
-    """Under the mask of the input, which moves to the device of the result."""
+    """torch's result under the mask of the input, which moves to the device of the result."""
     check_strided(op, options)
     data = op(self.data, *value, **options)
     return Dense(data, on_device_of(data, self.validity))
@@ -55,7 +55,7 @@ zeros_like.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 @masked_rule(aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
 def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, **options: Any) -> Dense:
-    """Of the input's dtype and device, valid everywhere."""
+    """A tensor with the input's dtype and device, valid everywhere."""
     check_strided(op, options)
     return new_buffer(op(self.data, size, *value, **options), valid=True)
 
@@ -65,26 +65,26 @@ def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, 
 
 @masked_rule(aten.empty_like, category=FACTORY)
 def empty_like(self: Dense, **options: Any) -> Dense:
-    """Of the input's shape, dtype and device; nothing is valid."""
+    """A tensor with the input's shape, dtype and device; nothing is valid."""
     check_strided(aten.empty_like.default, options)
     return new_buffer(aten.empty_like(self.data, **options), valid=False)
 
 
-# In the places of the input, so that it stays sparse; `new_buffer` makes the values there invalid.
+# We keep the input's sparsity pattern, so that the result stays sparse; `new_buffer` makes the stored values invalid.
 empty_like.lowering(Sparse)(ON_VALUES)
 empty_like.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
 @masked_rule(aten.new_empty, category=FACTORY)
 def new_empty(self: Dense, size: Sequence[int], **options: Any) -> Dense:
-    """Of the input's dtype and device; nothing is valid."""
+    """A tensor with the input's dtype and device; nothing is valid."""
     check_strided(aten.new_empty.default, options)
     return new_buffer(aten.new_empty(self.data, size, **options), valid=False)
 
 
 @masked_rule(aten.new_empty_strided, category=FACTORY)
 def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], **options: Any) -> Dense:
-    """With strides, as the autograd engine allocates gradients; nothing is valid."""
+    """A tensor with given strides, as the autograd engine allocates gradients; nothing is valid."""
     check_strided(aten.new_empty_strided.default, options)
     return new_buffer(aten.new_empty_strided(self.data, size, stride, **options), valid=False)
 
@@ -93,14 +93,14 @@ def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], *
 def new_empty_strided_like_stored(
     op: OpOverload, self: Sparse, size: Sequence[int], stride: Sequence[int], **options: Any
 ) -> Dense | Sparse:
-    """In the places of the input if it has the input's size, as a gradient has; dense otherwise."""
+    """With the input's size (a gradient, say), the result has the input's sparsity pattern; otherwise it is dense."""
     if tuple(size) != tuple(self.shape):
         return new_empty_strided.run(self.values, size, stride, **options)
     return self.like(empty_like.run(self.values, **options))
 
 
 def on_any_values(op: OpOverload, self: Sparse | Permuted, size: Sequence[int], *rest: Any, **options: Any) -> Dense:
-    """A dense result of another size: of a sparse operand, only dtype and device are read."""
+    """A dense result of another size: it only reads the dtype and the device of a sparse operand."""
     values = (self.base if isinstance(self, Permuted) else self).values
     result: Dense = by_rule(op, values, size, *rest, **options)
     return result
@@ -129,7 +129,7 @@ def check_strided(op: OpOverload, options: Mapping[str, Any]) -> None:
 def linspace(
     op: OpOverload, start: Dense | Number, end: Dense | Number, steps: int, *base: float, **options: Any
 ) -> Dense:
-    """From one number to another, each of which may be a 0-d tensor; valid where both are."""
+    """Steps from one number to another; either may be a 0-d tensor. Valid where both are."""
     result = run_elementwise(op, start, end, steps, *base, _traits=Traits(traps=True), **options)
     return Dense(result.data, on_device_of(result.data, result.validity))
 
@@ -166,7 +166,7 @@ def fill_tensor(self: Dense, value: Dense) -> Dense:
 
 
 def overwritten(self: Dense, data: Tensor) -> Tensor:
-    """New data in place of all the old, whose gradient is zero: it stays in the graph, as in torch."""
+    """New data replaces all of the old; the old data stays in the graph with a gradient of zero, as in torch."""
     if not gradients_may_flow(self.data):
         return data
     return torch.where(torch.ones((), dtype=torch.bool, device=data.device), data, self.data)

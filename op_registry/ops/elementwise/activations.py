@@ -76,7 +76,7 @@ def rrelu_with_noise(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """rrelu; in training the slopes are written to `noise`, which keeps its own where the input is invalid if plain."""
+    """rrelu; training writes the slopes to `noise`. A plain `noise` keeps its old values where the input is invalid."""
     if training:
         with torch.no_grad():
             _, drawn = aten.rrelu_with_noise_functional(self, noise, lower, upper, training, generator)

@@ -52,7 +52,7 @@ def trace(op: OpOverload, x: Dense) -> Dense:
 
 @masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION)
 def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
-    result = aten.trapezoid.x(y.filled(0), x.filled(0), dim=dim)  # torch's, of one point too, reads every element
+    result = aten.trapezoid.x(y.filled(0), x.filled(0), dim=dim)  # reads even a single point
     if all_valid(y, x) or y.shape[dim] < 2:
         return Dense(result)
     heights, width = intervals(y, x, dim)

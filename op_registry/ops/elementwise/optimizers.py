@@ -105,7 +105,7 @@ def _fused_sgd_(
     found_inf: Tensor | None = None,
     **options: Any,
 ) -> None:
-    """On the first step the buffers are uninitialized memory; the formula allocates its own, which are copied there."""
+    """On the first step the buffers are uninitialized; the formula allocates new ones, which we copy into them."""
     unscaled_grads = unscaled(grads, grad_scale, found_inf)
     if unscaled_grads is None:
         return
