@@ -124,9 +124,10 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
 
 
 def chosen_by(indices: Sequence[Tensor | None], target: Tensor) -> Tensor | None:
-    """What one boolean index chooses, as a mask that broadcasts to `target`; None for any other indices.
+    """A single boolean index as a mask that broadcasts to `target`; None for any other indices.
 
-    vmap cannot batch over such an index, whose number of writes depends on data, where it can select.
+    With such a mask the rule can select elements. vmap can batch that, but not an index_put whose number of writes
+    depends on data.
     """
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(given) != 1 or given[0][1].dtype not in (torch.bool, torch.uint8):

@@ -66,8 +66,8 @@ def _rows(
 def _safe(indices: Dense, padding_idx: int, sparse: bool = False) -> Tensor:
     """Indices that can be looked up: an invalid one becomes `padding_idx`, which torch leaves out of every gradient.
 
-    Without padding it becomes some other row, to which it adds a gradient of 0. A sparse gradient lists the rows that
-    were looked up, so there it becomes a row that a valid index looks up too.
+    Without `padding_idx`, an invalid index becomes the index of some other row, to which it adds a gradient of 0. A
+    sparse gradient lists all looked-up rows, so there we choose a row that a valid index looks up too.
     """
     if padding_idx >= 0:
         return indices.filled(padding_idx)
@@ -202,7 +202,7 @@ def _bags(
     if per_sample_weights is not None:
         elements = rows.filled(0) * per_sample_weights.filled(0).unsqueeze(-1)
         validity = intersect(validity, None if factor_validity is None else factor_validity.unsqueeze(-1))
-    # The lookups that torch would reduce over, and the elements of those that are valid.
+    # The lookups over which torch would reduce, and the valid elements of their rows.
     in_bag = indices.data != padding_idx
     if indices.valid is not None:
         in_bag = in_bag | ~indices.valid

@@ -133,7 +133,7 @@ def gather(x: Dense, dim: int, index: Dense, *, sparse_grad: bool = False) -> De
     if v is None:
         return Dense(data, index.validity)
     if data.ndim == x.ndim and x.ndim and broadcast_along(v, dim):
-        # Whatever the index is along `dim`, the validity is the same; in other dimensions the index may be smaller.
+        # The validity is the same for every index along `dim`; in other dimensions the index may be smaller.
         for d in range(v.ndim):
             v = v if broadcast_along(v, d) else v.narrow(d, 0, data.shape[d])
     else:

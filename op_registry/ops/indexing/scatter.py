@@ -204,7 +204,7 @@ def _reshaped_along(index: Tensor, dim: int, ndim: int) -> Tensor:
 
 @masked_rule(aten.max_unpool2d.default, aten.max_unpool3d.default, category=ASSIGNMENT, takes_op=True)
 def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[int], *options: Sequence[int]) -> Dense:
-    """Elements at the positions that they were pooled from, among valid zeros; an invalid index writes nothing."""
+    """Elements at the positions from which they were pooled, in valid zeros; an invalid index writes nothing."""
     data = op(x.filled(0), indices.filled(0), output_size, *options)
     if x.validity is None and indices.validity is None:
         return Dense(data)

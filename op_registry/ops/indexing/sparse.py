@@ -47,7 +47,7 @@ def stored_values(record: Dense | Sparse) -> Dense:
 
 
 def as_tensor_of(shape: Sequence[int], like: Dense | Sparse, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of a shape that takes no memory, for torch to check an index against."""
+    """A tensor of this shape without memory, against which torch checks an index."""
     return torch.zeros((), dtype=dtype or torch.int8, device=like.device).expand(tuple(shape))
 
 
@@ -58,7 +58,7 @@ def in_range(index: Tensor, size: int) -> Tensor:
 
 
 def check_range(x: Dense | Sparse, dim: int, index: Dense | Sparse) -> None:
-    """Raises torch's error where a valid index is out of range."""
+    """Raise torch's error if a valid index is out of range."""
     aten.index(as_tensor_of((x.shape[dim],), x), [stored_values(index).filled(0)])
 
 
@@ -147,14 +147,14 @@ def _by_mask(x: Dense | Sparse, first: Dense | Sparse | None, used: Sequence[Den
     if mask.shape != x.shape:
         if isinstance(x, Sparse) and mask.ndim == 1 and mask.shape[0] == x.shape[0] and mask.dtype is torch.bool:
             return index_select(x, 0, Dense(to_dense(mask).filled(False).nonzero()[:, 0]))
-        raise NotLowered("its mask has another shape than what it selects from")
+        raise NotLowered("its mask and the tensor that it selects from differ in shape")
     flat, coordinates = valid_elements_of(mask)
     return lookup(x, sorted_coordinates(flat.filled(0), coordinates, x.shape))
 
 
 def index_select_of_dense(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse) -> Dense:
     if not isinstance(x, Dense) or index.ndim > 1:
-        raise NotLowered("what is read from is sparse, or the index has more than one dimension")
+        raise NotLowered("the tensor that it reads is sparse, or the index has more than one dimension")
     result: Dense = indexing.index_select.run(x, dim, to_dense(index))  # the index is as long as the result
     return result
 
@@ -223,7 +223,7 @@ def index_select(x: Sparse, dim: int, index: Dense | Sparse) -> Sparse:
     safe = index.filled(0).reshape(-1).to(torch.int64)
     aten.index_select(as_tensor_of((x.shape[axis],), x), 0, index.filled(0))  # raises where one is out of range
     flat, coordinates = unpadded_elements(x)
-    # A join of the index with the stored coordinates, which are sorted for that.
+    # We join the index with the stored coordinates, and sort these first.
     ordered, order = coordinates[axis].sort(stable=True)
     starts = torch.searchsorted(ordered, safe)
     matches = torch.searchsorted(ordered, safe, right=True) - starts

@@ -57,7 +57,7 @@ def require_eager(*records: Dense | Sparse | None) -> None:
 def joined(
     own: Dense, own_coordinates: Coordinates, kept: Tensor, flat: Dense, coordinates: Sequence[Tensor]
 ) -> tuple[Dense, list[Tensor]]:
-    """Own elements at the positions `kept` and other ones, with their coordinates."""
+    """The elements of `x` at the positions `kept`, and the new elements, with their coordinates."""
     values = concat_values([own.take_rows(kept), Dense(flat.data.to(own.dtype), flat.validity)])
     return values, [torch.cat([o[kept], c]) for o, c in zip(own_coordinates, coordinates, strict=True)]
 
@@ -84,7 +84,7 @@ def summed(x: Sparse, flat: Dense, coordinates: Sequence[Tensor]) -> Any:
 
 
 def written(x: Sparse, flat: Dense, coordinates: Coordinates, accumulate: bool) -> Any:
-    """`x` with elements written at coordinates, or added to what is there."""
+    """`x` with elements written at coordinates, or added to the elements there."""
     if accumulate:
         return summed(x, flat, coordinates)
     overwritten = ravel(coordinates, x.shape).unique()
@@ -102,7 +102,7 @@ def written_rows(
     """`x`, the valid indices into `dim`, and the elements of `source` with the coordinates that they are written to."""
     require_eager(x, index, source)
     if not isinstance(x, Sparse) or source.ndim != x.ndim or index.ndim > 1:
-        raise NotLowered("what is written to is stored densely, or its operands have different numbers of dimensions")
+        raise NotLowered("the target is stored densely, or its operands have different numbers of dimensions")
     axis = wrap_dim(dim, x.ndim)
     flat_index = to_dense(index).map(torch.flatten)
     aten.index_select(as_tensor_of(x.shape, x), dim, flat_index.filled(0))  # raises where one is out of range
@@ -141,7 +141,7 @@ def index_add(
 @assignment.index_fill.lowering(Sparse)
 def index_fill(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, value: Number | Dense) -> Sparse:
     if not isinstance(x, Sparse) or index.ndim > 1:
-        raise NotLowered("what is filled is stored densely")
+        raise NotLowered("the target is stored densely")
     axis, flat_index = wrap_dim(dim, x.ndim), to_dense(index).map(torch.flatten)
     if axis >= x.pattern.ndim:
         values_dim = axis - x.pattern.ndim + x.pattern.lead
@@ -183,7 +183,7 @@ def select_scatter(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, *a
     return from_elements(x, *joined(own, own_coordinates, kept, flat, coordinates), x.shape)
 
 
-# Each of the three: which own elements are in the view, and the coordinates of the source's elements in `x`.
+# Each returns which elements of `x` are in the view, and the coordinates in `x` of the source's elements.
 
 
 def _written_by_select(
@@ -259,7 +259,7 @@ def scatter_add(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Spar
 def scatter_src(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse) -> Any:
     flat, coordinates = contributions(x, dim, index, src)
     if not isinstance(x, Sparse) or x.dtype is not src.dtype:
-        raise NotLowered("what is written to is stored densely, or its operands have different dtypes")
+        raise NotLowered("the target is stored densely, or its operands have different dtypes")
     return written(x, flat, tuple(coordinates), accumulate=False)
 
 
@@ -274,7 +274,7 @@ def index_put(
     require_eager(x, values, *indices)
     used = [i for i in indices if i is not None]
     if not isinstance(x, Sparse) or x.dtype is not values.dtype:
-        raise NotLowered("what is written to is stored densely, or its operands have different dtypes")
+        raise NotLowered("the target is stored densely, or its operands have different dtypes")
     # Values are no larger than the indices, so they may be dense.
     if len(used) == 1 and indexing.is_boolean(used[0]) and used[0].shape == x.shape:
         flat_mask, coordinates = valid_elements_of(used[0])
@@ -295,7 +295,7 @@ def _writes_by_index(x: Sparse, indices: Sequence[Dense], values: Dense) -> tupl
     grid = grid_coordinates(whole, x.device)
     if shape:
         offsets = ravel(grid[: len(shape)], shape)
-    else:  # single elements as indices: the same for all that is written
+    else:  # indices are single elements: all values share one offset
         offsets = torch.zeros(math.prod(whole), dtype=torch.int64, device=x.device)
     flat_indices = [index.map(lambda t: t.expand(shape).reshape(-1)[offsets]) for index in indices]
     rows = (in_range(index.filled(0), size) for index, size in zip(flat_indices, x.shape, strict=False))
@@ -314,7 +314,7 @@ def put(
 ) -> Any:
     require_eager(x, index, source)
     if not isinstance(x, Sparse) or x.dtype is not source.dtype or math.prod(x.shape) == 0:
-        raise NotLowered("what is written to is stored densely or empty, or its operands have different dtypes")
+        raise NotLowered("the target is stored densely or empty, or its operands have different dtypes")
     flat_index, values = to_dense(index).map(torch.flatten), to_dense(source).map(torch.flatten)
     if flat_index.shape != values.shape:
         raise NotLowered("there is not one value for each index")
@@ -332,6 +332,6 @@ def put(
 @assignment.copy.lowering(Sparse)
 def copy(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, non_blocking: bool = False) -> Sparse:
     if not isinstance(source, Sparse):
-        raise NotLowered("what is copied is stored densely, and so is the result")
+        raise NotLowered("the source is stored densely, and so is the result")
     expanded: Sparse = broadcast_to(source, x.shape)
     return expanded.like(expanded.values.like(expanded.values.data.to(x.device, x.dtype, copy=True)))
