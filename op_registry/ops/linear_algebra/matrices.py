@@ -41,7 +41,7 @@ linalg_cholesky = whole_slices(aten.linalg_cholesky)
 linalg_cholesky_ex = whole_slices(aten.linalg_cholesky_ex)
 if hasattr(aten, "cholesky"):  # torch 2.14 has linalg_cholesky alone
     cholesky = whole_slices(aten.cholesky)
-# Of a Cholesky factor, the inverse of the matrix.
+# Takes a Cholesky factor and returns the inverse of its matrix.
 cholesky_inverse = whole_slices(aten.cholesky_inverse)
 linalg_lu = whole_slices(aten.linalg_lu)
 linalg_lu_factor = whole_slices(aten.linalg_lu_factor)
@@ -57,7 +57,7 @@ linalg_matrix_exp = whole_slices(aten.linalg_matrix_exp)
 linalg_eigvals = whole_slices(aten.linalg_eigvals, aten._linalg_eigvals)
 linalg_eigvalsh = whole_slices(aten.linalg_eigvalsh)
 linalg_svdvals = whole_slices(aten.linalg_svdvals)
-# A composite of norms, some of which have a meaning in a matrix with holes that a condition number lacks.
+# torch composes it of norms. Some norms are defined for a matrix with holes; a condition number is not.
 linalg_cond = whole_slices(aten.linalg_cond)
 
 
@@ -70,20 +70,20 @@ linalg_cond = whole_slices(aten.linalg_cond)
     takes_op=True,
 )
 def linalg_matrix_rank(op: OpOverload, input: Dense, *arguments: object, **options: object) -> Dense:
-    """Tolerances may be tensors, one number for each matrix; where one is invalid, so is the rank."""
+    """Tolerances may be tensors with one number for each matrix; an invalid tolerance makes the rank invalid."""
     return with_tolerances(op, input, arguments, options, dims=0)
 
 
 @masked_rule(aten.linalg_pinv.atol_rtol_tensor, category=WHOLE_SLICES, takes_op=True)
 def linalg_pinv(op: OpOverload, self: Dense, **options: object) -> Dense:
-    """As linalg_matrix_rank: an invalid tolerance leaves nothing of its matrix."""
+    """Like linalg_matrix_rank: an invalid tolerance makes the results for its matrix invalid."""
     return with_tolerances(op, self, (), options, dims=2)
 
 
 def with_tolerances(
     op: OpOverload, x: Dense, arguments: tuple[object, ...], options: dict[str, object], dims: int
 ) -> Dense:
-    """An operator of a matrix and of tolerances for its singular values, of which an invalid one is replaced by 0.
+    """Run an operator that takes a matrix and tolerances for its singular values; invalid tolerances become 0.
 
     `dims` is the number of dimensions that the result has for each matrix.
     """

@@ -1,8 +1,8 @@
 """Systems of linear equations, and the factors that solve them.
 
 Law: all or nothing for each column of the solution, which depends on the whole matrix (in `solve_triangular` on the
-named triangle alone) and on its own column of the right-hand side. With ``left=False`` the rows of the right-hand side
-take the part of columns. What is said of the matrix itself (factors, pivots, `info`, rank) depends on it alone.
+named triangle alone) and on its own column of the right-hand side. With ``left=False``, this holds for rows in place of
+columns. Results that describe the matrix (factors, pivots, `info`, rank) depend on the matrix alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def is_vector(matrix: Dense, right: Dense) -> bool:
-    """Whether the right-hand side is one column for each matrix, without a dimension for columns. As in torch."""
+    """Whether the right-hand side is one column for each matrix, without a dimension for columns, by torch's test."""
     return right.ndim == 1 or (right.ndim == matrix.ndim - 1 and right.shape == matrix.shape[:-1])
 
 
@@ -45,7 +45,7 @@ def solution(result: Tensor, matrix: Tensor | None, columns: Tensor | None, vect
 
 @masked_rule(aten.linalg_solve, category=WHOLE_SLICES)
 def linalg_solve(A: Dense, B: Dense, *, left: bool = True) -> Dense:
-    """Served whole for the sake of its out= form, as linalg_inv is."""
+    """A composite that has a rule because of its out= form, like linalg_inv."""
     vector = is_vector(A, B)
     matrices, columns = whole_validity(A), whole_columns(B, left, vector)
     result = aten.linalg_solve(replaced(A, matrices, spread_diagonal), replaced(B, columns, 0), left=left)
@@ -96,7 +96,7 @@ def linalg_solve_triangular(
 def triangular_solve(
     self: Dense, A: Dense, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Dense, Dense]:
-    """As linalg_solve_triangular. The second result is a copy of the matrix, the other triangle included."""
+    """Like linalg_solve_triangular. The second result copies the whole matrix, including the triangle not read."""
     read = triangle(A, upper, unitriangular)
     matrices, columns = whole_validity(A, read=read), whole_columns(self)
     result, copied = aten.triangular_solve(
@@ -112,7 +112,7 @@ def triangular_solve(
 
 @masked_rule(aten.cholesky_solve, aten._cholesky_solve_helper, category=WHOLE_SLICES)
 def cholesky_solve(self: Dense, input2: Dense, upper: bool = False) -> Dense:
-    """`input2` is a Cholesky factor, of which both triangles have to be valid, as of what `cholesky` gives."""
+    """`input2` is a Cholesky factor; both of its triangles must be valid, as they are in a result of `cholesky`."""
     matrices, columns = whole_validity(input2), whole_columns(self)
     result = aten.cholesky_solve(replaced(self, columns, 0), replaced(input2, matrices, spread_diagonal), upper)
     return solution(result, matrices, columns)
@@ -146,7 +146,7 @@ def linalg_lu_solve(LU: Dense, pivots: Dense, B: Dense, *, left: bool = True, ad
 def lu_unpack(
     LU_data: Dense, LU_pivots: Dense, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Dense, ...]:
-    """What is not unpacked is not read, and its results have no element."""
+    """The operator does not read the factors that it does not unpack; their results have no elements."""
     matrices, exchanges = whole_validity(LU_data), whole_pivots(LU_pivots)
     results = aten.lu_unpack(
         replaced(LU_data, matrices, spread_diagonal),
@@ -162,7 +162,7 @@ def lu_unpack(
 def linalg_lstsq(
     self: Dense, b: Dense, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Dense, Dense, Dense, Dense]:
-    """No equation is left out by itself: a hole in the matrix leaves nothing, one in a column of `b` that column."""
+    """No single equation is dropped: a hole in the matrix invalidates every column, a hole in `b` its own column."""
     vector = is_vector(self, b)
     matrices, columns = whole_validity(self), whole_columns(b, vector=vector)
     found, residuals, rank, singular_values = aten.linalg_lstsq(
@@ -170,7 +170,7 @@ def linalg_lstsq(
     )
     each = each_matrix(matrices)
     solved = solution(found, matrices, columns, vector)
-    # One residual for each column; the solution's validity has one number for it, too.
+    # There is one residual for each column, and the solution stores one validity for each column.
     per_column = solved.validity if vector or solved.validity is None else solved.validity[..., 0, :]
     return (
         solved,

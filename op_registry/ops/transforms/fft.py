@@ -30,7 +30,7 @@ _fft_c2c = whole_slices(aten._fft_c2c, dims=Slices("each"), replacement=0)
 
 @masked_rule(aten._fft_c2r, category=WHOLE_SLICES)
 def _fft_c2r(self: Dense, dim: Sequence[int], normalization: int, last_dim_size: int) -> Dense:
-    """Of the last transformed dimension, the entries that a real signal of `last_dim_size` has are read."""
+    """In the last transformed dimension, it only reads the entries that a real signal of `last_dim_size` has."""
     read = first_entries(self, wrap_dim(dim[-1], self.ndim), last_dim_size // 2 + 1) if len(dim) else None
     whole = whole_validity(self, dim, read)
     return Dense(

@@ -1,7 +1,7 @@
-"""The inverse short-time transform. The forward one decomposes: frames are views, each the block of a transform.
+"""The inverse short-time transform. The forward one decomposes into views (the frames) and a transform of each frame.
 
-Law: a frame of the transform depends on `n_fft` samples, whatever zeros the window has. A sample of the inverse depends
-on every frame that covers it, and on the window.
+Law: a frame of the transform depends on all of its `n_fft` samples, even where the window is zero. A sample of the
+inverse depends on every frame that covers it, and on the window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Dense:
-    """Samples beyond the last frame, which `length` may ask for, are zeros of torch's own, and valid."""
+    """If `length` asks for samples beyond the last frame, torch writes zeros there, which are valid."""
     # A real signal has the first half of the spectrum; the rest of a two-sided one is not read.
     read = None if return_complex or self.ndim < 2 else first_entries(self, self.ndim - 2, n_fft // 2 + 1)
     frames = whole_validity(self, (-2,), read)
@@ -58,7 +58,7 @@ def istft(
 def covered_by_whole_frames(frames: Tensor, n_fft: int, hop: int, start: int, samples: int) -> Tensor:
     """Whether every frame that covers a sample is whole: (…, frames) → (…, samples).
 
-    Frame t covers the samples from t·hop to t·hop + n_fft - 1, of which the first result is number `start`.
+    Frame t covers the samples from t·hop to t·hop + n_fft - 1; the first result is sample `start`.
     """
     missing = (frames == 0).to(torch.int32).cumsum(-1, dtype=torch.int32)
     missing_before = torch.nn.functional.pad(missing, (1, 0))
