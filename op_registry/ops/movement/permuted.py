@@ -1,7 +1,7 @@
-"""Movement of sparse records that are shown with their dimensions in another order (op_registry/sparse/permuted.py).
+"""Movement of sparse records that show their base's dimensions in another order (op_registry/sparse/permuted.py).
 
-Law: as sparse.py. No element is moved where orders compose, and where dimensions merge and split. A move along one
-dimension is the same move along that dimension of the base.
+Law: as sparse.py. Composing orders, and merging and splitting dimensions, move no element. A move along one dimension
+is the same move along that dimension of the base.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from op_registry.ops.movement.sparse import shown_as, viewed
 
 
 def lowers_permuted(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a function of the operator's arguments, without the overload, as the rule's lowering."""
+    """Decorator: make a function of the operator's arguments (without the overload) the rule's lowering."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         rule.lowering(Permuted)(lambda op, *args, **kwargs: function(*args, **kwargs))
@@ -112,7 +112,7 @@ def base_dim(x: Permuted, dim: int) -> tuple[int, int]:
 
 
 def without_dim(x: Permuted, dim: int, base: Dense | Sparse) -> Dense | Sparse | Permuted:
-    """`base`, from which the dimension that `x` has at `dim` was removed, with the other dimensions shown as in `x`."""
+    """`base`, which lacks the dimension that `x` shows at `dim`, with the other dimensions shown as in `x`."""
     removed = x.base_dim(dim)
     groups = [tuple(d - (d > removed) for d in group) for n, group in enumerate(x.groups) if n != dim]
     if isinstance(base, Dense):

@@ -1,7 +1,7 @@
-"""Views of permuted sparse records: which dimensions of the base each dimension of a new shape consists of.
+"""Views of permuted sparse records: which dimensions of the base make up each dimension of a new shape.
 
-A view lists the same elements in the same order. So the new shape divides the sequence of the base's dimensions, in the
-order in which they are shown, in other places: sparse ones stay whole, adjacent dense ones merge and split freely.
+A view lists the same elements in the same order. So the new shape regroups the base's dimensions, in the order in which
+the record shows them: sparse dimensions stay whole, adjacent dense ones merge and split freely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Reader:
     sizes   sizes of the base
     sparse  the number of its sparse dimensions
     ahead   the dimensions not taken yet
-    rest    what is left of a dense dimension of which a part was taken; 1 if nothing
+    rest    the remaining size of a dense dimension that was taken in part; 1 if nothing remains
     dense   sizes of the dense dimensions taken, the result's
     """
 

@@ -412,7 +412,7 @@ def joined(parts: Sequence[Sparse | Permuted], dim: int) -> Any:
 
 
 def conj(op: OpOverload, x: Sparse | Permuted) -> Any:
-    """Computed, as torch does with its sparse tensors: stored values carry no bit that says so."""
+    """Compute the conjugate, as torch does for its sparse tensors: stored values carry no conjugate bit."""
     return call(aten._conj_physical.default if "conj" in op._schema.name else aten.neg.default, x)
 
 

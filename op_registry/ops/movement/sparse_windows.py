@@ -31,7 +31,7 @@ def _pad_by_index(op: OpOverload, x: Sparse, pad: Sequence[int]) -> Sparse:
     """Padding that repeats elements selects them along each dimension by the indices that torch's kernel reads."""
     op(shape_alone(x.shape), pad)  # raises torch's errors
     if op is aten._pad_circular.default and any(width < 0 for width in pad):
-        raise NotLowered("with negative padding it wraps around within what is left")
+        raise NotLowered("with negative padding it wraps around within the remaining elements")
     dims = [x.ndim - 1 - n for n in range(len(pad) // 2)]
     return select_along(x, {d: _padded_indices(op, x, d, pad[2 * n : 2 * n + 2]) for n, d in enumerate(dims)})
 

@@ -242,7 +242,7 @@ def unsafe_split(x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
 
 @masked_rule(aten.unsafe_split_with_sizes.default, category=MOVEMENT)
 def unsafe_split_with_sizes(x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
-    """Copies, as of `unsafe_split`."""
+    """Copies, as for `unsafe_split`."""
     return _pieces(aten.split_with_sizes_copy.default(x.data, split_sizes, dim), x, dim)
 
 
@@ -270,7 +270,9 @@ def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
 
 @masked_rule(aten.view_as_real.default, aten.view_as_real_copy.default, category=MOVEMENT, takes_op=True)
 def view_as_real(op: OpOverload, x: Dense) -> Dense:
-    """Of conjugated data too, which torch refuses: `x.conj().imag` comes here, as a masked tensor shows no such bit."""
+    """Also for conjugated data, which torch refuses: a masked tensor shows no conjugate bit, so `x.conj().imag` calls
+    this.
+    """
     data, v = op(x.data.resolve_conj()), aligned_validity(x)
     return Dense(data, None if v is None else v.unsqueeze(-1))
 
