@@ -1,8 +1,7 @@
-"""Questions about every element, asked by torch's own Python code, which goes on only with an answer.
+"""any and all in torch's own Python code, which branches on the answer.
 
-Law: where nothing is valid, the answer is torch's for an empty tensor: `any` is False, `all` is True; in a loop that
-only a True ends, both are. The code of callers is not read: there the result is invalid, and asking for it as a Python
-value raises.
+Law: if nothing is valid, the answer is torch's for an empty tensor: `any` is False, `all` is True. In a loop that only
+ends with True, both are True. In users' code the result is invalid instead, and converting it to a Python value raises.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from op_registry.authoring import REDUCTION, Dense, Run, Sparse, call, inside, t
 
 aten = torch.ops.aten
 
-# What checks its arguments or its progress by such questions.
+# Functions of torch that check their arguments or their progress with any or all.
 ASKING: tuple[Run | ModuleType, ...] = (
     torch.nn.functional.gaussian_nll_loss,
     torch.nn.modules.adaptive,
@@ -42,5 +41,5 @@ for _function in ASKING:
     for _op, _of_nothing in OF_NOTHING.items():
         answered(_function, _op, _of_nothing)
 
-# Draws until every sample is accepted, and keeps what was drawn only if any is: without this it would never end.
+# This function draws until every sample is accepted, and keeps a draw only if any is accepted: it would never end.
 answered(von_mises._rejection_sample, aten.any.default, of_nothing=True)

@@ -296,13 +296,13 @@ def unique_dim(op: OpOverload, self: Dense, *args: Any, **options: Any) -> Any:
 
 @masked_rule(aten._assert_async, category=QUERY, takes_op=True)
 def _assert_async(op: OpOverload, self: Dense, *message: str) -> None:
-    """Fails where the number is zero, or invalid."""
+    """Raise if the number is zero or invalid."""
     op(self.filled(0), *message)
 
 
 @masked_rule(aten._assert_tensor_metadata.default, category=QUERY)
 def _assert_tensor_metadata(a: Dense, *args: Any, **options: Any) -> None:
-    """Fails for another shape, dtype or device; masks do not matter. torch.export adds it to conversions."""
+    """Raise if shape, dtype or device differ; masks do not matter. torch.export inserts this before conversions."""
     aten._assert_tensor_metadata.default(a.data, *args, **options)
 
 
@@ -311,7 +311,7 @@ def _assert_tensor_metadata(a: Dense, *args: Any, **options: Any) -> None:
 
 @masked_rule(aten.record_stream.default, category=QUERY)
 def record_stream(self: Dense, s: torch.Stream) -> None:
-    """Tells the allocator that a stream uses the data, and the mask with it."""
+    """Tell the allocator that a stream uses the data and the mask."""
     for tensor in (self.data, self.validity):
         if tensor is not None:
             aten.record_stream(tensor, s)

@@ -73,7 +73,7 @@ def histogram(
         raise NotLowered("its bins are sparse, or its values are not")
     flat, coordinates = valid_elements(self)
     weights = None if weight is None else lookup(weight, coordinates)
-    if flat.shape[0] == 0:  # an invalid element instead, to get the range of the rule for dense storage, not torch's
+    if flat.shape[0] == 0:  # the rule's range for one invalid element, not torch's for none
         flat = Dense(flat.data.new_full((1,), 0.5), torch.zeros(1, dtype=torch.int8, device=flat.device))
         weights = None if weights is None else Dense(weights.data.new_zeros(1))
     return queries.histogram.run(op, flat, bins, weight=weights, **options)

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 @random.dropout.lowering(Sparse)
 def dropout(op: OpOverload, input: Sparse, p: float, train: bool) -> Sparse:
-    """As on the padded batch: numbers are drawn for all of it, and the stored rows use theirs."""
+    """Draw random numbers for the whole padded batch; each stored row uses its own."""
     if 0 <= p <= 1 and (p == 0 or not train or 0 in input.shape):
         return input
     if not input.pattern.layout.of_sequences or op not in (aten.dropout.default, aten.feature_dropout.default):

@@ -99,7 +99,7 @@ def _standard_gamma(self: Dense, generator: torch.Generator | None = None) -> An
 
 @masked_rule(aten._sample_dirichlet, category=RANDOM)
 def _sample_dirichlet(self: Dense, generator: torch.Generator | None = None) -> Any:
-    """All or nothing for each row; a row that is not whole draws as a row of ones does."""
+    """All or nothing for each row; an incomplete row draws like a row of ones."""
     whole = whole_validity(self, (-1,))
     return Dense(aten._sample_dirichlet(replaced(self, whole, 1), generator), whole)
 

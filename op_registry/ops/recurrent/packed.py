@@ -1,6 +1,6 @@
-"""Recurrent networks on packed batches: torch's kernels for packed sequences, which want the same rows step by step.
+"""Recurrent networks on packed batches: torch's kernels for packed sequences, which take the same rows step by step.
 
-Law: that of rules.py. Steps that are not stored are invalid, and an invalid step leaves the state unchanged; so each
+Law: as in rules.py. Steps that are not stored are invalid, and an invalid step leaves the state unchanged; so each
 sequence runs over its stored rows. Dropout between layers is drawn for the padded batch, as on dense storage.
 """
 
@@ -104,7 +104,7 @@ def on_rows(
     steps, data = StepByStep.of(x), x.values.filled(0)
     weights, state = zero_filled(list(params)), [s.index_select(1, steps.sequences) for s in zero_filled(initial)]
     batch_sizes, rows = steps.batch_sizes, data.index_select(0, steps.order)
-    if not len(rows):  # torch refuses sequences without steps: one step of zeros runs, and what it gives is dropped
+    if not len(rows):  # torch refuses sequences without steps: we run one step of zeros, and drop its results
         rows, batch_sizes = data.new_zeros((1, *data.shape[1:])), torch.ones(1, dtype=torch.int64)
         state = [s.index_select(1, steps.sequences.new_zeros(1)) for s in zero_filled(initial)]
 
@@ -133,7 +133,7 @@ def on_rows(
 
 
 def _stored_rows(input: AnyRecord, batch_first: bool) -> Sparse:
-    """The packed batch (B, T, features) that is stored, without rows that are invalid; NotLowered for others."""
+    """The packed batch (B, T, features) without its invalid rows; NotLowered for other operands."""
     x = input.base if isinstance(input, Permuted) else input
     order = input.order if isinstance(input, Permuted) else (0, 1, 2)
     if not isinstance(x, Sparse) or not x.pattern.layout.of_sequences or len(x.dense_sizes) != 1:
@@ -148,7 +148,7 @@ def _stored_rows(input: AnyRecord, batch_first: bool) -> Sparse:
 
 
 def _dropout_factors(rows: Tensor, x: Sparse, dropout: float) -> Tensor:
-    """What dropout multiplies the rows of a layer by, step by step: drawn for the padded batch (T, B, units)."""
+    """The factors of dropout for a layer's rows, step by step; drawn for the padded batch (T, B, units)."""
     batch, time = x.pattern.sizes
     drawn = torch.dropout(rows.new_ones((time, batch, rows.shape[-1])), dropout, True)
     if not x.pattern.stored:

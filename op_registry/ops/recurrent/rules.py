@@ -156,11 +156,11 @@ class Steps:
         return _rows(x, self.positions)
 
     def last(self, x: Tensor) -> Tensor:
-        """Of results in running order, those after the last valid step of each row (B, features)."""
+        """The results after the last valid step of each row (B, features), from results in running order."""
         return _rows(x, (self.count.clamp(min=1) - 1).unsqueeze(0)).squeeze(0)
 
     def past_end(self, dtype: torch.dtype) -> Tensor:
-        """In running order, 0 for each valid step and 1 after the last of them (T, B, 1)."""
+        """0 for each valid step and 1 after the last one, in running order (T, B, 1)."""
         return (arange_along(len(self.positions), 0, self.positions) >= self.count).to(dtype).unsqueeze(-1)
 
     @property
