@@ -6,7 +6,7 @@ Law: each result is computed from the valid elements of its window; a window wit
     pooling        average and maximum pooling
     padding        convolution and pooling inside masked_dispatch.windows("padding")
     lp_pooling     the sums inside lp_pool1d, 2d and 3d
-    crops          the boxes of samples, and the windows that they have
+    crops          the bounding boxes of samples, and their windows
     interpolation  resizing: nearest, linear, bicubic, antialiased
     grid_sampling  grid_sample
     sparse         nearest-neighbour interpolation on sparse storage

@@ -51,7 +51,7 @@ _adaptive_avg_pool3d_backward = derivative(
     takes_op=True,
 )
 def max_pool_backward(op: OpOverload, grad_output: Dense, self: Dense, *arguments: Any) -> Dense:
-    """The gradient goes to the maxima that `indices`, the last argument, points at; where it is invalid, nowhere."""
+    """Each gradient goes to the maximum to which `indices`, the last argument, points; an invalid one goes nowhere."""
     *geometry, indices = arguments
     counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, indices.validity), 0)
     return self.like(op(counted, self.data, *geometry, indices.filled(0)))
@@ -71,10 +71,10 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Dense | None, ...]:
-    """For input, weight and bias. The operator takes only the size of the bias, which counts as all valid.
+    """Gradients for input, weight and bias. The operator takes only the size of the bias, which counts as all valid.
 
-    The gradient of the input reads only the weight, and that of the weight only the input. So does what is requested:
-    an operand of which only the size is read counts as all valid, too (torch.nn.grad passes uninitialised ones).
+    The gradient of the input reads only the weight, and the gradient of the weight only the input. If the requested
+    gradients read only an operand's size, it counts as all valid, too (torch.nn.grad passes uninitialised operands).
     """
     input, weight = (
         operand if read else Dense(torch.zeros_like(operand.data))
@@ -102,7 +102,7 @@ def _slow_conv2d_backward(
     padding: Sequence[int],
     output_mask: Sequence[bool],
 ) -> Any:
-    """As convolution_backward, without dilation and groups."""
+    """Like convolution_backward, without dilation and groups."""
     if all_valid(grad_output, self, weight):
         arguments = (grad_output, self, weight, kernel_size, stride, padding, output_mask)
         return run_plain(aten._slow_conv2d_backward.output_mask, arguments, {})

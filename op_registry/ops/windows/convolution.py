@@ -61,10 +61,10 @@ def convolved(
 
 
 def _whole_samples(input: Dense, batched: bool) -> Dense:
-    """The input, divided among processes by samples or not at all.
+    """The input, redistributed among processes by samples or not at all.
 
-    DTensor convolves what each process has of channels and positions, with what it sends to its neighbours where the
-    geometry is a simple one, and calls the parts a whole.
+    If channels or positions are sharded, DTensor convolves each process's part, exchanges the borders only for simple
+    geometries, and takes the parts for the correct result.
     """
     rows_or_all = divided_by_rows if batched else undivided
     validity = aligned_validity(input)
@@ -138,9 +138,9 @@ def covers(weight: Dense, padding: Sizes | str, dilation: Sizes) -> bool:
 
 
 def per_dim(sizes: Sizes, ndim: int) -> Sizes:
-    """One number for each dimension, of a list that may give one for all, as a schema's default does.
+    """One number for each dimension, from a list that may hold a single number for all, like a schema's default.
 
-    Operators take either; what reads graphs (ONNX) expects all of them.
+    Operators accept both forms; programs that read graphs (ONNX) expect a number for each dimension.
     """
     return list(sizes) * ndim if len(sizes) == 1 else sizes
 

@@ -1,7 +1,7 @@
-"""Samples cropped to the bounding box of their valid elements: what windows mean where a mask marks padding.
+"""Samples cropped to the bounding box of their valid elements, for windows over masks that mark padding.
 
-A crop is given for each windowed dimension, by the first index of each sample's box and its number of indices; all
-tensors here are (samples, …), with one sample where all share a mask. A sample without valid elements has 0 indices.
+A crop consists, for each windowed dimension, of the first index and the length of each sample's box. All tensors here
+are (samples, …), with a single sample if all share a mask. The box of a sample without valid elements has length 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Crop:
 
 
 def crops(x: Dense, spatial: int) -> list[Crop]:
-    """The box of each sample of (N, C, *spatial) over all channels, dimension by dimension; (C, *spatial) is one."""
+    """The box of each sample of (N, C, *spatial), over all channels, by dimension; (C, *spatial) is one sample."""
     valid = aligned_validity(x)
     assert valid is not None
     sizes = x.shape[-spatial:]
@@ -52,8 +52,9 @@ def crops(x: Dense, spatial: int) -> list[Crop]:
 
 
 def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:
-    """The product of what is given for each sample along each dimension, (samples, out), aligned with the data of `x`:
-    (samples, 1, *out), without samples if `x` has none.
+    """The outer product of tensors (samples, out), one for each dimension: (samples, 1, *out), aligned with `x`'s data.
+
+    It has no dimension of samples if `x` has none.
     """
     spatial = len(along)
     parts = [t.reshape(t.shape[0], 1, *(-1 if d == own else 1 for d in range(spatial))) for own, t in enumerate(along)]
@@ -89,7 +90,7 @@ class Geometry:
     def of_crop(self, crop: Crop) -> Tensor:
         """(samples, out) bool: the windows that torch's size formula gives the crop.
 
-        Where a box begins between two strides, those of the batch that lie within the padded crop.
+        If a box begins between two strides, these are the batch's windows that lie within the padded crop.
         """
         room = crop.length + self.before + self.after - self.dilation * (self.kernel - 1) - 1
         if self.by_ceil:
@@ -149,8 +150,10 @@ Along = Sequence[tuple[Geometry | TransposedGeometry, Crop]]
 
 
 def crop_validity(along: Along, x: Dense, valid: Tensor | None) -> Tensor:
-    """(samples, 1, *out) bool: where torch's size formula gives the crop an output, and a tap is `valid`, or none is in
-    the box. `valid` is None where every tap in a box is.
+    """(samples, 1, *out) bool: the valid outputs.
+
+    torch's size formula gives the crop such an output, and one of its taps is `valid` or none is in the box. `valid` is
+    None if every tap in a box is valid.
     """
     of_crop = per_sample([window.of_crop(box) for window, box in along], x)
     if valid is None:
@@ -163,7 +166,7 @@ def crop_validity(along: Along, x: Dense, valid: Tensor | None) -> Tensor:
 
 
 def adaptive_bins(crop: Crop, out: int) -> tuple[Tensor, Tensor]:
-    """The bins of adaptive pooling of each sample's box: indices of the batch, and which of them a bin has.
+    """The bins of adaptive pooling of each sample's box: indices into the batch, and which of them belong to the bin.
 
     (samples, out, widest) int64 and bool
     """
@@ -179,7 +182,7 @@ def adaptive_bins(crop: Crop, out: int) -> tuple[Tensor, Tensor]:
 
 
 def gather_bins(t: Tensor, dim: int, index: Tensor, inside: Tensor, outside: Number) -> Tensor:
-    """`t` (N, C, …) read along `dim` at (samples, out, widest), and `outside` where a bin has no such element.
+    """`t` (N, C, …) read along `dim` at (samples, out, widest); `outside` where an index doesn't belong to the bin.
 
     `dim` becomes `out`, and the elements of a bin are added as the last dimension.
     """

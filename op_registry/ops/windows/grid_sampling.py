@@ -1,12 +1,12 @@
 """Sampling at grid points: torch.nn.functional.grid_sample and its kernels.
 
 Law: the sum over the valid taps of a grid point, times (weight of all taps inside the input) / (weight of the valid
-ones), as in interpolation. Taps outside, under 'zeros', are padding: no elements, and in neither weight. Bicubic
-weights may be negative, so that some of them do not give a mean: there every weighted tap inside must be valid. The
-result is valid where the grid point is, and a tap of non-zero weight is valid or none lies inside (torch's 0).
+ones), as in interpolation. With 'zeros', taps outside are padding, which counts in neither weight. Bicubic weights may
+be negative, so a part of them gives no mean: there, every tap inside with a weight must be valid. The result is valid
+if the grid point is, and if a tap with a weight is valid or no tap lies inside (where torch gives 0).
 
-torch's kernel runs on the filled data, on the mask and on ones; so the weights are its own, and differentiable in the
-grid.
+torch's kernel runs on the filled data, on the mask and on ones. So we use its weights, and they are differentiable in
+the grid.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def bicubic_validity(mask: Tensor, points: Tensor, *options: Any) -> Tensor:
     mask    (N, C or 1, H, W), 1 where valid
     points  (N, H_out, W_out, 2)
 
-    Weights of both signs cancel in a sum over the invalid elements; so torch's kernel sees them by 16 parts, in each of
-    which a grid point's 4 x 4 taps meet one element at most (clipped or reflected, its taps of a dimension still lie
-    in 4 elements side by side). So a weight counts as torch rounds it, in half precision too.
+    Weights of both signs could cancel in one sum over the invalid elements. So torch's kernel gets them in 16 parts,
+    and a grid point's 4 x 4 taps meet at most one element of each part (clipped or reflected taps still lie in 4
+    adjacent elements of a dimension). This uses the weights as torch rounds them, in half precision too.
     """
     points = points.detach()
     has_weight = torch.zeros(*mask.shape[:2], *points.shape[1:3], dtype=torch.bool, device=mask.device)
@@ -116,7 +116,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Dense | None, ...]:
-    """For input and grid."""
+    """Gradients for input and grid."""
     options = (interpolation_mode, padding_mode, align_corners)
     if all_valid(grad_output, input, grid):
         return run_plain(op, (grad_output, input, grid, *options, output_mask), {})
@@ -132,7 +132,7 @@ def grid_sampler_backward(
 def _grid_sampler_2d_cpu_fallback_backward(
     grad_output: Dense, input: Dense, grid: Dense, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> tuple[Dense | None, ...]:
-    """As grid_sampler_2d_backward, both gradients."""
+    """Both gradients, as in grid_sampler_2d_backward."""
     options = (interpolation_mode, padding_mode, align_corners)
     if all_valid(grad_output, input, grid):
         return run_plain(aten._grid_sampler_2d_cpu_fallback_backward.default, (grad_output, input, grid, *options), {})

@@ -2,8 +2,8 @@
 
 Law: the weighted mean of the valid elements, valid where one of them has a non-zero weight. Nearest-neighbour
 interpolation moves an element with its validity; linear interpolation is renormalised by the weight of the valid
-elements. Bicubic and antialiasing weights may be negative, so that some of them do not give a mean: there every element
-with a non-zero weight must be valid.
+elements. Bicubic and antialiasing weights may be negative, so a part of them gives no mean: there, every element with a
+non-zero weight must be valid.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The sums inside F.lp_pool1d, 2d and 3d.
 
-Law: over the valid elements of the window. torch takes an average of powers and multiplies it by the size of a whole
-window, to get their sum. So the average is of valid elements and zeros: their sum, divided by what torch divides by,
-whatever is valid. That is the number of elements that the window has in the tensor; where a mask marks padding, in the
-sample's box.
+Law: the sum over the valid elements of the window. torch averages the powers and multiplies by the size of a whole
+window, to get their sum. So here, the average is the sum of the valid elements, divided by the number that torch
+divides by when all are valid: the number of elements that the window has in the tensor, or in the sample's box if the
+mask marks padding.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lp_pool3d(
 def share_of_window(
     op: OpOverload, x: Dense, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
 ) -> Dense:
-    """The sum of each window's valid elements, divided by the size that the window has where all is valid."""
+    """The sum of each window's valid elements, divided by the window's size when all are valid."""
     kernel, step, edge = window_sizes(spatial, kernel_size, stride, padding)
     window = (kernel, step, edge, ceil_mode)
     total: Dense = by_rule(op, x, *window, True, 1)
@@ -56,7 +56,7 @@ def share_of_window(
         along = padding_of_samples.pooling_windows(*window, total.shape[-spatial:])
         boxes = crops(x, spatial)
         count = per_sample([w.with_padding(box) for w, box in zip(along, boxes, strict=True)], x)
-        sizes = torch.where(count > 0, count, 1).to(x.dtype)  # of a window beyond the box, which is invalid
+        sizes = torch.where(count > 0, count, 1).to(x.dtype)  # a window beyond the box has no elements, and is invalid
     else:
         sizes = op(torch.ones((1, *x.shape[-spatial:]), dtype=x.dtype, device=x.device), *window, True, 1)
     return Dense(total.data / sizes, total.validity)

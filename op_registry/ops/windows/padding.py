@@ -1,15 +1,15 @@
-"""Convolution and pooling where a mask marks padding, in force inside ``masked_dispatch.windows("padding")``.
+"""Convolution and pooling over masks that mark padding, in force inside ``masked_dispatch.windows("padding")``.
 
 Law: each sample counts as cropped to the bounding box of its valid elements, over all channels; holes inside the box
 stay missing values. An output is valid where torch's own size formula gives the crop one, and where one tap is valid or
-no tap is in the box (padding alone, the gaps of a transposed convolution). So with padding at the end a batch equals
-the loop over its samples without it, at any depth. `count_include_pad` counts the crop's own padding, and adaptive
-pooling bins each sample's box.
+no tap is in the box (padding alone, the gaps of a transposed convolution). So a batch padded at the end gives the same
+results as a loop over its unpadded samples, at any depth. `count_include_pad` counts the crop's own padding, and
+adaptive pooling bins each sample's box.
 
-What a window reads outside of the box is invalid and counts for nothing, as always: beside adaptive pooling, only the
-results' masks differ from the rules for missing values, and the divisors of averages.
+As always, elements outside of the box are invalid and contribute nothing. So, except in adaptive pooling, only the
+results' masks and the divisors of averages differ from the rules for missing values.
 
-These rules wait in RULES; the overlay that has them is made when it is first entered, so that nobody else pays for it.
+These rules wait in RULES; the overlay that registers them is made when it is first entered, so that nobody else pays.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cropped(
     spatial: int,
     windows: Callable[[torch.Size], Sequence[Geometry | TransposedGeometry]],
 ) -> Dense:
-    """`convolve(bias)`, the convolution of missing values, with the masks of the crops' convolutions.
+    """`convolve(bias)`, a convolution by the rules for missing values, with the masks of the crops' convolutions.
 
     windows   of each dimension, for the sizes of the output
     """
@@ -234,7 +234,7 @@ def avg_pool(
     if divisor_override is not None:
         result: Dense = pooling.avg_pool2d.run(op, self, *arguments, divisor_override)
         return Dense(result.data, validity)
-    # What the kernel divides by: the window's elements of the batch, and the batch's padding if it counts.
+    # The kernel divides by the number of the window's elements in the batch, plus the batch's padding if that counts.
     batch = [Crop(box.start.new_zeros(1), box.start.new_full((1,), box.size), box.size) for box in boxes]
     counted = Geometry.with_padding if count_include_pad else Geometry.elements
     divisor = per_sample([counted(window, whole) for window, whole in zip(windows, batch, strict=True)], self)
@@ -260,7 +260,7 @@ def max_pool(
     dilation: Sizes = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    """The maxima of missing values; their indices count in the batch."""
+    """The maxima by the rules for missing values; their indices refer to the batch."""
     spatial = spatial_dims(op)
     sizes = window_sizes(spatial, kernel_size, stride, padding, dilation)
 
@@ -302,7 +302,7 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
 
 @masked_rule(*pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, register=when_padding)
 def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[Dense, Dense]:
-    """The greatest valid element of each bin of the sample's box, and its index in the batch's plane."""
+    """The greatest valid element of each bin of the sample's box, and its index in a plane of the batch."""
     spatial = spatial_dims(op)
     if self.validity is None:
         values, indices = op(self.data, output_size)
@@ -341,14 +341,14 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[
     register=when_padding,
 )
 def reads_beyond_the_box(op: OpOverload, self: Dense, *arguments: Any) -> Any:
-    """Refused unless all is valid: what they read depends on where the batch ends, not on where the sample does."""
+    """Refused unless all is valid: these operators read up to the end of the batch, not of the sample."""
     if self.validity is None:
         return map_tensors(
             Dense, op(self.data, *(a.filled(0) if isinstance(a, Dense) else a for a in arguments)), Tensor
         )
     raise MaskedSemanticsError(
         f"{packet_name(op)} of a partly valid tensor of shape {tuple(self.shape)} has no meaning inside "
-        "masked_dispatch.windows('padding'): what it reads depends on where the batch ends, not on where each sample "
-        "does. Apply it to each sample before they are padded to a batch, use zero padding (padding= of the "
+        "masked_dispatch.windows('padding'): it reads up to the end of the batch, not up to the end of each "
+        "sample. Apply it to each sample before they are padded to a batch, use zero padding (padding= of the "
         "convolution), or fill it first with x.to_tensor(value)."
     )

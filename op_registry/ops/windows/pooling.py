@@ -212,8 +212,9 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Any:
 def fractional_max_pool(
     op: OpOverload, self: Dense, kernel_size: Sizes, output_size: Sizes, random_samples: Dense
 ) -> Any:
-    """Every channel of every sample has its own windows, so that the mask is needed in full size. Where the random
-    numbers that place a channel's windows are invalid, its results are.
+    """Every channel of every sample has its own windows, so this expands the mask to full size.
+
+    If the random numbers that place a channel's windows are invalid, so are its results.
     """
 
     def pool(x: Tensor) -> Any:
