@@ -1,4 +1,4 @@
-"""The rule book: one family of operators a folder, its law at the door. Importing this package registers every rule."""
+"""The rules, in a folder for each family of operators; its docstring states the law. Importing this registers them."""
 
 from op_registry.ops import (
     attention,

@@ -1,8 +1,8 @@
-"""Operators whose results depend on everything that they are given, and for which no part of it is a slice of its own.
+"""Operators whose results depend on every element of their operands, so that no slice has a result of its own.
 
-Law: they run where every element is valid and are refused otherwise; while tracing, a stored mask is not known to be
+Law: they run if every element is valid, and are refused otherwise; while tracing, nobody knows whether a stored mask is
 all valid. Raw factors of matrices (`geqrf`, `ormqr`, `householder_product`, `ldl_*`) are an encoding that LAPACK reads
-back, and have no elements with a meaning of their own.
+back; their single elements have no meaning.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ _part_of_sparse = refused(
 _nothing_to_coalesce = refused(
     aten.is_coalesced.default,
     aten.coalesce.default,
-    reason="what is stored sparsely lists each element once, so there is nothing to coalesce",
+    reason="sparse storage lists each element once, so there is nothing to coalesce",
     instead="Call the methods, x.is_coalesced() and x.coalesce(), or go on with x.to_torch_sparse()",
 )
 

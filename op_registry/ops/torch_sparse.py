@@ -1,10 +1,10 @@
-"""The functions of torch.sparse, which take its tensors for granted: mm, addmm, sum, softmax, log_softmax and others.
+"""The functions of torch.sparse, which expect torch.sparse tensors: mm, addmm, sum, softmax, log_softmax and others.
 
-Law: that of the function of the same name without torch.sparse. There an unspecified element is 0 in a product or a
-sum and absent in a softmax; here it is invalid, hence absent in all of them, which changes no sum. So each rule calls
-the other function, in whatever storage its operands are, and the result is stored as that function stores it.
+Law: as the function of the same name outside torch.sparse. In torch.sparse, an unspecified element is 0 in a product or
+a sum, and absent from a softmax. A masked tensor's unspecified elements are invalid, so they are absent from all three,
+which changes no sum. So each rule calls the other function, for any storage of its operands, and returns its result.
 
-A torch.sparse tensor beside a masked one is plain, so valid everywhere, and 0 where it specifies nothing.
+A torch.sparse tensor beside a masked one is plain: valid everywhere, and 0 where it specifies nothing.
 """
 
 from __future__ import annotations
