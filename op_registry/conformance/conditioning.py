@@ -11,7 +11,7 @@ from op_registry.conformance.oracles import Expected, NoOracle, Refused
 from op_registry.conformance.trial import Trial
 
 NUDGES = 8
-# How much further off than for nudged operands a result may be: every step of a call rounds, not its operands alone.
+# The error that we accept, relative to that of nudged operands: every step of a call rounds, not only its operands.
 FURTHER = 4.0
 
 

@@ -19,10 +19,10 @@ class DeviceMissing(Exception):
 
 
 def device_called(name: str) -> torch.device:
-    """A device by its name; raises DeviceMissing where it cannot be used.
+    """A device by its name; raises DeviceMissing if it cannot be used.
 
-    The reference device is made, once in a process: the name that it takes cannot be given to another device. So is
-    that of torchax, which computes in torch's dtypes from then on.
+    This registers the reference device once per process, and no other device can then take its name. It also sets up
+    torchax once per process; from then on torchax computes in torch's dtypes.
     """
     if name == REFERENCE:
         _reference()
@@ -36,13 +36,13 @@ def device_called(name: str) -> torch.device:
 
 @functools.cache
 def _reference() -> torch.library.Library:
-    """What keeps the reference device's kernels registered."""
+    """The object that keeps the reference device's kernels registered."""
     return reference.set_up()
 
 
 @functools.cache
 def _xla() -> torch.device:
-    """torchax's device, in jax's precise mode: 64-bit numbers stay so, and products of matrices are not rounded."""
+    """torchax's device, in jax's precise mode: 64-bit numbers keep their width, and matrix products are not rounded."""
     import torchax
 
     torchax.enable_accuracy_mode()

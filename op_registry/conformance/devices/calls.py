@@ -39,7 +39,7 @@ def _brought(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Operand:
-    """The data of a tensor of a sample, and the mask to be laid on it; None where all is valid."""
+    """The data of one of the sample's tensors, and its mask; None if all elements are valid."""
 
     data: Tensor
     mask: Tensor | None
@@ -50,7 +50,7 @@ class Operand:
 
 
 def operands(sample: Sample, kind: str | None, seed: int = 0) -> list[Operand]:
-    """The tensors of a sample under masks of a kind; with `kind` None, all are plain."""
+    """The sample's tensors under masks of a kind; with `kind` None, all are plain."""
     copies = [tensor.detach().clone() for tensor in sample.tensors]
     laid = None if kind is None else masking(kind, sample.tensors, seed)
     if laid is None:
@@ -95,7 +95,7 @@ class Call:
     def derivatives(self) -> list[Any]:
         """The gradients of the sum of all squares.
 
-        Each result is used twice in it, so that gradients meet in the autograd engine.
+        The sum uses each result twice, so that the autograd engine adds gradients.
         """
         squares = [
             (leaf * leaf.conj()).real.sum() if leaf.is_complex() else (leaf * leaf).sum()

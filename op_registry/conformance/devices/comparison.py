@@ -1,8 +1,8 @@
 """Every entry of torch's operator database on another device: values, masks and gradients are those of the CPU.
 
-An entry is comparable where the subject runs it on the CPU and plain torch runs it on the device. On ``meta``, which
-has no values, shapes, dtypes, shapes of masks and devices are compared. A call that is refused on the CPU has to be
-refused on the device, and is compared again with every element valid.
+We can compare an entry if the subject runs it on the CPU and plain torch runs it on the device. On ``meta``, which has
+no values, we compare shapes, dtypes, shapes of masks and devices. A call that is refused on the CPU must be refused on
+the device, and we compare it again with every element valid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from op_registry.errors import MaskedSemanticsError
 
 # How many samples of an entry are tried until one can be compared.
 MOST_TRIED = 4
-# Entries of which torch's own backward of plain tensors aborts the process in the device's thread.
+# Entries whose backward on plain tensors crashes the process in the device's thread.
 PLAIN_ABORTS = ("fft_hfft",)
 
 Status = Literal["equal", "refused", "different", "not comparable"]
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of an entry's results, or of its gradients."""
+    """How an entry's results, or its gradients, compare with the CPU's."""
 
     entry: str
     what: What
@@ -51,9 +51,9 @@ def findings(
     sample: int | None = None,
     comparison: type[Comparison] | None = None,
 ) -> list[Finding]:
-    """What came of an entry on a device: of its first sample that can be compared, or of one by its number.
+    """Compare an entry on a device with the CPU: the first sample that can be compared, or the one with this number.
 
-    comparison  how a sample is called there and on the CPU
+    comparison  calls a sample on both
     """
     compare = comparison or Comparison
     subject.prepare(device)
@@ -78,7 +78,7 @@ def findings(
 
 
 def _all_valid(device: torch.device) -> str:
-    """The kind of mask under which nothing is refused: a stored mask without values is all valid for nobody."""
+    """The kind of mask under which no call is refused; not a stored mask on meta, where nobody can read it."""
     return "unstored" if device.type in ("meta", "jax") else "stored"
 
 
@@ -87,7 +87,7 @@ class Comparison:
 
     def __init__(self, entry: str, sample: Sample, device: torch.device, subject: Subject, kind: str) -> None:
         self.entry, self.sample, self.device, self.subject, self.kind = entry, sample, device, subject, kind
-        # Each is computed once, when it is first asked for: a graph can be differentiated only once.
+        # Each is computed once, at its first use: a graph can be differentiated only once.
         self._call = functools.cache(self._call_on)
         self._outcome = functools.cache(self._outcome_on)
 
@@ -117,7 +117,7 @@ class Comparison:
         return self._compared(what, theirs)
 
     def _compared(self, what: What, theirs: list[Any]) -> tuple[Status, str]:
-        """What came of the call on the device, where the CPU gives `theirs`."""
+        """Compare the call on the device with `theirs`, the CPU's results."""
         why = self._plain_error(what)
         if why is not None:
             return "not comparable", why
@@ -146,7 +146,7 @@ class Comparison:
         return None
 
     def _refused(self, what: What, on_cpu: MaskedSemanticsError) -> tuple[Status, str]:
-        """A call that the CPU refuses has to be refused by name on the device."""
+        """A call that is refused on the CPU must be refused on the device too, with an error that names it."""
         try:
             self._outcome(what, self.device, True)
         except MaskedSemanticsError as error:
@@ -159,13 +159,13 @@ class Comparison:
         return "different", f"not refused; on the CPU {said(on_cpu)}"
 
     def _differs_for_plain_tensors(self, what: What, plain: list[Any]) -> bool:
-        """Whether plain torch itself gives other values there, as random operators do on a device of other streams."""
+        """Whether plain torch itself gives other values there, as random operators do with another generator."""
         if self.device.type == "meta":
             return False
         return difference_of(plain, self._outcome(what, CPU, False), plain, self._same) is not None
 
     def _same(self, mine: Brought, theirs: Brought) -> str | None:
-        """How two tensors differ; on meta, in what is there."""
+        """How two tensors differ; on meta, in everything but values."""
         if self.device.type == "meta":
             return _difference_of_meta(mine, theirs)
         wrong = mask_difference(mine.mask, theirs.mask) if mine.mask is not None and theirs.mask is not None else None
@@ -187,7 +187,7 @@ def _difference_of_meta(mine: Brought, theirs: Brought) -> str | None:
 def difference_of(
     mine: Sequence[Any], theirs: Sequence[Any], plain: Sequence[Any], same: Callable[[Brought, Brought], str | None]
 ) -> str | None:
-    """How results on the device differ from those of the CPU, or lie elsewhere than plain torch's; or None."""
+    """How results on the device differ from the CPU's, or in their device from plain torch's; or None."""
     if not len(mine) == len(theirs) == len(plain):
         return f"{len(mine)} results instead of {len(theirs)} (plain torch: {len(plain)})"
     for position, (a, b, p) in enumerate(zip(mine, theirs, plain, strict=True)):
@@ -210,7 +210,7 @@ def _difference_of_leaves(a: Any, b: Any, p: Any, same: Callable[[Brought, Broug
 
 
 def said(error: Exception) -> str:
-    """An error in a line, with the last line of the packages that it passed."""
+    """An error in a line, with the last frame of these packages in its traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/conformance/" not in f.filename]
     own = [f for f in frames if any(f"/{package}/" in f.filename for package in ("masked_dispatch", "op_registry"))]
     where = f" ({'/'.join(own[-1].filename.split('/')[-2:])}:{own[-1].lineno})" if own else ""

@@ -1,4 +1,4 @@
-"""How many programs XLA compiles, counted by what jax reports of itself."""
+"""Count the programs that XLA compiles, from the events that jax reports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @dataclass
 class Compilations:
-    """How many there were in a region."""
+    """The number of compilations in a region."""
 
     number: int = 0
 
 
 @contextlib.contextmanager
 def compilations() -> Iterator[Compilations]:
-    """Counts the compilations of the region, those of all threads."""
+    """Count the compilations in the region, by all threads."""
     from jax import monitoring
 
     counted = Compilations()

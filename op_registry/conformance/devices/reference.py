@@ -1,10 +1,11 @@
 """A device for tests, written in Python, on which backward runs in a thread of the engine's own, as on a GPU.
 
-torch keeps one kind of device free for others (``privateuseone``) and can let Python stand in for its runtime. A tensor
-on "reference" holds a CPU tensor and computes with that; to everyone else it is on another device. What would go
-unnoticed on a CPU is refused: an operand on the CPU, unless it is a number (0-d, as on a GPU) or being copied over.
+torch reserves one device type for extensions (``privateuseone``), whose runtime may be written in Python. A tensor on
+"reference" holds a CPU tensor and computes with it; to all other code it is on another device. The device refuses a
+mistake that nobody would notice on a CPU: an operand on the CPU, unless it is a number (0-d, as on a GPU) or a source
+of a copy.
 
-The kind can be named once in a process, so each use of it takes a process of its own.
+A process can name the device type only once, so each use of it needs its own process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 aten = torch.ops.aten
 
-# What may have operands on two devices.
+# Operators that may have operands on two devices.
 COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
 
 
@@ -55,7 +56,7 @@ class RefTensor(Tensor):
         cls, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(t not in (RefTensor, Tensor, torch.nn.Parameter) for t in types):
-            return NotImplemented  # somebody else's subclass goes first
+            return NotImplemented  # another subclass's __torch_dispatch__ runs first
         kwargs = dict(kwargs or {})
         device = torch.device(kwargs.pop("device", None) or "reference")
         kwargs.pop("pin_memory", None)
@@ -72,7 +73,7 @@ class RefTensor(Tensor):
         return as_returned(op, result, args, kwargs, on_cpu=device.type == "cpu")
 
 
-# What has to wait for a device: a value, or the size of a result, is asked for in Python.
+# Operators that wait for the device, because Python needs a value or the size of a result.
 READS = (
     *(aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default),
     *(aten._unique2.default, aten.unique_consecutive.default, aten.unique_dim.default, aten.bincount.default),
@@ -81,7 +82,7 @@ _reads: list[list[str]] = []
 
 
 def note_read(op: OpOverload, device: torch.device) -> None:
-    """Write an operator down for `host_reads` if it waits for the device."""
+    """Note an operator for `host_reads` if it waits for the device."""
     if op in READS or (op is aten._to_copy.default and device.type == "cpu"):
         for noted in _reads:
             noted.append(str(op))
@@ -89,7 +90,7 @@ def note_read(op: OpOverload, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def host_reads() -> Iterator[list[str]]:
-    """The operators that wait for the device, as they are called inside the block; on a GPU, each would synchronise."""
+    """The operators called inside the block that wait for the device; on a GPU, each would synchronise."""
     noted: list[str] = []
     _reads.append(noted)
     try:
@@ -99,7 +100,7 @@ def host_reads() -> Iterator[list[str]]:
 
 
 def as_returned(op: OpOverload, result: Any, args: Any, kwargs: Any, on_cpu: bool) -> Any:
-    """An operator's results on the device; what it has written to and gives back is the argument itself."""
+    """An operator's results on the device; a result that is an argument (written in place) is that argument itself."""
     schema = op._schema
     if not schema.is_mutable:
         return result if on_cpu else tree_map_only(Tensor, RefTensor, result)
@@ -119,9 +120,9 @@ def as_returned(op: OpOverload, result: Any, args: Any, kwargs: Any, on_cpu: boo
 
 
 def follow_shape(given: Any) -> None:
-    """After `unsqueeze_`, or an `out=` that did not fit: a tensor has the shape of what holds its elements.
+    """Give a tensor the shape of its CPU tensor, after `unsqueeze_` or an `out=` that was resized.
 
-    torch refuses to make one larger than it was made.
+    torch refuses to make a tensor larger than at its creation.
     """
     if isinstance(given, RefTensor) and (given.shape, given.stride()) != (given.raw.shape, given.raw.stride()):
         with torch._C._DisableTorchDispatch():
@@ -129,7 +130,7 @@ def follow_shape(given: Any) -> None:
 
 
 class Module:
-    """What torch.reference is: a device with the CPU's random numbers, and without autocast."""
+    """The module torch.reference: a device with the CPU's random numbers, and without autocast."""
 
     def is_initialized(self) -> bool:
         return True
@@ -159,7 +160,7 @@ class Module:
 def set_up() -> torch.library.Library:
     """Make "reference" a device of this process, as long as the result is kept."""
     _setup_privateuseone_for_python_backend("reference", Module())
-    # The only kernels that are reached without Python: where no tensor is there yet, and inside of torch.tensor.
+    # Only these kernels are called without Python dispatch: those without a tensor argument, and inside torch.tensor.
     library = torch.library.Library("aten", "IMPL")
     for op in factories():
         library.impl(op.name().partition("::")[2], made_by(op), "PrivateUse1")
@@ -168,7 +169,7 @@ def set_up() -> torch.library.Library:
 
 
 def factories() -> list[OpOverload]:
-    """The operators that make a tensor of none, and are kernels of a device's own."""
+    """The operators that make a tensor without a tensor argument, and for which each device has its own kernel."""
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith("aten::"):
@@ -185,7 +186,7 @@ def factories() -> list[OpOverload]:
 
 
 def made_by(op: OpOverload) -> Any:
-    """A factory for this device: that of the CPU."""
+    """A factory for this device, which calls the CPU's."""
 
     def make(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> RefTensor:
         return RefTensor(op(*args, device="cpu", **kwargs))
@@ -194,6 +195,6 @@ def made_by(op: OpOverload) -> Any:
 
 
 def copied_from(source: Tensor, target: RefTensor, non_blocking: bool = False) -> Tensor:
-    """torch.tensor(…, device="reference") copies to the device where no subclass is asked."""
+    """torch.tensor(…, device="reference") copies to the device without dispatching to a subclass."""
     target.raw.copy_(source)
     return target

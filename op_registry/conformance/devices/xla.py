@@ -1,8 +1,8 @@
 """Calls on torchax tensors, compiled by XLA: one program for several masks, with garbage under them.
 
-The same sample is called on the CPU, once for each mask. Plain torch, the control, is called as rules call it: by
-operators, which torch's autograd records. (torchax itself serves some functions of torch whole, and then nothing
-records them.)
+We call the same sample on the CPU, once for each mask. As a control, we call plain torch in the way rules do, by
+operators, which torch's autograd records. (torchax implements some of torch's functions itself, and autograd does not
+record those.)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from op_registry.conformance.masks import refilled
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Subject
 
-# How many masks of a kind are laid, one after the other.
+# How many masks of a kind we use, one after the other.
 MASKS = 3
 
 
 class CompiledAgain(Exception):
-    """More than one program was compiled for masks of one kind."""
+    """XLA compiled more than one program for masks of one kind."""
 
 
 def laid(sample: Sample, kind: str | None) -> list[list[Operand]]:
@@ -54,7 +54,7 @@ class CallsOnCpu:
 
 
 class CompiledCalls:
-    """The same of one compiled function; raises CompiledAgain if XLA compiles anything for another mask."""
+    """The same with one compiled function; raises CompiledAgain if XLA compiles anything for another mask."""
 
     def __init__(self, sample: Sample, subject: Subject, kind: str | None) -> None:
         self.sample, self.subject, self.kind = sample, subject, kind
@@ -95,12 +95,12 @@ class CompiledCalls:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Stands for a tensor among the results: whether its mask follows its data."""
+    """Stands for a tensor among the results, and says whether its mask follows its data."""
 
     masked: bool
 
     def filled(self, tensors: Iterator[Any]) -> Brought:
-        """With the next tensors, brought to the CPU."""
+        """Replace each stand-in by the next tensors, brought to the CPU."""
         data = next(tensors)
         if not self.masked:
             return Brought(_on_cpu(data), None, data.device.type, None)
@@ -115,8 +115,8 @@ def _on_cpu(tensor: Any) -> Tensor:
 class OnXla(Comparison):
     """One sample on the CPU and compiled by XLA, under one mask after the other.
 
-    What is equal is so whether plain torch runs there or not; where something is not, that decides whose fault it is,
-    and so does torchax's own word that it has no lowering for an operator.
+    Equal results count even if plain torch does not run there. If results differ, we ask whether plain torch runs, and
+    whether torchax reports that it lacks a lowering for an operator, to decide whose fault it is.
     """
 
     def _call_on(self, device: torch.device, masked: bool) -> Any:
