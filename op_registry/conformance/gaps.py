@@ -65,7 +65,7 @@ _AMPLIFIED = (
 )
 
 _DRAWN_BY_ROWS = "packed rows have one order, that of batch, time and features, in which random numbers are drawn"
-_STRIDED = "the kernel takes scales of one memory order, which dense storage of a batch seen with time first has not"
+_STRIDED = "the kernel takes scales in one memory order; dense storage of a batch with time first has another one"
 
 TABLE: dict[str, tuple[Gap, ...]] = {
     "cat": (Gap("P1", _WRITTEN_AFTERWARDS, "error 6"), Gap("P1", _WRITTEN_AFTERWARDS, "error 7")),

@@ -1,4 +1,4 @@
-"""Functions that torch writes in Python and that divide by a size, or ask about every element, written for masks.
+"""Versions for masks of torch's Python functions that divide by a size, or that test every element.
 
 `expected` runs these in place of torch's; the oracles compute their operators.
 """
@@ -54,7 +54,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Whether a variance is negative is asked of the valid ones; of none, the answer is no."""
+    """Only a valid variance may be refused as negative; without a valid one, none is negative."""
     if isinstance(var, float):
         var = var * torch.ones_like(input)
     if var.shape == input.shape[:-1]:
@@ -80,5 +80,5 @@ PYTHON_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def as_oracles_run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in place of `function`, whose operators the oracles compute."""
+    """The function to call in place of `function`; the oracles compute its operators."""
     return PYTHON_FUNCTIONS.get(function, function)

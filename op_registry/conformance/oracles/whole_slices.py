@@ -1,6 +1,6 @@
 """Whole slices: plain torch on each slice alone, if nothing in it is missing.
 
-A loop over the slices of a batch. Slices that are not whole are left out, so that nothing has to be put in their place.
+This loops over the slices of a batch, and skips incomplete slices instead of filling them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from op_registry.conformance.trees import tree_leaves, tree_map
 
 
 def by_slice(plain: Tensor, batch: int, one: Callable[[tuple[int, ...]], Tensor | None]) -> Expected:
-    """A result whose first `batch` dimensions number the slices, put together from what `one` gives for each number.
+    """A result whose first `batch` dimensions number the slices; `one` computes the result of each slice.
 
-    Of `plain` only the shape and the dtype count. None stands for a slice that is invalid.
+    `one` returns None for an invalid slice. We only use the shape and the dtype of `plain`.
     """
     if not plain.numel():
         return valid(torch.empty(plain.shape, dtype=plain.dtype))
@@ -36,9 +36,9 @@ def by_slice(plain: Tensor, batch: int, one: Callable[[tuple[int, ...]], Tensor 
 
 
 def without_values(c: Call) -> Any:
-    """Results of the right shapes and dtypes. The operator is not run, since what is hidden may be out of its domain.
+    """Results of the right shapes and dtypes, without running the operator: hidden data may be outside its domain.
 
-    Where torch cannot tell without running it, it is run.
+    If torch cannot infer them (on meta tensors), this runs the operator.
     """
     try:
         return c.run({}, lambda operand: operand.data.detach().to("meta"))
@@ -57,7 +57,7 @@ def like_results(plain: Any, expected: Sequence[Expected]) -> Any:
 
 
 def at(operand: Expected, index: tuple[int, ...], dims: int) -> Expected:
-    """The slice of an operand, of `dims` dimensions, at the index of a batch to which the operand broadcasts."""
+    """The operand's slice, with `dims` dimensions, at an index of the batch to which the operand broadcasts."""
     batch = operand.ndim - dims
     own = tuple(
         i if size != 1 else 0 for i, size in zip(index[len(index) - batch :], operand.shape[:batch], strict=True)
@@ -66,7 +66,7 @@ def at(operand: Expected, index: tuple[int, ...], dims: int) -> Expected:
 
 
 def of_matrices(c: Call, dims: Mapping[str, int]) -> Any:
-    """The operator on one matrix at a time, and on its tolerances: `dims` is each operand's number of dimensions."""
+    """The operator on one matrix at a time with its tolerances; `dims` is the number of dimensions of each operand."""
     plain = without_values(c)
     return like_results(plain, [one_matrix_at_a_time(c, dims, n, out) for n, out in enumerate(results(plain))])
 
@@ -99,21 +99,21 @@ def matrix(c: Call) -> Any:
 
 @oracle("_linalg_check_errors")
 def check_errors(c: Call) -> None:
-    """Raises for what is valid."""
+    """Raises if a valid matrix failed."""
     for info in c["info"].data[c["info"].mask]:
         c.op(info, c["api_name"], is_matrix=True)
 
 
 @oracle("linalg_pinv", "linalg_matrix_rank")
 def with_tolerances(c: Call) -> Any:
-    """A tolerance may be a tensor with a number for each matrix."""
+    """A tolerance may be a tensor with one number for each matrix."""
     names = [argument.name for argument in c.op._schema.arguments]
     return of_matrices(c, {names[0]: 2} | {name: 0 for name in names[1:] if isinstance(c[name], Expected)})
 
 
 @oracle("linalg_matrix_power", "matrix_power")
 def matrix_power(c: Call) -> Any:
-    """A product of as many factors, none of which is an identity; a negative power is that of a whole inverse."""
+    """A product of `n` factors, without identity matrices; a negative power needs the inverse of the matrix."""
     a, n = c["self"], c["n"]
     if n < 0:
         return matrix(c)
@@ -122,7 +122,7 @@ def matrix_power(c: Call) -> Any:
 
 @oracle("lu_unpack")
 def lu_unpack(c: Call) -> Any:
-    """What is not unpacked is not read."""
+    """The operator does not read the factors that it does not unpack."""
     dims = {"LU_data": 2} if c["unpack_data"] else {}
     return of_matrices(c, dims | ({"LU_pivots": 1} if c["unpack_pivots"] else {}))
 
@@ -132,7 +132,7 @@ def lu_unpack(c: Call) -> Any:
 
 @dataclass(frozen=True)
 class Equations:
-    """A call that solves equations: the operands of its matrix with their dimensions, and its right-hand side.
+    """A call that solves equations: its matrix, as operands with their numbers of dimensions, and its right-hand side.
 
     columns  whether the unknowns are columns of the right-hand side; they are rows with ``left=False``
     vector   whether there is one column for each matrix, without a dimension for columns
@@ -145,7 +145,7 @@ class Equations:
     vector: bool = False
 
     def solution(self, plain: Tensor, number: int = 0) -> Expected:
-        """The solution, one column at a time. `plain` is torch's for the whole batch."""
+        """The solution, one column at a time. `plain` is torch's solution of the whole batch."""
         if self.vector:
             return self._by_column(plain.unsqueeze(-2), number).map(lambda t: t.squeeze(-2))
         if not self.columns:
@@ -153,7 +153,7 @@ class Equations:
         return self._by_column(plain.mT, number).map(lambda t: t.mT)
 
     def _by_column(self, plain: Tensor, number: int) -> Expected:
-        """For a solution that has its columns in the last dimension but one."""
+        """The same for a solution whose columns are in the second-to-last dimension."""
 
         def one(index: tuple[int, ...]) -> Tensor | None:
             *matrix, column = index
@@ -174,7 +174,7 @@ class Equations:
         return alone | {self.right: right}
 
     def of_the_matrix(self, plain: Tensor, number: int) -> Expected:
-        """A result that says something of the matrix, whatever is to be solved with it."""
+        """A result that depends on the matrix alone, not on the right-hand side."""
         (name, dims), *others = self.matrix.items()
         assert not others
 
@@ -204,13 +204,13 @@ def _linalg_solve_ex(c: Call) -> Any:
 
 @oracle("linalg_lstsq")
 def linalg_lstsq(c: Call) -> Any:
-    """As a solve; one residual for each column."""
+    """Like a solve, with one residual for each column."""
     vector = _is_vector(c["self"], c["b"])
     equations = Equations(c, {"self": 2}, "b", vector=vector)
     solved, residuals, rank, singular_values = without_values(c)
     return (
         equations.solution(solved),
-        # A residual is a number for each column: as a solution with one unknown.
+        # There is one residual for each column, like a solution with one unknown.
         equations.solution(residuals if vector else residuals.unsqueeze(-2), 1).map(
             lambda t: t.reshape(residuals.shape)
         ),
@@ -220,7 +220,7 @@ def linalg_lstsq(c: Call) -> Any:
 
 
 def _one_triangle(matrix: Expected, upper: bool, unitriangular: bool) -> Expected:
-    """The matrix, valid wherever a triangular solve does not look."""
+    """The matrix, marked valid wherever a triangular solve does not read it."""
     rows, columns = torch.meshgrid(*map(torch.arange, matrix.shape[-2:]), indexing="ij")
     read = rows < columns if upper else rows > columns
     if not unitriangular:
@@ -230,7 +230,7 @@ def _one_triangle(matrix: Expected, upper: bool, unitriangular: bool) -> Expecte
 
 @oracle("linalg_solve_triangular")
 def linalg_solve_triangular(c: Call) -> Any:
-    """Of the matrix one triangle is read."""
+    """The operator reads one triangle of the matrix."""
     matrix = _one_triangle(c["self"], c["upper"], c["unitriangular"])
     call = Call(c.op, c.bound | {"self": matrix})
     return Equations(call, {"self": 2}, "B", c["left"]).solution(without_values(c))
@@ -238,7 +238,7 @@ def linalg_solve_triangular(c: Call) -> Any:
 
 @oracle("triangular_solve")
 def triangular_solve(c: Call) -> Any:
-    """The same, and a copy of the whole matrix."""
+    """Like linalg_solve_triangular, with a copy of the whole matrix as second result."""
     matrix = _one_triangle(c["A"], c["upper"], c["unitriangular"])
     call = Call(c.op, c.bound | {"A": matrix})
     solved, copied = without_values(c)
@@ -249,14 +249,14 @@ def triangular_solve(c: Call) -> Any:
 
 @oracle("cholesky_solve", "_cholesky_solve_helper")
 def cholesky_solve(c: Call) -> Any:
-    """By the whole factor."""
+    """The solution depends on the whole factor."""
     factor = "input2" if "input2" in c else "A"
     return Equations(c, {factor: 2}, "self").solution(without_values(c))
 
 
 @oracle("linalg_lu_solve")
 def linalg_lu_solve(c: Call) -> Any:
-    """By both factors and the exchanges of rows."""
+    """The solution depends on both factors and on the pivots."""
     return Equations(c, {"LU": 2, "pivots": 1}, "B", c["left"]).solution(without_values(c))
 
 
@@ -264,9 +264,9 @@ def linalg_lu_solve(c: Call) -> Any:
 
 
 def of_blocks(c: Call, read: int | None = None, operand: str = "self", over: str = "dim") -> Expected:
-    """The operator on each block over the dimensions that `over` names; of the last one the first `read` entries count.
+    """The operator on each block over the dimensions that `over` names. The result keeps these dimensions.
 
-    The result keeps these dimensions.
+    In the last of them, only the first `read` entries must be valid.
     """
     x, plain = c[operand], without_values(c)
     dims = [d % x.ndim for d in c[over]]
@@ -285,19 +285,19 @@ def of_blocks(c: Call, read: int | None = None, operand: str = "self", over: str
 
 @oracle("_fft_r2c", "_fft_c2c")
 def fft(c: Call) -> Expected:
-    """Each block alone."""
+    """The transform of each block by itself."""
     return of_blocks(c)
 
 
 @oracle("_fft_c2r")
 def fft_c2r(c: Call) -> Expected:
-    """A real signal has as many entries as half its spectrum, and its constant."""
+    """The operator reads the constant and half of the other entries, which determine a real signal."""
     return of_blocks(c, c["last_dim_size"] // 2 + 1)
 
 
 @oracle("istft")
 def istft(c: Call) -> Expected:
-    """Plain torch; each frame that is not whole, or of which a needed entry is missing, takes its samples away."""
+    """Plain torch's result; a frame with a needed entry missing makes all samples that it covers invalid."""
     x, window, plain = c["self"], c["window"], c.plain()
     n_fft = c["n_fft"]
     hop, first = c["hop_length"] or n_fft // 4, n_fft // 2 if c["center"] else 0

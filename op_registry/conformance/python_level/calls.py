@@ -1,4 +1,4 @@
-"""Sample calls of torch's Python functions: torch's operator database, and by hand what it lacks."""
+"""Sample calls of torch's Python functions: from torch's operator database, and written by hand where it has none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from op_registry.conformance.samples import DatabaseOperator, database
 
 
 def _clipped(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call(parameters, …)` of a parameter whose gradient is the argument; the gradients after it."""
+    """The gradients after `call(parameters, …)` on parameters whose gradients are the arguments."""
 
     def clip(*gradients: Tensor) -> Any:
         parameters = [nn.Parameter(torch.zeros_like(g)) for g in gradients]
@@ -27,7 +27,7 @@ def _clipped(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
-    """Calls (function, *arguments) by name, of what the database lacks."""
+    """Calls (function, *arguments) of functions that the database lacks, by name."""
     x, line = torch.randn(4, 3), torch.randn(4, 2, 6)
     image, cube = torch.randn(3, 2, 6, 6), torch.randn(3, 2, 4, 4, 4)
     utils = nn.utils
@@ -86,8 +86,8 @@ def _by_hand() -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-# Of these, P2 is asked only where the first tensor has that many dimensions: leaving out an element of a smaller one
-# changes what numbers in another argument or in the result mean, or what broadcasts.
+# We test P2 on these only if the first tensor has this many dimensions. Leaving out an element of a smaller tensor
+# would change the meaning of numbers in another argument or in the result, or change the broadcasting.
 NUMBERED = {
     "masked.argmax": 9,  # positions
     "masked.argmin": 9,
@@ -101,7 +101,7 @@ NUMBERED = {
     "nn.functional.multilabel_margin_loss": 2,
     "nn.MultiLabelMarginLoss": 2,
     "nn.MultiMarginLoss": 2,
-    "nn.LazyConv1d": 3,  # channels, of which a lazy module makes its weights
+    "nn.LazyConv1d": 3,  # channels, whose number gives a lazy module's weights their size
     "nn.LazyConv2d": 4,
     "nn.LazyConv3d": 5,
     "nn.LazyConvTranspose1d": 3,
@@ -109,7 +109,7 @@ NUMBERED = {
     "nn.LazyConvTranspose3d": 5,
 }
 
-# Whose results have valid elements, or are plain, where a sample is invalid: torch's own values, and other arguments'.
+# Functions whose results may be valid or plain where a sample is invalid: values of torch's own or of other arguments.
 OWN_VALUES = {
     **dict.fromkeys(
         (
@@ -150,7 +150,7 @@ OWN_VALUES = {
     ),
 }  # fmt: skip
 
-# What the semantics refuse for a partly valid matrix, though each of its lines has a meaning.
+# The semantics refuse these for a partly valid matrix, although each of their lines has a meaning.
 MUST_REFUSE = ("torch.lobpcg", "functional.pca_lowrank", "functional.svd_lowrank")
 
 NOT_CALLED = {
@@ -165,7 +165,7 @@ NOT_CALLED = {
 
 
 def samples_of_function(name: str, most: int = 6) -> list[Sample]:
-    """Calls of a function, in float32 where it takes that: at most `most` of each of its entries in the database."""
+    """Calls of a function, in float32 if it takes that: at most `most` from each of its entries in the database."""
     start_all_random_numbers()
     group, _, last = name.rpartition(".")
     last = last if group == "torch" else name
@@ -179,7 +179,7 @@ def samples_of_function(name: str, most: int = 6) -> list[Sample]:
 
 
 def _unseeded(name: str, operator: DatabaseOperator, sample: Sample) -> Sample:
-    """The call of the function itself where the database seeds it, so that its results are seen to be random."""
+    """The call without the seed that the database sets, so that a trial recognises its results as random."""
     wrappers = (*getattr(operator.info.op, "__code__", _NO_CODE).co_names, operator.info.gradcheck_wrapper.__name__)
     if "wrapper_set_seed" not in wrappers:
         return sample

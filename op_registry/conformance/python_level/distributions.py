@@ -31,7 +31,7 @@ Make = Callable[..., D.Distribution]
 
 @contextlib.contextmanager
 def arguments_are_validated() -> Iterator[None]:
-    """Within the block distributions validate arguments, which torch.compile turns off for the process."""
+    """Within the block, distributions validate arguments. (torch.compile turns this off for the process.)"""
     before = D.Distribution._validate_args
     D.Distribution.set_default_validate_args(True)
     try:
@@ -41,7 +41,7 @@ def arguments_are_validated() -> Iterator[None]:
 
 
 def parameters() -> dict[str, tuple[Make, tuple[Tensor, ...]]]:
-    """For each distribution, how it is made of tensors with the batch in front."""
+    """For each distribution, the function that makes it from tensors with the batch dimension in front."""
     start_all_random_numbers()
     real = torch.randn(BATCH, 3)
     positive, other = torch.rand(BATCH, 3) + 0.5, torch.rand(BATCH, 3) + 0.5

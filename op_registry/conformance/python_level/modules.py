@@ -1,4 +1,4 @@
-"""Sample calls of torch.nn's modules: torch's module database, and by hand what it lacks."""
+"""Sample calls of torch.nn's modules: from torch's module database, and written by hand where it has none."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def samples_of_module(name: str, most: int = 6) -> list[Sample]:
 
 
 def _as_called(name: str, module: nn.Module, make: Callable[[], nn.Module]) -> Callable[..., Any]:
-    """The module; a lazy one is made anew for each call, because it cannot be copied before its first one."""
+    """The module. A lazy module is made anew for each call, because it cannot be copied before its first call."""
     if not name.startswith("Lazy"):
         return module
 

@@ -1,4 +1,4 @@
-"""Which Python callables of torch take a tensor: found in torch's namespaces, so that a new torch shows what is new."""
+"""The Python callables of torch that take a tensor, found in its namespaces, so that a new torch shows new ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = (
     "log_prob", "cdf", "icdf", "entropy", "perplexity", "sample", "rsample", "mean", "mode", "variance", "stddev",
 )  # fmt: skip
 
-# What is in the namespaces and is no function of tensors, each with the reason.
+# Names in these namespaces that are no functions of tensors, each with the reason.
 NO_FUNCTIONS = {
     "broadcast_shapes": "takes no tensor",
     "cond": "a higher-order operator, which refuses masked tensors",

@@ -1,12 +1,12 @@
-"""Put one Python-level call to the laws, from outside: what is said of operators holds of what is written in them.
+"""Test the laws on a function written in Python, as a black box: the laws of operators hold for code that calls them.
 
-P1  every element valid: plain torch's results
-P2  one sample of the batch invalid: what plain torch gives for the batch without that sample
-P3  other garbage where elements are invalid: the same bits, masks and errors, by samples and at random places
+P1  with every element valid: plain torch's results
+P2  with one sample of the batch invalid: plain torch's results for the batch without that sample
+P3  with other data in invalid elements (a sample, or elements at random): the same bits, masks and errors
 
-The oracle of P2 knows nothing of the function: the sample is left out of every tensor that has the batch's size in
-front, of the first tensor alone where torch refuses that, and of every dimension of the results that shrinks with it.
-Where results are random, or torch refuses both, P2 is not asked, which the outcome says.
+The oracle of P2 doesn't know the function. It removes the sample from every tensor whose first dimension has the
+batch's size (from the first tensor alone, if torch refuses that), and from every dimension of the results that then
+shrinks. We don't test P2 if results are random or torch refuses both calls; the outcome says so.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from op_registry.errors import MaskedSemanticsError
 LEFT_OUT = 1  # the sample of the batch that is invalid
 GARBAGE = (math.nan, 1e30)
 TOLERANCE = 1e-4
-SEEDS = 6  # with which a result has to come out the same to count as not random
+SEEDS = 6  # a result that is the same with all of these seeds counts as not random
 
 
 @dataclass
 class Outcome:
-    """What came of one callable's samples: laws that held, refusals by their text, and failures by law."""
+    """The outcome of one callable's samples: laws that held, refusals by their text, and failures by law."""
 
     held: set[str] = field(default_factory=set)
     refusals: list[str] = field(default_factory=list)
@@ -93,9 +93,9 @@ def call_with(sample: Sample, replace: Callable[[Tensor], Any]) -> Callable[[], 
 def put_to_the_laws(
     subject: Subject, sample: Sample, outcome: Outcome, least_ndim: int = 1, own_values: bool = False
 ) -> None:
-    """Run P1, P2 and P3 on a sample, and add what came of it to `outcome`.
+    """Run P1, P2 and P3 on a sample, and add the result to `outcome`.
 
-    least_ndim  how many dimensions the first tensor must have for P2 to be asked
+    least_ndim  how many dimensions the first tensor must have for us to test P2
     own_values  whether results may be valid or plain where the sample is invalid
     """
     plain = run(subject, call_with(sample, _copy))
@@ -118,7 +118,7 @@ def put_to_the_laws(
 def _leave_out(
     subject: Subject, sample: Sample, batched: list[Tensor], size: int, outcome: Outcome, own_values: bool
 ) -> bool:
-    """P2 and P3 with one sample of the batch invalid; False where plain torch refuses the batch without it."""
+    """P2 and P3 with one sample of the batch invalid; False if plain torch refuses the batch without it."""
     rows = torch.tensor([n for n in range(size) if n != LEFT_OUT])
     without = run(subject, call_with(sample, lambda t: t[rows].clone() if _among(t, batched) else _copy(t)))
     if without.error is not None:
@@ -143,7 +143,7 @@ def _leave_out(
 
 
 def _left_out_is_invalid(found: Result, without: Result, size: int, outcome: Outcome) -> None:
-    """The results of the invalid sample are invalid, where a result has a place for it."""
+    """Test that every result with a place for the invalid sample is invalid there."""
     for (data, mask), (want, _) in zip(found.leaves, without.leaves, strict=True):
         for dim in _shrunk(data, want, size):
             if mask is None:
@@ -160,7 +160,7 @@ def _at_random(subject: Subject, sample: Sample, outcome: Outcome) -> None:
     if found[0].refused:
         outcome.refusals.append(str(found[0].error))
     elif isinstance(found[0].error, ValueError) and str(found[0].error) == str(found[1].error):
-        return  # what is valid breaks a condition of the call: a row of probabilities that no longer adds up to 1
+        return  # the valid elements violate a condition of the call: a row of probabilities no longer adds up to 1
     _same_bits(found, outcome)
 
 
@@ -186,7 +186,7 @@ def _same_bits(found: list[Result], outcome: Outcome) -> None:
 
 
 def _compare(law: str, found: Result, wanted: Result, outcome: Outcome) -> None:
-    """The values are those of plain torch wherever they are valid, and all of them are."""
+    """Test that all values are valid, and equal plain torch's."""
     if found.refused:
         outcome.refusals.append(str(found.error))
         return
@@ -228,7 +228,7 @@ def _shrunk(data: Tensor, want: Tensor, size: int) -> list[int]:
 
 
 def _same_shapes(found: Result, wanted: Result, size: int) -> bool:
-    """Whether the results differ from those of the smaller batch by the sample alone."""
+    """Whether the results, without the sample, have the shapes of the smaller batch's results."""
     return len(found.leaves) == len(wanted.leaves) and all(
         data.ndim == want.ndim
         and all(a == b or (a == size and b == size - 1) for a, b in zip(data.shape, want.shape, strict=True))
@@ -261,7 +261,7 @@ def _all_but_one(tensor: Tensor) -> Tensor:
 
 
 def _hiding(subject: Subject, masks: dict[int, Tensor], garbage: float) -> Callable[[Tensor], Any]:
-    """A function that puts garbage into a tensor where its mask says so; one without a mask stays plain."""
+    """A function that puts garbage into a tensor's invalid elements; a tensor without a mask stays plain."""
 
     def hide(tensor: Tensor) -> Any:
         mask = masks.get(id(tensor))
