@@ -1,4 +1,4 @@
-"""Steps of random programs, written by hand: what programs do between the operators that have rules.
+"""Steps of random programs, written by hand, beside those derived from the rules.
 
 A call is a line of Python. {0}, {1} … are its operands. Other names in braces are drawn
 (:mod:`op_registry.fuzz.drawing`):
@@ -13,7 +13,7 @@ A call is a line of Python. {0}, {1} … are its operands. Other names in braces
 {n}             1 or 2
 {flag}          True or False
 
-A call that plain torch refuses is drawn again, so a call need not fit every operand.
+If plain torch refuses a call, another one is drawn, so a call need not fit every operand.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ F.dropout({0}) | torch.bernoulli({0}.sigmoid()) | torch.rand_like({0}) | {0}.clo
 
 
 def _calls(lines: str, kinds: str, writes: bool = False, random: bool = False) -> list[Call]:
-    """The calls of a list above; those that read fewer operands than `kinds` has get fewer."""
+    """The calls of one list above. A call that reads fewer operands than `kinds` has gets only those."""
     codes = [code.strip() for line in lines.strip().splitlines() for code in line.split(" | ")]
     return [Call(code, kinds[: 1 + max(n for n in range(3) if f"{{{n}}}" in code)], writes, random) for code in codes]
 

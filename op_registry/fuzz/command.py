@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _quiet(*_: object) -> None:
-    """In place of print."""
+    """Discard the lines that would be printed."""
 
 
 def repeating(finding: Finding, settings: Settings) -> str:
@@ -103,7 +103,7 @@ class Memory:
         self.programs = self.first = self.most = 0
 
     def add(self, peak: int) -> None:
-        """Take in the peak memory of the process of a program, in MiB."""
+        """Record the peak memory of a program's process, in MiB."""
         self.programs += 1
         self.most = max(self.most, peak)
         if self.programs <= PROGRAMS_PER_LINE:

@@ -1,4 +1,4 @@
-"""Random choices for a step: its operands among the values at hand, and the numbers in its code."""
+"""Random choices for a step: its operands, from the program's values so far, and the numbers in its code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDEX_EXPRESSIONS = (
 
 
 def operand(kind: str, values: Mapping[str, Tensor], like: Tensor | None, rng: random.Random) -> str | None:
-    """The name of a value of the kind, if there is one: often a recent one, and often one that broadcasts to `like`."""
+    """The name of a value of the kind, or None; it prefers recent values, and values that broadcast to `like`."""
     of_the_kind = [name for name, value in values.items() if _is_of_kind(kind, value)]
     fitting = [name for name in of_the_kind if like is None or _broadcasts(values[name], like)]
     if fitting and rng.random() < 0.8:
@@ -45,7 +45,7 @@ def _broadcasts(value: Tensor, to: Tensor) -> bool:
 
 
 def filled_in(code: str, first: Tensor, rng: random.Random) -> str:
-    """The code with something drawn for every name in braces."""
+    """The code with a random choice for every name in braces."""
     dims = list(range(first.ndim))
     d = rng.choice(dims) if dims else 0
     drawn = {

@@ -26,23 +26,23 @@ from op_registry.fuzz.running import execute
 FEWEST_STEPS = 3
 ATTEMPTS = 60
 LARGEST = 400_000  # elements of a value
-# Shapes beyond the sizes from which conversions, fills, sorts and sums over stored elements go by chunks
+# Shapes beyond the sizes from which conversions, fills, sorts and sums over stored elements work in chunks
 # (op_registry/sparse/convert.py, coalesce.py, segment_kernels.py, op_registry/records/fill.py), and one for which
 # distances do (op_registry/ops/contractions/distances.py).
 LARGE = ((40, 4096), (3, 300, 200), (70_000, 2), (2, 70_000))
 SHARE_OF_LARGE = 0.02
 MEDIUM = ((200, 64),)
 SHARE_OF_MEDIUM = 0.01
-# What takes minutes on large shapes, as its result or its work is quadratic in a dimension, and on medium ones.
+# Calls that take minutes on large and medium shapes, because their result or work is quadratic in a size.
 QUADRATIC = re.compile(
     "dist|split|chunk|unbind|kron|outer|diag|cov|corr|@|matmul|linear|dot|mm|einsum|attention|unfold"
     r"|index_select|index_add|index_put|index_fill|embedding|take\(|put_|\[\{1\}\]|\{1\}\]|conv"
 )
-# Whose backward uses an operand that was written to since, where torch's other operators raise.
+# Calls whose backward reads an operand even if it was overwritten since; torch's other operators raise.
 UNNOTICED = re.compile("kron")
 # Views of another dtype, returned by a graph: torch makes a subclass's views anew with as_strided, in the base's dtype.
 MADE_ANEW = re.compile(r"view\.dtype")
-# What has another slope than its gradient says, by intention.
+# Calls whose gradient is intentionally not their slope.
 UNSLOPED = re.compile(r"detach|\.data\b|float16|to\(torch.int")
 QUADRATIC_ON_MEDIUM = re.compile("kron")
 
@@ -74,7 +74,7 @@ class Choices:
 
     @staticmethod
     def for_law(law: str, subject: Subject, most_steps: int = 12) -> Choices:
-        """What a law is asked about: P3 everything, P5 what has slopes; P1 and P6 dense storage, where views alias."""
+        """The programs for a law: any for P3, with derivatives for P5, dense for P1 and P6 (whose views alias)."""
         everything = Choices(most_steps, 1.0, True, subject.storages, subject.own_calls)
         if law == "P3":
             return everything
@@ -131,7 +131,7 @@ def _base_shape(rng: random.Random) -> tuple[int, ...]:
 
 
 def _related(base: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
-    """A shape that goes with `base`: transposed, broadcast to it, or one of its rows."""
+    """A shape that fits `base`: its transpose, a shape that broadcasts to it, or one of its rows."""
     choices = [
         base[1:],
         (*base[:-1], 1),
@@ -160,7 +160,7 @@ class _State:
                 self._accept(Step(f"v{len(self.steps)}", "{0}.clone()", (source.name,)), 0)
 
     def add_step(self, seed: int) -> None:
-        """Add a step that plain torch runs; nothing if none is found."""
+        """Add a step that plain torch runs, unless none is found."""
         for _ in range(ATTEMPTS):
             step = self._drawn()
             if step is not None and self._accept(step, seed):
@@ -192,7 +192,7 @@ class _State:
         return self._call() if unwanted else call
 
     def _accept(self, step: Step, seed: int) -> bool:
-        """Run a step on plain tensors, and keep it if there is a result of a reasonable size that torch promises."""
+        """Run a step on plain tensors; keep it if its result has a reasonable size and torch specifies it."""
         reads_wrongly, writes_openly = misread(step, self.values), step.writes and left_open(step, self.values)
         if reads_wrongly or writes_openly or endless(step, self.values):
             return False

@@ -1,4 +1,4 @@
-"""What random programs are asked: P1, P3, P5, P6 and P7. Each law gives a complaint, or None.
+"""The laws for random programs: P1, P3, P5, P6 and P7. Each law returns a complaint, or None.
 
 P5 is in slopes.py.
 """
@@ -25,13 +25,13 @@ Law = Callable[[Program, Subject], str | None]
 Difference = Callable[[Observed, Observed], str | None]
 REFUSED = MaskedSemanticsError.__name__
 
-# Writes that a graph cannot do and refuses (docs/semantics.md): they would replace what its inputs store.
+# Writes that a graph cannot do and refuses (docs/semantics.md): they would replace the stored tensors of its inputs.
 REFUSED_IN_A_GRAPH = re.compile(
     "a graph cannot replace what its argument stores|inside a compiled region, this write would change how the mask"
-    "|Attempted to wrap sparse Tensor"  # torch compiles nothing that has a sparse tensor of its own
+    "|Attempted to wrap sparse Tensor"  # torch doesn't compile code with torch.sparse tensors
 )
 CONTRACTIONS = re.compile("@|mm|matmul|linear|dot|einsum|conv|mv|kron|attention|tensordot|cdist")
-# Seeds of the garbage under the masks; what was drawn under them is compared with each.
+# Seeds of the garbage under the masks; we compare each run with the one on the data as drawn.
 GARBAGE = (0, 1)
 
 
@@ -62,8 +62,8 @@ def all_valid_identity(program: Program, subject: Subject) -> str | None:
     theirs = run(valid, sources.plain(valid.sources), subject, plain=True)
     mine = run(valid, sources.wrapped(valid.sources, subject, None), subject)
     if any(where.startswith("reading") or error.startswith(REFUSED) for where, error in mine.errors.items()):
-        return None  # what is refused changes what follows
-    # Which tensors backward saves, and so which writes make it raise, is no part of the law.
+        return None  # after a refusal, later steps have other operands
+    # The law doesn't say which tensors backward saves, and so which writes make it raise.
     no_backward = "backward" in mine.errors or "backward" in theirs.errors
     for outcome in (mine, theirs):
         outcome.errors = {n: error.partition(":")[0] for n, error in outcome.errors.items() if n != "backward"}
@@ -76,7 +76,7 @@ def all_valid_identity(program: Program, subject: Subject) -> str | None:
 
 
 def _with_zero_gradients(outcome: Outcome, other: Outcome) -> Outcome:
-    """The outcome with zeros where it has no gradient and the other one has: torch gives either."""
+    """The outcome with zeros for each missing gradient that the other one has: torch may return either."""
     zeros = {
         name: (torch.zeros_like(gradient[0]), gradient[1])
         for name, gradient in other.gradients.items()
@@ -86,7 +86,7 @@ def _with_zero_gradients(outcome: Outcome, other: Outcome) -> Outcome:
 
 
 def views_alias(program: Program, subject: Subject) -> str | None:
-    """P6: at the end of the program, each view shows what its base then holds."""
+    """P6: at the end of the program, each view shows its base's current elements."""
     outcome = run(program, sources.wrapped(program.sources, subject, None), subject)
     for step in program.steps:
         if not step.view or step.name not in outcome.values:
@@ -125,8 +125,9 @@ def _compiled_difference(program: Program, mode: Subject, results: Sequence[Any]
 
 
 def _infinities_meet_holes(program: Program, eager: Outcome) -> bool:
-    """Whether an infinity may be multiplied with an invalid element: a sparse product does not, but in a graph it is
-    stored densely, which gives NaN (docs/semantics.md).
+    """Whether the program may multiply an infinity with an invalid element.
+
+    A sparse product skips that; in a graph the operands become dense, and the product is NaN (docs/semantics.md).
     """
     contracts = any(CONTRACTIONS.search(step.code) for step in program.steps)
     return contracts and any(bool(data.isinf().any()) for data, _ in eager.values.values() if data.is_floating_point())
@@ -155,7 +156,7 @@ def _other_bits(got: Observed, want: Observed) -> str | None:
 def _to_rounding(outcome: Outcome) -> Difference:
     """How validity differs, or valid values by more than the rounding of the coarsest dtype among a program's values.
 
-    A wider value or gradient may have been computed from a coarser one. All valid counts as plain.
+    (A wider value or gradient may have been computed from a coarser one.) An all-valid mask equals no mask.
     """
     coarsest = max((ROUNDING.get(data.dtype, 0.0) for data, _ in outcome.values.values()), default=0.0)
 

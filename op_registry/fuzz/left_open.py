@@ -1,4 +1,4 @@
-"""Writes whose result torch leaves open, reads that it gets wrong, and calls without end: programs leave them out."""
+"""Steps that programs leave out: writes whose result torch leaves open, reads that it gets wrong, very long calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from op_registry.fuzz.programs import Step
 
-# In-place operators that torch does not check for operands in the memory that they overwrite: they read what they have
-# already written, or not, depending on the kernel.
+# In-place operators that torch doesn't check for operands that overlap their target: whether they read new or old
+# elements there depends on the kernel.
 UNCHECKED = re.compile(
     "masked_scatter_|cumsum_|cumprod_|addmm_|addmv_|addbmm_|baddbmm_|addr_|renorm_|tril_|triu_|ldexp_"
 )
-# Code that writes to an operand with others as they are, rather than with views of them.
+# Code that writes to an operand and reads the others themselves, not views of them.
 OF_WHOLE_OPERANDS = re.compile(r"(\{0\}\.\w+_|torch\.ops\.aten\.\w+\.\w+)\((\{0\}, )?\{1\}[^.\[]*\)$")
 GREATEST_DEGREE = 10_000
 
@@ -23,8 +23,8 @@ def left_open(step: Step, values: Mapping[str, Tensor]) -> bool:
     """Whether a step writes to a tensor several of whose elements share memory, or may read what it overwrites.
 
     torch: "in-place operations on such tensors, especially ones that are vectorized, may result in incorrect behavior"
-    (Tensor.unfold, torch.as_strided). Operands in the memory that is written to it refuses only where it can tell by
-    their strides (at::get_overlap_status), and only in some operators.
+    (Tensor.unfold, torch.as_strided). torch refuses operands that overlap the target only if it can tell this by their
+    strides (at::get_overlap_status), and only in some operators.
     """
     target, *others = (values[name] for name in step.operands)
     if shares_elements(target):
@@ -36,8 +36,9 @@ def left_open(step: Step, values: Mapping[str, Tensor]) -> bool:
 
 
 def misread(step: Step, values: Mapping[str, Tensor]) -> bool:
-    """Whether torch reads other memory than the operand's (2.13, 2.14): its median of an expanded dimension does, and
-    the derivative of its pdist of no rows, which kills the process.
+    """Whether torch (2.13, 2.14) reads memory outside the operand.
+
+    Its median of an expanded dimension does, and so does the derivative of pdist without rows, which kills the process.
     """
     if "median" in step.code:
         return 0 in values[step.operands[0]].stride()
@@ -45,7 +46,7 @@ def misread(step: Step, values: Mapping[str, Tensor]) -> bool:
 
 
 def endless(step: Step, values: Mapping[str, Tensor]) -> bool:
-    """Whether torch takes minutes: for a polynomial it takes as many steps as its degree says, the last operand."""
+    """Whether torch takes minutes: a polynomial takes as many steps as its degree, which is the last operand."""
     if "_polynomial_" not in step.code:
         return False
     degrees = values[step.operands[-1]]
@@ -53,7 +54,7 @@ def endless(step: Step, values: Mapping[str, Tensor]) -> bool:
 
 
 def shares_elements(tensor: Tensor) -> bool:
-    """Whether several elements may lie at one address: a stride is within the extent of smaller ones."""
+    """Whether several elements may share an address: a stride is smaller than the extent of the inner dimensions."""
     extent = 0
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride <= extent:
@@ -63,7 +64,7 @@ def shares_elements(tensor: Tensor) -> bool:
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Whether the elements fill a piece of memory without gaps, each once."""
+    """Whether the elements fill a range of memory without gaps or overlaps."""
     span = sum((n - 1) * s for s, n in zip(tensor.stride(), tensor.shape, strict=True)) + 1
     return not shares_elements(tensor) and span == tensor.numel()
 

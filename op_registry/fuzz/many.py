@@ -31,7 +31,7 @@ MOST_PROGRAMS = 2_000
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run: a law, on a subject, with programs of at most `most_steps` steps; `modules` register rules."""
+    """The settings of a run: a law, a subject, the most steps of a program, and `modules` that register rules."""
 
     law: str = "P3"
     subject: str | None = None
@@ -41,7 +41,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a seed, and the peak memory of the process that ran it, in MiB."""
+    """The outcome for a seed, and the peak memory of the process that ran it, in MiB."""
 
     seed: int
     finding: Finding | None
@@ -62,13 +62,13 @@ class Finding:
 
 
 def check_seed(seed: int, settings: Settings) -> Finding | None:
-    """Generate the program of a seed and ask the law; a program that breaks it is made smaller."""
+    """Generate the program of a seed and test the law on it; if it breaks the law, make it smaller."""
     subject = find_subject(settings.subject)
     law = LAWS[settings.law]
     program = program_from(seed, Choices.for_law(settings.law, subject, settings.most_steps))
     complaint = law(program, subject)
     for mode in (subject, *subject.modes().values()):
-        mode.densified()  # nobody asks for the log, which would grow
+        mode.densified()  # nobody reads the log, which would grow
     if complaint is None:
         return None
     smallest = shrunk(program, lambda smaller: law(smaller, subject) is not None)

@@ -35,7 +35,7 @@ class Step:
 
     name      the variable that it assigns; a step that only writes gets a name, for messages, but assigns nothing
     code      a Python expression or statement, with {0}, {1} … for its operands
-    plain     the code for plain tensors, if it is another one (a conversion to another storage)
+    plain     the code for plain tensors if it differs (a conversion to another storage)
     operands  the variables that it reads
     writes    whether it writes to its first operand and assigns no variable
     view      whether its value shares memory with its first operand in plain torch
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Sources and steps; `seed` is what the program was generated from, and seeds the random numbers of each step."""
+    """Sources and steps; `seed` generated the program, and seeds the random numbers of each step."""
 
     seed: int
     sources: tuple[Source, ...]

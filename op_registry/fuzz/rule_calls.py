@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from op_registry.fuzz.calls import Call
 from op_registry.registry import registry
 
-# Rules of these categories are left out: no meaning to compare, values that torch leaves open (as for matrices without
-# an inverse), or many operands.
+# We leave out rules of these categories: they have no result to compare, values that torch leaves open (an inverse of a
+# singular matrix, say), or many operands.
 LEFT_OUT = (
     "refused",
     "composite",
@@ -25,9 +25,9 @@ LEFT_OUT = (
     "opaque",
     "whole slices",
 )
-# Operators that return memory which nobody wrote, change the shape of their operand in place, return what shares
-# memory unknown to torch (unsafe_), have a result exponential in a size (histogramdd), or (those whose names begin with
-# an underscore) trust their callers to have checked the arguments.
+# Operators that return uninitialised memory, change the shape of their operand in place, return tensors that share
+# memory without torch's knowledge (unsafe_), have a result exponential in a size (histogramdd), or (those whose names
+# begin with an underscore) trust their callers to check the arguments.
 UNSUITABLE = (
     "_",
     "empty",
@@ -126,7 +126,7 @@ def _call(op: OpOverload, writes: bool) -> Iterator[Call]:
 
 
 def _code(argument: torch.Argument, operands: int) -> str | None:
-    """Code for an argument; None where nothing is obvious, or where the default will do."""
+    """Code for an argument; None if no value is obvious, or if the default is good enough."""
     kind = str(argument.type)
     if kind == "Tensor":
         return f"{{{operands}}}"

@@ -1,4 +1,4 @@
-"""Runs a program on values of a subject, or on plain tensors, and keeps what it gives."""
+"""Runs a program on values of a subject, or on plain tensors, and keeps its values, gradients and errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.fuzz.programs import Program, Step
 
-# What the code of a step may name besides its operands.
+# The names that a step's code may use besides its operands.
 NAMES = {"torch": torch, "F": torch.nn.functional, "nan": float("nan")}
 
 
 @dataclass
 class Outcome:
-    """What a program gives: data and mask of its values at its end, its gradients, and what its steps raise."""
+    """The outcome of a program: data and mask of its final values, its gradients, and the errors of its steps."""
 
     values: dict[str, Observed] = field(default_factory=dict)
     gradients: dict[str, Observed | None] = field(default_factory=dict)
@@ -38,7 +38,7 @@ def _compiled(code: str, writes: bool) -> types.CodeType:
 
 
 def execute(step: Step, values: dict[str, Any], seed: int, plain: bool = False) -> Exception | None:
-    """Run a step on `values`, and add its result to them; the exception that it raises, if any."""
+    """Run a step on `values`, and add its result to them; returns the exception that it raised, or None."""
     start_random_numbers(seed)
     try:
         result = eval(_compiled(step.expression(plain), step.writes), NAMES, values)
@@ -52,7 +52,7 @@ def execute(step: Step, values: dict[str, Any], seed: int, plain: bool = False) 
 def run(
     program: Program, sources: Mapping[str, Any], subject: Subject, plain: bool = False, gradients: bool = True
 ) -> Outcome:
-    """Every step whose operands are there; a step that raises leaves its variable out."""
+    """Run every step whose operands exist; a step that raises doesn't define its variable."""
     held = dict(sources)
     outcome = Outcome(held=held)
     wanted = {name: value for name, value in sources.items() if subject.requires_grad(value)}
@@ -120,5 +120,5 @@ def as_function(program: Program) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def results_of(program: Program) -> list[str]:
-    """The names of what :func:`as_function` returns."""
+    """The names of the values that :func:`as_function` returns."""
     return [s.name for s in program.sources] + [step.name for step in program.steps if not step.writes]

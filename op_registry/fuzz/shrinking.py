@@ -35,7 +35,7 @@ def shrunk(program: Program, still_broken: StillBroken) -> Program:
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with one thing less, those with the largest change first."""
+    """Programs with one simplification each, the largest change first."""
     yield from _halves(program)
     yield from _without_a_step(program)
     yield from _with_a_step_bypassed(program)
@@ -53,7 +53,7 @@ def _halves(program: Program) -> Iterator[Program]:
 
 
 def _without_a_step(program: Program) -> Iterator[Program]:
-    """Without one step, and without those that need its value."""
+    """The program without one step, and without the steps that need its value."""
     for number in reversed(range(len(program.steps))):
         kept: list[Step] = []
         missing: set[str] = set()
@@ -67,7 +67,7 @@ def _without_a_step(program: Program) -> Iterator[Program]:
 
 
 def _with_a_step_bypassed(program: Program) -> Iterator[Program]:
-    """Without one step, its first operand in place of its value."""
+    """The program without one step, with the step's first operand in place of its value."""
     for number, step in enumerate(program.steps):
         if step.writes or len(program.steps) == 1:
             continue
@@ -82,7 +82,7 @@ def _without_unused_sources(program: Program) -> Iterator[Program]:
     used = {name for step in program.steps for name in step.operands}
     for source in program.sources:
         if source.name not in used and len(program.sources) > 1:
-            # One under its mask gets that mask's kind for its own.
+            # A source that shares the removed source's mask gets its own mask of the same kind.
             kept = [
                 replace(s, under=None, mask=source.mask) if s.under == source.name else s
                 for s in program.sources
@@ -107,7 +107,7 @@ def _plainer(source: Source) -> Iterator[Source]:
 
 
 def _with_smaller_shapes(program: Program) -> Iterator[Program]:
-    """One size, wherever it occurs, replaced by a smaller one."""
+    """The program with one size replaced by a smaller one, wherever it occurs."""
     sizes = {size for source in program.sources for size in source.shape if size > SMALLEST}
     for size in sorted(sizes, reverse=True):
         for smaller in dict.fromkeys((SMALLEST, size // 2)):

@@ -1,8 +1,8 @@
-"""P5 asked of random programs: their gradients are slopes that differences measure.
+"""P5 for random programs: we compare their gradients with slopes measured by finite differences.
 
-Sources that require grad are moved a little to either side, along a random direction that has a part in hidden elements
-as well. What the weighted sum of the valid values then changes by is their slope. Values that have none there (they
-jump, have a kink, or are not finite) are left out, before the gradient is taken.
+We move the sources that require grad a little to either side, along a random direction that also moves hidden elements.
+The slope is the change of the weighted sum of the valid values. Values without a slope (they jump, have a kink, or are
+not finite) are left out before we take the gradient.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from op_registry.fuzz.programs import Program, Source
 from op_registry.fuzz.running import Outcome, gradients_of, run
 
 STEP = 1e-6
-# Where the slopes on either side differ by more than this share of their size, there is a kink, or a great curvature.
+# If the slopes on the two sides differ by more than this share of their size, there is a kink or a large curvature.
 KINK = 1e-3
 TOLERANCE = 1e-4
-# The error of a difference, as a share of the terms of the sum: their roundings, divided by the step.
+# The error of a difference, relative to the terms of the sum: their rounding errors, divided by the step.
 ROUNDING = 1e-15 / STEP
 
 
 def gradients_are_slopes(program: Program, subject: Subject) -> str | None:
-    """P5: gradients have the masks of their tensors, and are the slopes that differences measure."""
+    """P5: gradients have the masks of their tensors, and agree with the slopes measured by differences."""
     complaint = _complaint(program, subject, plain=False)
     if complaint is not None and _complaint(_all_plain(program), subject, plain=True) is not None:
         return None  # torch defines another derivative (of renorm, say), or none, or the measurement is too coarse here
@@ -72,7 +72,7 @@ def _all_plain(program: Program) -> Program:
 
 
 def _slopes(base: Outcome, after: Outcome, before: Outcome, nearer: Outcome) -> dict[str, float]:
-    """The slope of each value each of whose elements has one, the same to either side and on a shorter way."""
+    """The slopes of values whose every element has a slope: the same on both sides, and with a shorter step."""
     found = {}
     for name, here in base.values.items():
         others = [outcome.values.get(name) for outcome in (after, before, nearer)]
@@ -95,7 +95,7 @@ def _has_numbers(value: Observed) -> bool:
 
 
 def _weighted_numbers(value: Observed, weights: Tensor) -> Tensor:
-    """The valid elements as they are in the weighted sum."""
+    """The valid elements as terms of the weighted sum."""
     data, mask = value
     parts = (data.detach() * weights).resolve_conj()
     return _valid((parts.real if parts.is_complex() else parts, mask))
@@ -110,7 +110,7 @@ def _valid(value: Observed) -> Tensor:
 def _without_leaves_and_what_follows_kinks(
     program: Program, base: Outcome, slopes: Mapping[str, float]
 ) -> dict[str, float]:
-    """Leaves have the slope 1, and an infinite derivative makes those of all that follows NaN, as in plain torch."""
+    """The slope of leaves is 1; after an infinite derivative, all later slopes are NaN, as in plain torch."""
     leaves = {source.name for source in program.sources if source.requires_grad}
     rough = {n for n, (data, _) in base.values.items() if data.requires_grad and n not in slopes and n not in leaves}
     # Torch's own sparse tensors have no slope where they specify nothing.
@@ -135,7 +135,7 @@ def _size(value: Observed) -> float:
 
 
 def _factor(position: int) -> float:
-    """A weight of its own for each value, so that no two cancel."""
+    """A different weight for each value, so that no two values cancel."""
     return 1 + 0.37 * position
 
 
@@ -178,6 +178,6 @@ def _size_complaint(
 
 
 def _terms(gradients: Mapping[str, Observed | None], directions: Mapping[str, Tensor]) -> list[Tensor]:
-    """What each element of the sources adds to the slope."""
+    """The contribution of each element of the sources to the slope."""
     given = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     return [_valid((data.detach() * directions[name], mask)) for name, (data, mask) in given.items()]

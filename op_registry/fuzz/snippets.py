@@ -1,4 +1,4 @@
-"""A program as Python code that runs by itself and shows what breaks a law."""
+"""A program as Python code that runs by itself and shows how it breaks a law."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ subject = find_subject({subject})
 def snippet(program: Program, subject: str | None, garbage: int | None) -> str:
     """Python code that makes the tensors, garbage included, runs the steps and prints every value.
 
-    `subject` is the name with which it was found; without `garbage` the data under the masks is as it was drawn.
+    `subject` is the name by which to find it; without `garbage`, the data under the masks stays as drawn.
     """
     lines = [HEAD.format(subject=repr(subject) if subject else "")]
     masks: dict[str, Tensor | None] = {}

@@ -27,7 +27,7 @@ MASKS = {
 
 
 def data_of(source: Source) -> Tensor:
-    """The valid data of a source: small numbers with ties and zeros, and now and then an infinity or a NaN."""
+    """The valid data of a source: small numbers with ties and zeros, and sometimes an infinity or a NaN."""
     generator = torch.Generator().manual_seed(source.seed)
     dtype = getattr(torch, source.dtype)
     if dtype is torch.bool:
@@ -44,7 +44,7 @@ def data_of(source: Source) -> Tensor:
 
 
 def mask_of(source: Source) -> Tensor | None:
-    """The mask that the source is wrapped with; None where it has no stored mask, or stays plain."""
+    """The mask with which to wrap the source; None if it has no stored mask, or stays plain."""
     generator = torch.Generator().manual_seed(source.seed + 1)
     shape, dims = source.shape, len(source.shape)
     if source.mask in ("plain", "unstored"):
@@ -101,7 +101,7 @@ def wrapped(
 
 
 def mask_under(source: Source, masks: dict[str, Tensor | None]) -> Tensor | None:
-    """Its mask: the tensor that another source was given, where it shares that one's."""
+    """The source's mask; if it shares another source's mask, the same tensor."""
     if source.mask == "plain" or source.under not in masks:
         return mask_of(source)
     return masks[source.under]
