@@ -1,4 +1,4 @@
-"""What the commands print with --json: the same results as values, with the versions that they are of."""
+"""The output of the commands with --json: the same results as values, with the version of torch."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def of_coverage(calls: Sequence[Calls] | None) -> str:
 
 
 def of_python_level(found: Iterable[PythonEntry]) -> str:
-    """How each function, module and distribution that torch writes in Python fares."""
+    """How each function, module and distribution that torch writes in Python is supported."""
     callables = [{"name": entry.name, "state": entry.state, "note": entry.note} for entry in found]
     return text_of("coverage --python-level", {"callables": callables})
 
 
 def of_explanation(name: str, samples: bool) -> str:
-    """What `explain` says, and the rule of each overload."""
+    """The text of `explain`, and the rule of each overload."""
     text = explain(name, samples=samples)
     return text_of("explain", {"name": name, "overloads": [_meaning(op) for op in _overloads(name)], "text": text})
 
 
 def _overloads(name: str) -> list[OpOverload]:
-    """The overloads that a name stands for: an operator's own, those that an entry or a function calls."""
+    """The overloads that a name stands for: an operator's overloads, or those that an entry or a function calls."""
     try:
         target = named(name)
     except UnknownName:
@@ -114,7 +114,7 @@ def _report(report: Report) -> dict[str, Any]:
 
 
 def of_devices(found: Iterable[Finding], device: str, skipped: str = "") -> str:
-    """What came of each entry on a device."""
+    """The finding for each entry on a device."""
     findings = [
         {"entry": each.entry, "of": each.what, "status": each.status, "reason": each.reason, "sample": each.sample}
         for each in found
@@ -123,7 +123,7 @@ def of_devices(found: Iterable[Finding], device: str, skipped: str = "") -> str:
 
 
 def of_mutants(results: Results) -> str:
-    """What became of each mutant, and which are not accounted for."""
+    """The fate of each mutant, and the mutants that are not accounted for."""
 
     def fields(fate: Fate) -> dict[str, Any]:
         mutant = fate.mutant

@@ -76,7 +76,7 @@ def _share(part: int, of: int) -> str:
 
 
 def modes_lines(reports: Sequence[Report]) -> list[str]:
-    """Why P7 had nothing to compare, by the number of operators; and its named gaps, each with what was raised."""
+    """Why P7 had nothing to compare, by the number of operators; and its named gaps, each with its error."""
     silent: dict[str, list[str]] = {}
     for report in reports:
         if report.silences.get("P7") and not report.asked("P7"):

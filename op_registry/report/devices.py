@@ -21,7 +21,7 @@ WHATS = ("results", "gradients")
 def run(
     names: Sequence[str], device: str, subject: str | None = None, sample: int | None = None, as_json: bool = False
 ) -> int:
-    """Compare entries on a device, and print what came of it; the exit status is 1 if one differs.
+    """Compare entries on a device, and print the findings; the exit status is 1 if one differs.
 
     A device that this machine lacks is skipped: its name and torch's reason are printed.
     """

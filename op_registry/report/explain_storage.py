@@ -78,7 +78,7 @@ def first_sentence(facet: Callable[..., Any]) -> str:
 
 
 def alternatives(rule: Rule, layout: Layout) -> list[str]:
-    """How a rule runs in a layout: the functions that are tried, in order, and where they are defined."""
+    """How a rule runs in a layout: the functions that it tries, in order, and where they are defined."""
     shared = "" if Sparse in rule.lowerings else f", every {rule.category.name} rule"
     return [f"{_titled(way, shared)}" for way in _ways(lowering_of(rule, Sparse))]
 

@@ -1,7 +1,6 @@
-"""How torch's Python-level callables fare: ``python -m op_registry coverage --python-level``.
+"""How torch's Python-level callables are supported: ``python -m op_registry coverage --python-level``.
 
-Each is *right* (the laws that were asked hold), *refused* (with the reason), *not applicable* (with the reason), or
-*wrong*.
+Each is *right* (the tested laws hold), *refused* (with the reason), *not applicable* (with the reason), or *wrong*.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ STATES = ("right", "refused", "not applicable", "wrong")
 
 @dataclass(frozen=True)
 class PythonEntry:
-    """How one callable fares."""
+    """How one callable is supported."""
 
     name: str
     state: str
@@ -32,7 +31,7 @@ class PythonEntry:
 
     @property
     def group(self) -> str:
-        """``nn.functional``, ``distributions`` …; modules are ``nn``."""
+        """The group of the callable: ``nn.functional``, ``distributions`` …; ``nn`` for modules."""
         return "distributions" if self.name.startswith("distributions.") else self.name.rpartition(".")[0]
 
     def __str__(self) -> str:
@@ -61,7 +60,7 @@ def samples_of(name: str) -> list[Sample]:
 
 
 def entry_of(name: str, subject: Subject | None = None) -> PythonEntry:
-    """Call one callable, and say what came of it."""
+    """Test one callable, and return how it is supported."""
     why = reason_not_called(name)
     if why is not None:
         return PythonEntry(name, "not applicable", why)
@@ -122,5 +121,5 @@ def _rules() -> str:
 
 
 def expectation(found: Sequence[PythonEntry]) -> str:
-    """What tests/report/python_level.expect holds: one line for each callable, and the rules inside functions."""
+    """The content of tests/report/python_level.expect: a line for each callable, and the rules inside functions."""
     return "\n".join([*sorted(map(str, found)), "", _rules()])
