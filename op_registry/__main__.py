@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     coverage.add_argument(
         "--python-level",
         action="store_true",
-        help="put the functions, modules and distributions that torch writes in Python to the laws: a minute",
+        help="test the laws on the functions, modules and distributions that torch writes in Python: a minute",
     )
     coverage.add_argument(
         "--measure", action="store_true", help="run every entry's samples to find which operators they call"
@@ -210,7 +210,7 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-# Options of `check` that choose among laws and trials, which a comparison on a device does not make.
+# Options of `check` that choose laws and trials: a comparison on a device has none.
 NOT_ON_DEVICES = ("law", "mask", "dtype", "mode", "storage", "most", "variants")
 
 

@@ -52,7 +52,7 @@ class Bound:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The arguments that are a tensor, in the order of the schema; of optional ones, those that are given."""
+        """The tensor arguments in the order of the schema, without optional ones that are not given."""
         return tensors_in(self.op, self.named)
 
     @property
@@ -62,7 +62,7 @@ class Bound:
         return None if dims is None else dims.labels(self.op, self.named)
 
     def with_(self, **changed: Any) -> Bound:
-        """The same call with other values of some arguments. Raises KeyError for a name that is none's."""
+        """The same call with other values of some arguments. Raises KeyError if no argument has a name."""
         unknown = [name for name in changed if name not in self.named]
         if unknown:
             raise KeyError(f"the arguments of {self.op} are {', '.join(self.named)}; none is {', '.join(unknown)}")
@@ -77,7 +77,7 @@ class Bound:
         return self.applied((rule or self.rule).bind(self.op))
 
     def applied(self, function: Callable[..., Any]) -> Any:
-        """`function` of the arguments as torch passes them; of the last ones, only those that differ from defaults."""
+        """`function` of the arguments as torch passes them: without last arguments that equal their defaults."""
         positional, defaults = _schema(self.op)
         args = [self.named[name] for name in positional]
         while args and args[-1] is defaults[positional[len(args) - 1]]:

@@ -49,8 +49,10 @@ class Labels:
     roles: Mapping[Label, Role] = field(default_factory=dict)
 
     def row_of(self, name: str) -> int:
-        """How many last dimensions of the operand make up a row, which the operator treats by itself: it works along
-        these dimensions alone, and only they stand in other operands. All of them if there is no smaller row.
+        """How many last dimensions of the operand make up a row that the operator processes independently.
+
+        The operator only works along these dimensions, and other operands have no others. All dimensions if there is no
+        smaller row.
         """
         labels = self.operands[name]
         shared = {label for other, named in self.operands.items() if other != name for label in named}
@@ -64,7 +66,7 @@ class Dimensions:
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         """The labels of a call, whose arguments are given by name; None if the statement does not fit the call.
 
-        Tensors may be records or anything else that has `ndim`; what is computed does not depend on sizes.
+        Tensors may be records or anything else that has `ndim`; the labels do not depend on sizes.
         """
         raise NotImplementedError
 
@@ -119,8 +121,8 @@ class Equation(Dimensions):
     """A contraction as in einsum, one term for each tensor argument in the order of the schema.
 
     ``*`` in front stands for any number of dimensions that broadcast; ``+`` for an operand that is added, elementwise
-    with the result. A letter that the result does not have is contracted. Of several equations, for operands of
-    different ranks, the first that fits the call holds. Raises ValueError for a text that is none.
+    with the result. The operator contracts letters that the result lacks. With several equations, for operands of
+    different ranks, the first that fits the call applies. Raises ValueError for a text that is no equation.
     """
 
     equations: tuple[str, ...]
@@ -242,11 +244,11 @@ class Slices(Dimensions):
 class LastDims(Dimensions):
     """Slices over the last dimensions of the first operand.
 
-    count       how many: a number, or the argument whose length it is
-    statistics  how many results, the last ones, are one for each slice, with dimensions of size 1
+    count       the number of these dimensions, or the argument whose length is this number
+    statistics  how many of the last results hold one value for each slice, with dimensions of size 1
 
-    The result has the first operand's dimensions, and a result for each element. Other tensors are parameters: their
-    dimensions are the last ones of a slice.
+    The other results have the first operand's dimensions, and a value for each element. Other tensors are parameters,
+    whose dimensions are the last dimensions of a slice.
     """
 
     count: int | str
@@ -275,17 +277,18 @@ class LastDims(Dimensions):
 
 
 class _Rank:
-    """What stands for a tensor where labels are asked for its rank alone."""
+    """Stands for a tensor when only its rank is needed, to compute labels."""
 
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim
 
 
 def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
-    """A function of a call's positional arguments: how many last dimensions of the first tensor make up a row that the
-    operator treats by itself, with a row of as many dimensions in the result; 0 if there is none.
+    """A function of a call's positional arguments: how many last dimensions of the first tensor make up a row.
 
-    Dimensions that are counted from the front are none of a row's: stored rows have another number of them in front.
+    The operator processes each row independently, and gives a row with as many dimensions in the result; 0 if it has no
+    such rows. Dimensions that are counted from the front cannot belong to a row, because stored rows have another
+    number of dimensions in front.
     """
     names, tensors = [a.name for a in op._schema.arguments], tensor_arguments(op)
     defaults = {a.name: a.default_value for a in op._schema.arguments}

@@ -1,9 +1,9 @@
-"""Rules inside a function: what an operator means where one Python function calls it.
+"""Rules inside a function: the meaning of an operator when one particular Python function calls it.
 
-A function that torch writes in Python, or a module of such functions, runs line by line, and each of its lines calls
-operators by their rules. Two kinds of line do not mean what they compute: division by a *size*, where some of the
-elements are invalid, and a question about *every* element, where none is valid. There, one operator in the body gets
-another rule, which holds when that function calls it, and nowhere else::
+A function that torch writes in Python runs line by line, and each of its lines calls operators by their rules. Two
+kinds of line then give a wrong result: division by a *size*, if some of the elements are invalid, and a test of *every*
+element, if none is valid. For these, one operator gets another rule, which only holds when that function (or a module
+of such functions) calls it::
 
     @inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=POOLING)
     def lp_pool2d(self: Dense, kernel_size, stride=(), padding=(0,), ceil_mode=False) -> Dense: ...
@@ -11,9 +11,9 @@ another rule, which holds when that function calls it, and nowhere else::
 The rule has the operator's signature. It is a rule like any other: on records, with a lowering where it has one, or
 composite, in which case its own calls have their ordinary meaning.
 
-The function that calls is recognised by its code, so that aliases and modules that hold the function are served, and
-operators that have no such rule pay nothing. Compiled code calls such a function whole. Compiled by itself, it runs as
-it is, uncompiled.
+We recognise the calling function by its code, so aliases of the function work too, and operators that have no such rule
+pay nothing. Compiled code calls such a function whole, without tracing it. If the function itself is compiled, it runs
+uncompiled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def inside(
     category  the law that the rule follows; COMPOSITE for a rule that is written in other operators
     when      values that local variables of the function must have: ``when={"reduction": "batchmean"}``
 
-    Returns the rule. Raises TypeError for what has no Python code, and ValueError for a second rule of an operator
+    Returns the rule. Raises TypeError if `function` has no Python code, and ValueError for a second rule of an operator
     inside a function.
     """
     registration = Registration.of_caller("inside")
@@ -61,7 +61,7 @@ def inside(
 
 
 def caller_key(function: Callable[..., Any] | ModuleType) -> CodeType | str:
-    """What a caller is recognised by: a function's code, or the name of a module or package."""
+    """The key by which we recognise a caller: a function's code, or the name of a module or package."""
     if isinstance(function, ModuleType):
         return function.__name__
     unwrapped = inspect.unwrap(function)

@@ -1,4 +1,4 @@
-"""Progress bars by tqdm, on standard error; none where it is not installed or nobody is looking at a terminal."""
+"""Progress bars by tqdm, on standard error; none if tqdm is not installed or standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bar:
 
 
 def progress(items: Iterable[T], total: int, unit: str) -> Iterator[T]:
-    """The items, of which there are `total`, with a progress bar."""
+    """Iterate over the `total` items with a progress bar."""
     with Bar(total, unit) as bar:
         for item in items:
             yield item

@@ -38,7 +38,7 @@ class Layer:
 
 
 class Overlay(Layer):
-    """The rules of ``with registry.overlay() as mine:``; they may be put in force again, ``registry.overlay(mine)``."""
+    """The rules of ``with registry.overlay() as mine:``; ``registry.overlay(mine)`` puts them in force again."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Registry:
     def replace(self, rule: Rule | OpOverload, run: Run | None = None) -> Rule:
         """Give overloads that have a rule a new meaning: ``replace(rule)``, or ``replace(op, function)`` for one.
 
-        The new rule has the lowerings, traits and gaps that it states itself, none of the old one's.
+        The new rule only has its own lowerings, traits and gaps, and inherits none from the old rule.
         """
         return self._replace(rule, run, self._innermost)
 

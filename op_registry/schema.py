@@ -43,7 +43,7 @@ def is_out(op: OpOverload) -> bool:
 def writes_a_factory(op: OpOverload) -> bool:
     """Whether the overload is a factory that writes to `out`, and takes no other tensor: zeros.out, arange.out.
 
-    Not those whose result is uninitialised, quantized or a torch.sparse tensor.
+    This excludes factories whose result is uninitialised, quantized or a torch.sparse tensor.
     """
     name = op._schema.name.removeprefix("aten::")
     tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
@@ -52,7 +52,7 @@ def writes_a_factory(op: OpOverload) -> bool:
 
 
 def is_like_factory(op: OpOverload) -> bool:
-    """Whether it makes a tensor of the shape of another one, of whose values it reads none."""
+    """Whether it makes a tensor with the shape of another one, without reading that one's values."""
     return op._schema.name.endswith("_like")
 
 
@@ -147,7 +147,7 @@ def single_form(op: OpOverload) -> OpOverloadPacket | None:
 
 
 def mutable_forms(op: OpOverload) -> list[OpOverload]:
-    """The in-place and out= overloads whose functional form is `op`: of it, of ``op_``, or of ``op_functional``."""
+    """The in-place and out= overloads of `op`, ``op_`` and ``op_functional`` whose functional form is `op`."""
     name = op._schema.name
     packets = [_packet(n) for n in dict.fromkeys((name, f"{name}_", name.removesuffix("_functional")))]
     overloads: list[OpOverload] = [getattr(p, name) for p in packets if p is not None for name in p.overloads()]

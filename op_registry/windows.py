@@ -1,4 +1,4 @@
-"""What windows mean: whether a mask marks missing values, or padding around each sample."""
+"""The meaning of masks to windows: a mask marks missing values, or padding around each sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def overlay_for_padding() -> Overlay:
 
 
 def windows_mean(meaning: Meaning) -> contextlib.AbstractContextManager[object]:
-    """Let windows have that meaning inside the block, and in the backward of what runs in it."""
+    """Give windows this meaning inside the block, and in the backward of calls made there."""
     if meaning == "padding":
         return registry.overlay(overlay_for_padding())
     if meaning == "missing":
@@ -36,7 +36,7 @@ def windows_mean(meaning: Meaning) -> contextlib.AbstractContextManager[object]:
 
 
 def windows_mean_now() -> Meaning:
-    """What windows mean to the caller."""
+    """The meaning that is in force for the caller."""
     if overlay_for_padding.cache_info().currsize and overlay_for_padding() in registry.scope:
         return "padding"
     return "missing"
