@@ -77,26 +77,27 @@ TABLES = {
 PAGE_TEXT = """\
 # What it costs
 
-Each figure is a ratio: the time (or memory) of the masked call, divided by that of what you would run today. 1 is what
-you have, below 1 is less. Two figures are the least and the most of several models or operators.
+Each figure is a ratio: the time (or memory) of the masked call, divided by that of the code in the second column, which
+you would write without this library. Below 1, the masked call takes less. Two figures are the least and the most of
+several models or operators.
 
 {tables}
 
 ## When it does not pay
 
 - **Small tensors in an eager loop.** A call on 64 × 64 elements takes {small} times as long as a plain one, because it
-  is a Python function and a new tensor subclass. `torch.compile` makes less of that, and does not remove it: a chain of
-  six operators takes {chain_small} times as long compiled as the plain chain compiled.
-- **Compiled code that does little but read memory.** The mask is read as well, a byte an element, and on AVX2 torch's
-  compiler reads it slowly ([why](performance.md)).
+  is a Python function and a new tensor subclass. `torch.compile` reduces this cost but does not remove it: a compiled
+  chain of six operators takes {chain_small} times as long as the plain chain compiled.
+- **Compiled code that does little but read memory.** The mask is read too, one byte for each element, and on AVX2
+  torch's compiler reads it slowly ([why](performance.md)).
 - **Packed batches under `torch.compile(fullgraph=True)`**: a packed step of the stock encoder breaks its graph
   {breaks} times.
-- **One masked mean**, if it is all that you need: two lines of torch do it.
+- **One masked mean**, if you need nothing else: two lines of torch compute it.
 
 {measured}
 
-Seconds depend on the machine, ratios much less; `python -m benchmarks NAME` measures yours. Here is [every figure,
-beside its goal, and why some goals are missed](performance.md).
+Seconds depend on the machine, ratios much less; `python -m benchmarks NAME` measures them on yours.
+[Performance](performance.md) has every figure beside its goal, and says why some goals are missed.
 """
 
 

@@ -46,19 +46,19 @@ TITLES = {
 INTRODUCTION = """\
 # Performance
 
-This is the list of all goals that the project has set itself. If you ask what the library will cost you, read [what it
+This page lists all performance goals of the project. What the library will cost you is on a page of its own, [what it
 costs](costs.md).
 
-Every figure here is a *ratio* of two things that were run side by side in one process, in turns, on one thread; its
-goal stands next to it. Seconds depend on the machine, ratios much less. Candidates' results are compared before they
-are timed. The whole page is measured and written by
+Every figure here is a *ratio* of the times (or memory) of two candidates, which ran by turns in one process, on one
+thread; its goal is next to it. Seconds depend on the machine, ratios much less. The results of the candidates are
+compared before they are timed. These commands measure and write the whole page:
 
 ```
 python -m benchmarks all --quick --json all.json
 python -m benchmarks.page all.json
 ```
 
-and a single section by the command below its title, without `--quick` for more rounds.
+The command below its title measures a single section, with more rounds if it has no `--quick`.
 
 {runs}
 
@@ -67,10 +67,10 @@ and a single section by the command below its title, without `--quick` for more 
 Each dot is one goal: its figure divided by the goal, or the other way round where the goal is a lower bound. Left of
 the line, the goal is reached.
 
-Goals of compiled code (R1, R2, R4, R9) were set on AVX-512. With AVX2 alone the compiler loads a mask's bytes, eight at
-a time, through a buffer on the stack (`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`), which the
+The goals of compiled code (R1, R2, R4, R9) were set on AVX-512. On AVX2 the compiler loads a mask's bytes, eight at a
+time, through a buffer on the stack (`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`), which the
 processor cannot forward: a masked sum over 2048² elements took 4.2 times as long as with a load of eight bytes
-(`_mm_loadl_epi64`), everything else being the same. A mask of bool, as one writes it by hand, is slower still.
+(`_mm_loadl_epi64`), everything else being the same. A bool mask, as in code written by hand, is slower still.
 """
 
 # Why a benchmark's goals are missed, where they are, and what would close them.
@@ -83,28 +83,31 @@ MISSED = {
         "encoder, both sides multiply valid tokens only: torch's own fast path packs the batch with NestedTensor."
     ),
     "overhead": (
-        "Without derivatives a call is one Python function and one new tensor subclass, each of which takes "
-        "longer than a small kernel of torch. Both would have to move to C++."
+        "Without derivatives a call consists of one Python function and one new tensor subclass, and each of the two "
+        "takes longer than a small kernel of torch. Both would have to move to C++."
     ),
     "eager_reductions": (
-        "With a remembered mask a fill and torch's own kernel are left. For softmax and logsumexp that kernel "
-        "alone takes about a third of the line by hand, var and std read the data twice, and for whole rows "
-        "the line's `where` takes next to no time. One C++ kernel that reads data and mask once would reach them."
+        "With a remembered mask, the time is that of a fill and of torch's own kernel. For softmax and logsumexp that "
+        "kernel alone takes about a third of the time of the code by hand, var and std read the data twice, and for "
+        "whole rows the `where` in the code by hand takes almost no time. One C++ kernel that reads data and mask "
+        "once would reach the goals."
     ),
-    "chain": ("Eager: what R5 says, six times. Compiled: the load of masks (above)."),
+    "chain": ("Eager: the cost of a call (R5), six times. Compiled: the load of masks (above)."),
     "packed": ("Both sides spend most of their time in matrix products, which take a larger share of it on AVX2."),
-    "reductions": ("The load of masks (above): the limit is a kernel written by hand with the load that torch lacks."),
+    "reductions": (
+        "The load of masks (above): the one-pass kernel is written by hand, with the load that torch lacks."
+    ),
     "masked_mean": (
-        "Compiled: the load of masks (above). Peak: the mask is kept for backward, a byte an element beside "
-        "four of the gradient."
+        "Compiled: the load of masks (above). Peak: the mask is kept for backward, one byte for each element, where "
+        "the gradient has four."
     ),
     "sparse": (
-        "Sums and maxima of rows are made of torch's kernels (`embedding_bag`, `segment_reduce`), each of which "
-        "reads the values again; the limit is one pass. A C++ kernel would reach the goals. The work on the few "
-        "elements of a very sparse matrix takes less time than a call from Python."
+        "Sums and maxima of rows use torch's kernels (`embedding_bag`, `segment_reduce`), and each kernel reads the "
+        "values again; the limit is one pass. A C++ kernel would reach the goals. The work on the few elements of a "
+        "very sparse matrix takes less time than a call from Python."
     ),
     "conversions": (
-        "CSC needs the mask in another order; tiles of bytes are transposed, which costs more than all else."
+        "CSC needs the mask in another order; transposing it, tile by tile, costs more than everything else."
     ),
 }
 

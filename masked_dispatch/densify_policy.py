@@ -22,9 +22,7 @@ _LIMITED = ("auto", "warn")
 
 
 class DensificationWarning(UserWarning):
-    """Inside ``densify("warn")``: sparsely stored operands are stored densely for a call, or one of its operands is
-    dense of which the call reads a small part.
-    """
+    """Inside ``densify("warn")``: a call stores sparse operands densely, or only reads a small part of a dense one."""
 
 
 _TO_STAY_SPARSE = (
@@ -83,7 +81,7 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
            elements. "never": the operator is refused. "always": they are stored densely, however large.
     limit  in bytes, for "auto" and "warn"
 
-    What is compiled warns while it is traced, at the line that calls the compiled function; backward warns at the line
+    Compiled code warns while it is traced, at the line that calls the compiled function; backward warns at the line
     that starts it.
 
     Raises ValueError for any other `when`.
@@ -114,7 +112,7 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str, instead: 
     layouts = ", ".join(storage_of(t) for t in tensors)
     by_hand = "Store them densely by x.to_dense(), or allow it"
     if needed > DEFAULT.limit:
-        by_hand = "To take a part first, x[…], needs less. Whoever has the memory allows it"
+        by_hand = "A part of the tensor, x[…], needs less memory. If you have the memory, allow it"
     raise MaskedSemanticsError(
         f"{operation} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would "
         f"take {needed:,} bytes densely, which the current policy does not allow (densify({policy.when!r}"

@@ -33,8 +33,8 @@ def work_that_calls(wait: Callable[[timedelta], bool]) -> distributed.Work:
         held.clear()
         return wait(timeout)
 
-    # Operators return the C++ object, and Python wraps it in torch's own class unless this object is still alive. So
-    # `held` keeps it alive until the first wait, as torch keeps functional collectives until their wait.
+    # Operators return the C++ object. Python wraps it in torch's own class, unless our Python object is still alive. So
+    # `held` keeps our object alive until the first wait, just as torch keeps functional collectives alive until then.
     held.append(_waiting_work()(waited))
     return held[0]
 
@@ -101,9 +101,9 @@ def is_mixed_with_distributed(error: RuntimeError) -> bool:
 
 
 def is_refused_by_all_ranks(error: RuntimeError) -> bool:
-    """Return whether DTensor refused the placements of an operator, which it does on all ranks before any computes.
+    """Return whether DTensor refused the placements of an operator: then all ranks raise, before any of them computes.
 
-    An error about one rank's own part, such as an empty one, does not reach the other ranks.
+    An error about one rank's own part, such as an empty part, is only raised on that rank.
     """
     return any(text in str(error) for text in ("Sharding propagation failed", "does not have a sharding strategy"))
 

@@ -6,11 +6,12 @@ themselves, for measures of other libraries.
 
 Classes are integers from 0 on. Precision, recall and F1 are ratios of counts, and take
 
-num_classes    how many classes there are; by default the number of scores, or one more than the greatest class
-average        "binary": of class 1 alone; "micro": of all counts together; "macro": the mean over
-               classes; "weighted": that mean weighted by how often a class is the target; None: one for each class, a
-               masked vector. Classes that occur neither as prediction nor as target have none, and take part in no mean
-zero_division  a ratio of 0 / 0, such as the precision of a class that is never predicted; NaN: means leave it out
+num_classes    the number of classes; by default the number of scores, or one more than the greatest class
+average        "binary": the ratio of class 1; "micro": of the counts of all classes; "macro": the mean over classes;
+               "weighted": the mean weighted by how often a class is the target; None: a masked vector, with a ratio for
+               each class. Means leave out classes that occur neither as prediction nor as target; their ratio is
+               invalid
+zero_division  the value of 0 / 0, such as the precision of a class that is never predicted; means leave NaN out
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ def precision(
     num_classes: int | None = None,
     zero_division: float = 0.0,
 ) -> Tensor:
-    """The share of what is predicted as a class that is of it, float32; as scikit-learn's precision_score.
+    """The share of the elements predicted as a class that belong to it, float32; as scikit-learn's precision_score.
 
     predicted  classes, of the target's shape; or scores of the C classes, shape (…, C), of which the greatest counts
     target     classes, shape (…)
 
-    The other arguments are described above. Raises TypeError for scores where classes are meant, ValueError for shapes
+    The other arguments are described above. Raises TypeError for scores in place of classes, ValueError for shapes
     and classes that do not fit, and for more than two classes with ``average="binary"``.
     """
     correct, guessed, actual = _counts(predicted, target, average, num_classes)
@@ -108,7 +109,7 @@ def recall(
     num_classes: int | None = None,
     zero_division: float = 0.0,
 ) -> Tensor:
-    """The share of what is of a class that is predicted as it, float32; as scikit-learn's recall_score.
+    """The share of the elements of a class that are predicted as it, float32; as scikit-learn's recall_score.
 
     Arguments and errors are those of `precision`.
     """
@@ -144,16 +145,17 @@ def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int | None 
 def auroc(scores: Tensor, target: Tensor, average: Literal["macro", "weighted"] | None = "macro") -> Tensor:
     """The area under the ROC curve, float32; as scikit-learn's roc_auc_score.
 
-    It is how often an element of a class has a greater score than one of another class; equal scores count half.
+    The area is the probability that an element of the class has a greater score than one of another class; equal scores
+    count half.
 
-    scores   of class 1, shape of the target; or of each of the C classes against the others, shape (…, C), an element
-             counting if all its scores are valid
+    scores   of class 1, shape of the target; or of each of the C classes against the others, shape (…, C): an element
+             counts if all its scores are valid
     target   classes, shape (…)
-    average  of the areas of C classes: "macro": their mean, "weighted": by how often a class is the target, None: a
-             masked vector
+    average  of the areas of C classes: "macro": their mean; "weighted": their mean weighted by how often a class is the
+             target; None: a masked vector
 
-    The area of a class is NaN, and left out of means, if every target is of it or none is (scikit-learn gives NaN too,
-    and warns). NaN scores give NaN. It has no gradient.
+    If all targets belong to a class, or none does, its area is NaN, and means leave it out (scikit-learn gives NaN too,
+    and warns). NaN scores give NaN. The area has no gradient.
 
     Raises ValueError for shapes and classes that do not fit.
     """
@@ -178,20 +180,20 @@ def auroc(scores: Tensor, target: Tensor, average: Literal["macro", "weighted"] 
 
 
 def mse(predicted: Tensor, target: Tensor) -> Tensor:
-    """The mean squared difference, a scalar. Of one shape: nothing is broadcast."""
+    """The mean squared difference of two tensors of the same shape (nothing is broadcast), a scalar."""
     return _differences(predicted, target).square().mean()
 
 
 def mae(predicted: Tensor, target: Tensor) -> Tensor:
-    """The mean absolute difference, a scalar. Of one shape: nothing is broadcast."""
+    """The mean absolute difference of two tensors of the same shape (nothing is broadcast), a scalar."""
     return _differences(predicted, target).abs().mean()
 
 
 def r2(predicted: Tensor, target: Tensor) -> Tensor:
     """The share of the target's variance that the predictions explain, a scalar; as scikit-learn's r2_score.
 
-    Of one shape, all elements as one sample (scikit-learn averages over columns). Of one pair NaN; where the target is
-    constant 1 if every prediction is right, 0 otherwise.
+    Both have the same shape, and all elements make one sample (scikit-learn averages over columns). One pair gives NaN;
+    a constant target gives 1 if every prediction is right, and 0 otherwise.
     """
     differences = _differences(predicted, target)
     dtype = differences.dtype
@@ -213,8 +215,8 @@ def perplexity(logits: Tensor, target: Tensor) -> Tensor:
     """
     if logits.shape[:-1] != target.shape:
         raise ValueError(
-            f"logits of shape {tuple(logits.shape)} do not fit a target of shape {tuple(target.shape)}: they are "
-            "(…, C) for a target of (…)"
+            f"logits of shape {tuple(logits.shape)} do not fit a target of shape {tuple(target.shape)}: they have "
+            "shape (…, C) for a target of shape (…)"
         )
     losses = torch.nn.functional.cross_entropy(
         as_masked_tensor(logits).flatten(0, -2), target.flatten(), reduction="none"
@@ -223,20 +225,20 @@ def perplexity(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def valid_pairs(predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions and targets where both are valid, as plain tensors, for libraries that know no masks.
+    """Predictions and targets where both are valid, as plain tensors, for libraries that do not support masks.
 
-    predicted  shape of the target, or (…, C): C scores, a pair if all of them are valid
+    predicted  shape of the target, or (…, C): C scores, which make a pair if all of them are valid
     target     shape (…)
 
-    Gives shapes (N,), or (N, C), and (N,). torchmetrics and scikit-learn divide by the *size* of what they are given:
-    pass them pairs rather than masked tensors.
+    Returns tensors of shapes (N,), or (N, C), and (N,). torchmetrics and scikit-learn divide by the *size* of their
+    arguments: pass them pairs rather than masked tensors.
 
     Raises ValueError for shapes that do not fit.
     """
     if target.shape not in (predicted.shape, predicted.shape[:-1]):
         raise ValueError(
-            f"predictions of shape {tuple(predicted.shape)} do not fit a target of {tuple(target.shape)}: "
-            "they have the same shape, or one more dimension, the last"
+            f"predictions of shape {tuple(predicted.shape)} do not fit a target of {tuple(target.shape)}: they need "
+            "the same shape, or one more dimension at the end"
         )
     mask = mask_of(predicted)
     mask = mask_of(target) & (mask if predicted.ndim == target.ndim else mask.all(-1))
@@ -253,7 +255,7 @@ def _as_classes(predicted: Tensor, target: Tensor) -> Tensor:
     if predicted.shape != target.shape:
         raise ValueError(
             f"predictions of shape {tuple(predicted.shape)} do not fit a target of shape {tuple(target.shape)}: "
-            "classes have the same shape, scores one more dimension, the last"
+            "classes need the same shape, scores one more dimension at the end"
         )
     return predicted
 
@@ -274,8 +276,8 @@ def _pairs_of_classes(predicted: Tensor, target: Tensor, num_classes: int | None
     for name, given in (("predicted", classes), ("target", target)):
         if given.is_floating_point() or given.is_complex():
             raise TypeError(
-                f"{name} has dtype {given.dtype}, and classes are integers or bool: compare scores of two classes, "
-                "predicted > 0.5, or pass scores of C classes, shape (…, C)"
+                f"{name} has dtype {given.dtype}, but classes have to be integers or bool: compare scores of two "
+                "classes, predicted > 0.5, or pass scores of C classes, shape (…, C)"
             )
     classes, answers = (part.to(torch.int64) for part in valid_pairs(classes, target))
     if num_classes is None:
@@ -305,7 +307,7 @@ def _counts(
     if average == "binary":
         if count > 2:
             raise ValueError(
-                f"there are {count} classes, and average='binary' is of two: choose average='macro', 'micro', "
+                f"there are {count} classes, but average='binary' needs two: choose average='macro', 'micro', "
                 "'weighted' or None"
             )
         count = 2

@@ -1,7 +1,7 @@
 """Pictures of masks, by matplotlib: the extra `plot`, loaded when a function is called.
 
-`mask(x)` looks at a mask by blocks of bounded number: of dense storage it reads the mask some rows at a time, of sparse
-and packed storage only what is stored.
+`mask(x)` reads a mask block by block, with a bounded number of blocks: from dense storage some rows at a time, from
+sparse and packed storage the stored elements only.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def mask(x: Tensor, *, row_dims: int | None = None, figure: Figure | None = None
     """Draw where `x` is valid, with the number of valid elements of each row beside it, and of each column above.
 
     x         a tensor in any storage; a plain one is valid everywhere
-    row_dims  number of leading dimensions that run down, flattened; the others run across. None: of a matrix the first,
-              of a vector none, and of more dimensions those with which the picture is nearest to a square. Thin lines
-              separate the slices of dimensions that are flattened
+    row_dims  number of leading dimensions that run down, flattened; the others run across. None: the first of a matrix,
+              none of a vector, and of more dimensions those with which the picture is nearest to a square. Thin lines
+              separate the slices of flattened dimensions
     figure    the figure to draw in; None: a new one of pyplot
 
-    A tensor of more than 400 rows or columns is drawn by blocks: their colour is the share that is valid, counts are
+    A tensor of more than 400 rows or columns is drawn in blocks: their colour is their valid share, and counts are
     means over the rows or columns of a block.
 
     Raises ImportError without matplotlib, ValueError for a tensor without elements or `row_dims` out of range, and
@@ -56,8 +56,8 @@ def mask(x: Tensor, *, row_dims: int | None = None, figure: Figure | None = None
     record = x._printed_record if isinstance(x, MaskedTensor) else Dense(x.detach(), None)
     if isinstance(x, MaskedTensor) and not is_readable(x, record):
         raise MaskedSemanticsError(
-            f"plot.mask draws what a mask holds, and a masked tensor of shape {tuple(x.shape)} on {x.device} has "
-            "none to look at here: draw it outside of transforms and compiled functions, on another device than meta"
+            f"plot.mask reads the values of a mask, and a masked tensor of shape {tuple(x.shape)} on {x.device} has "
+            "none here: draw it outside of transforms and compiled functions, on a device other than meta"
         )
     if not x.numel():
         raise ValueError(f"plot.mask has nothing to draw: a tensor of shape {tuple(x.shape)} has no elements")

@@ -30,19 +30,20 @@ def current() -> Mode:
 
 @contextlib.contextmanager
 def updates(mode: Mode) -> Iterator[None]:
-    """Set, inside the block, what an assignment of a partly invalid masked tensor to a plain tensor says.
+    """Set whether, inside the block, assigning a partly invalid masked tensor to a plain tensor warns or is refused.
 
-    It writes what is valid and skips the rest, so that the plain tensor keeps there what lay in its memory, without a
-    mask to say where. Assignments are ``plain.copy_(x)``, ``plain[i] = x``, ``out=plain``, ``index_put_``,
-    ``index_copy_``, ``put_``, ``scatter_``, ``masked_scatter_``, ``fill_`` and ``bernoulli_``; arithmetic in place
-    (``plain.add_(x)``) says nothing, and nor does what torch's optimizers and this library write themselves.
+    Such an assignment writes the valid elements and skips the others, so that the plain tensor keeps its old values
+    there, without a mask to mark them. Assignments are ``plain.copy_(x)``, ``plain[i] = x``, ``out=plain``,
+    ``index_put_``, ``index_copy_``, ``put_``, ``scatter_``, ``masked_scatter_``, ``fill_`` and ``bernoulli_``.
+    Arithmetic in place (``plain.add_(x)``) does not warn, and neither do the writes of torch's optimizers and of this
+    library itself.
 
     mode  "warn" (the default): a :class:`MaskDroppedWarning`, by Python's `warnings`, once for a line of the caller's.
           "silent": nothing. "refuse": MaskedSemanticsError, before anything is written.
 
-    Where the elements lie on another device than the CPU, and in a graph, a mask that is stored counts as partly
-    invalid: whether it is would have to be waited for. What is compiled warns while it is traced, at the line that
-    calls the compiled function. The mode also holds for the backward of what ran in the block.
+    On devices other than the CPU, and in a graph, a stored mask counts as partly invalid, because checking it would
+    have to wait for the device. Compiled code warns while it is traced, at the line that calls the compiled function.
+    The mode also holds in the backward of the calls made in the block.
 
     Raises ValueError for any other `mode`.
     """
@@ -82,7 +83,7 @@ def dropped(call: str, skipped: str) -> None:
     if current() == "refuse":
         raise MaskedSemanticsError(f"{call}: {skipped}. {_INSTEAD} This was refused by {_MODES}('refuse').")
     name, frame = caller
-    message = f"{call}: invalid elements are skipped where a plain tensor is assigned to. {_INSTEAD} {_TO_SET}"
+    message = f"{call}: the assignment to a plain tensor skips invalid elements. {_INSTEAD} {_TO_SET}"
     if frame is None:
         warnings.warn_explicit(message, MaskDroppedWarning, NO_CALLER, 0, __name__)
         return
@@ -94,9 +95,9 @@ def dropped(call: str, skipped: str) -> None:
 
 _MODES = "masked_dispatch.updates"
 _INSTEAD = (
-    "It keeps there what its memory held, and nothing says where. Assign to a masked buffer (x.new_empty(shape), which "
-    "is invalid until written to), fill first (x.to_tensor(fill)), or use a container's door "
-    "(masked_dispatch.interop.to_tensordict)."
+    "The plain tensor keeps its old values there, and nothing marks them. Assign to a masked buffer "
+    "(x.new_empty(shape), which is invalid until written to), fill first (x.to_tensor(fill)), or use a container's "
+    "own conversion (masked_dispatch.interop.to_tensordict)."
 )
 _TO_SET = f"{_MODES}('silent') allows it, {_MODES}('refuse') raises."
 

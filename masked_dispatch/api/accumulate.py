@@ -11,8 +11,8 @@ def accumulate(*tensors: Tensor) -> Tensor:
 
     tensors  one or more, masked or plain (a plain one contributes everywhere), of shapes that broadcast together
 
-    Returns a masked tensor of the shape and dtype that adding them with torch.add gives (bool: "or"); a plain one if
-    all are plain. Half-precision contributions are summed in float32 and rounded once.
+    Returns a masked tensor with the shape and dtype of their sum by torch.add (bool: "or"); a plain one if all are
+    plain. Half-precision contributions are summed in float32 and rounded once.
 
     Raises TypeError for arguments that are not tensors, RuntimeError for shapes that do not broadcast.
     """

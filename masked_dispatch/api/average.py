@@ -48,13 +48,14 @@ def average(
     """The weighted mean over `dim`, ``(x * weights).sum(dim) / weights.sum(dim)``, as numpy.ma.average.
 
     x         floating point or complex, any shape and storage, masked or plain
-    weights   of the shape of `x`; or only of its sizes along `dim`, in that order: one number for each index along one
-              dimension. Masked or plain; an element takes part where it and its weight are valid. None: all alike
+    weights   of the shape of `x`; or of its sizes along `dim`, in that order: one number for each index along one
+              dimension. Masked or plain; an element counts if it and its weight are valid. None: equal weights
     dim       one dimension, several, or all of them
-    returned  give the sums of the weights too, in the shape of the average
+    returned  return the sums of the weights too, in the shape of the average
 
-    Gives the dtype to which `x` and the weights promote, summed in the dtype that torch.sum adds up in. Masked if `x`
-    or the weights are, and invalid where nothing takes part; weights that sum to 0 give NaN or an infinity.
+    The result has the dtype to which `x` and the weights promote; sums accumulate in the dtype in which torch.sum does.
+    It is masked if `x` or the weights are, and invalid where no element counts; weights that sum to 0 give NaN or an
+    infinity.
 
     Raises TypeError for integers and bool, and where the shapes differ and `dim` is not given; ValueError for weights
     that do not fit.
@@ -82,10 +83,10 @@ def _as_weights(weights: Tensor | Sequence[float], x: Tensor, dim: Dims) -> Tens
         return weights
     shapes = f"weights of shape {tuple(weights.shape)} do not fit a tensor of shape {tuple(x.shape)}"
     if dim is None:
-        raise TypeError(f"{shapes}: say which dimensions they are of, average(x, weights, dim)")
+        raise TypeError(f"{shapes}: name the dimensions that they belong to, average(x, weights, dim)")
     dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
     if weights.shape != tuple(x.shape[d] for d in dims):
-        raise ValueError(f"{shapes} and dim={dim}: they have its shape, or its sizes along dim")
+        raise ValueError(f"{shapes} and dim={dim}: weights need the tensor's shape, or its sizes along dim")
     sizes = [1] * x.ndim
     for d in dims:
         sizes[d] = x.shape[d]

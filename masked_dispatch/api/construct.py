@@ -40,13 +40,13 @@ def masked_tensor(data: ArrayLike, mask: ArrayLike | None = None, *, requires_gr
     """A new leaf from copies of data and mask, as torch.tensor makes one.
 
     data  a plain tensor of any shape and dtype (or anything torch.as_tensor takes). A torch.sparse tensor keeps its
-          layout: its specified elements are valid, where `mask` is too. A masked array of NumPy (numpy.ma) is invalid
-          where it is masked, and where `mask` says so
+          layout: its specified elements are valid, except where `mask` is False. A masked NumPy array (numpy.ma) is
+          invalid where it is masked or `mask` is False
     mask  bool, or integers 0 and 1, True where valid; of data's shape or broadcastable to it; None: all valid
 
     Raises TypeError (dtype), ValueError (shape, values), RuntimeError (device) for a mask that does not fit, and
-    RuntimeError, as torch.tensor does, where data of this dtype cannot require grad. Warns, as torch.tensor does, where
-    data requires grad: no gradient of the new leaf reaches it. (In a compiled function it says nothing.)
+    RuntimeError, as torch.tensor does, if data of this dtype cannot require grad. Warns, as torch.tensor does, if data
+    requires grad: no gradient of the new leaf reaches it. (Compiled functions do not warn.)
     """
     data, mask = as_data_and_mask(data, mask, caller="masked_tensor")
     # Dynamo can't trace a warning.
@@ -112,8 +112,8 @@ def from_nan(data: Tensor) -> MaskedTensor:
     data, mask = as_data_and_mask(data, sparse=False, caller="from_nan")
     if isinstance(data, MaskedTensor):
         raise TypeError(
-            f"from_nan masks a plain tensor, and this one of shape {tuple(data.shape)} is masked already. For what is "
-            "invalid in it or NaN write from_nan(x.to_tensor(float('nan')))"
+            f"from_nan masks a plain tensor, and this one of shape {tuple(data.shape)} is masked already. To make "
+            "its NaN invalid too, write from_nan(x.to_tensor(float('nan')))"
         )
     if not (data.is_floating_point() or data.is_complex()):
         raise TypeError(f"from_nan needs floating point or complex data, which can hold NaN; got {data.dtype}")
@@ -130,14 +130,14 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     lengths = (lengths if isinstance(lengths, Tensor) else _tensor_of(lengths, "from_lengths")).to(data.device)
     if isinstance(lengths, MaskedTensor):
         raise TypeError(
-            f"lengths is a masked tensor of shape {tuple(lengths.shape)}, and an invalid length is no length: say what "
-            "it stands for, from_lengths(data, lengths.to_tensor(0))"
+            f"lengths is a masked tensor of shape {tuple(lengths.shape)}, and an invalid length has no meaning: "
+            "choose what it counts as, from_lengths(data, lengths.to_tensor(0))"
         )
     if data.ndim < 2:
-        raise ValueError(f"from_lengths takes a padded batch, (B, …, T, …), and not data of shape {tuple(data.shape)}")
+        raise ValueError(f"from_lengths takes a padded batch, (B, …, T, …), not data of shape {tuple(data.shape)}")
     dim = dim % data.ndim
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
-        raise TypeError(f"lengths are integers, one for each row; got {lengths.dtype}")
+        raise TypeError(f"lengths have to be integers, one for each row; got {lengths.dtype}")
     if dim == 0 or lengths.shape != data.shape[:1]:
         raise ValueError(
             f"from_lengths takes one length for each row: lengths of shape {tuple(lengths.shape)} do not fit data of "
@@ -229,8 +229,7 @@ def _tensor_of(data: object, caller: str) -> Tensor:
         raise
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{caller} takes what torch.as_tensor takes, and that makes no tensor of {kind_of(data)} ({error}). "
-            f"{_way_in(data)}"
+            f"{caller} takes data that torch.as_tensor converts, not {kind_of(data)} ({error}). {_way_in(data)}"
         ) from error
 
 
@@ -238,9 +237,9 @@ def _way_in(data: object) -> str:
     """What to write for data that torch.as_tensor does not take."""
     library = type(data).__module__.partition(".")[0]
     if library in DOORS_OF_LIBRARIES:
-        return f"Use masked_dispatch.interop.{DOORS_OF_LIBRARIES[library]}, which makes invalid what is missing there"
+        return f"Use masked_dispatch.interop.{DOORS_OF_LIBRARIES[library]}, which makes missing elements invalid"
     if isinstance(data, Mapping):
-        return "Mask each of its values; the batch of a tokenizer: masked_dispatch.interop.from_batch_encoding(batch)"
+        return "Mask each of its values; for a tokenizer's batch use masked_dispatch.interop.from_batch_encoding(batch)"
     if isinstance(data, (list, tuple)) and any(isinstance(item, Tensor) for item in data):
         return "Use masked_dispatch.pad_sequence(tensors, batch_first=True), or pad_stack(tensors)"
     if isinstance(data, (list, tuple)):

@@ -22,16 +22,17 @@ UNCOMPILED = (
 
 
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """What happens in ``function(*args, **kwargs)``: operators, rules, lowerings, and what is stored densely and why.
+    """Explain ``function(*args, **kwargs)``: its operators, their rules and lowerings, and what is stored densely, and
+    why.
 
-    function  anything that is called with tensors: a torch function, an operator, a module, your own function
+    function  a function of tensors: a torch function, an operator, a module, your own function
 
-    The call is made, because the operators it reaches may depend on values and on storage: without derivatives, under
-    the current `densify` policy, and on copies. Tensors among the arguments (in lists, tuples and dicts too) are
+    The call runs, because the operators it reaches may depend on values and on storage. It runs without derivatives,
+    under the current `densify` policy, and on copies. Tensors among the arguments (in lists, tuples and dicts too) are
     cloned, a module is deep-copied and random generators are reset afterwards, so that these do not change for the
     caller; other side effects of `function` happen. With sparsely stored arguments each operator runs twice, to find
-    out which lowering takes the call. An error of the call is part of the explanation and is not raised. Of a compiled
-    function the explanation is what it does uncompiled, and says so.
+    out which lowering takes the call. An error of the call becomes part of the explanation and is not raised. A
+    compiled function is explained as it runs uncompiled, and the explanation says so.
 
     Raises TypeError if `function` can't be called.
     """

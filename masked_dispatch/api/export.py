@@ -30,26 +30,28 @@ def export(
     dynamic_shapes: Mapping[str, Any] | tuple[Any, ...] | list[Any] | None = None,
     strict: bool = False,
 ) -> torch.export.ExportedProgram:
-    """Export `module` with torch.export; nothing of this library is left in the program.
+    """Export `module` with torch.export, to a program that does not need this library.
 
     Where the module takes a masked tensor, the program takes the pair ``(data, mask)``; where it returns one, it
     returns the pair ``(data, mask)``, in which the data is 0 where invalid. Masks are bool, of the shape of the data,
     True where valid. A masked parameter or buffer ``w`` is a plain ``w_data`` and a buffer ``w_mask`` in the program's
-    state. The program is decomposed: its operators are torch's own, so that what is saved, compiled or converted from
-    it (``torch.export.save``, ``aoti_compile_and_package``, ``torch.onnx.export``) runs without this library.
+    state. The program is decomposed: its operators are torch's own, so files, compiled packages and models made from it
+    (``torch.export.save``, ``aoti_compile_and_package``, ``torch.onnx.export``) run without this library.
 
     args, kwargs    example arguments, masked or plain, as for torch.export.export
-    dynamic_shapes  as for torch.export.export, written for the masked tensor: the pair gets it twice
+    dynamic_shapes  as for torch.export.export, with one entry for a masked tensor, which applies to data and mask
     strict          whether Dynamo traces the module
 
-    Masked tensors are exported in dense storage, however they are stored. What is in force where `export` is called
-    (``windows``, rules of an overlay) is written into the program; a scope that the module enters is refused.
+    Masked tensors are exported in dense storage, however they are stored. The scopes in force during the export
+    (``windows``, rules of an overlay) become part of the program; a scope that the module enters is refused.
 
-    Raises MaskedSemanticsError for a module that holds masked tensors in lists or dicts, and what torch.export.export
-    raises.
+    Raises MaskedSemanticsError for a module that holds masked tensors in lists or dicts, and the errors of
+    torch.export.export.
     """
     if not isinstance(args, (tuple, list)):
-        raise TypeError(f"args is a tuple of the module's arguments: export(module, (x,)), not a {type(args).__name__}")
+        raise TypeError(
+            f"args has to be a tuple of the module's arguments, export(module, (x,)), not a {type(args).__name__}"
+        )
     own_meaning = windows(module.meaning) if isinstance(module, HasMeaning) else contextlib.nullcontext()
     with own_meaning:
         return _exported(module, args, dict(kwargs or {}), dynamic_shapes, strict)

@@ -150,7 +150,7 @@ _REDUCTION = """torch.{name} over the valid elements of each slice.
 
 x          a tensor of any shape, masked or plain, of a dtype that torch.{name} takes
 skipna     False: one invalid element makes the slice's result invalid
-min_count  how many valid elements make a result; 0: a slice without any gives the operation's identity
+min_count  the number of valid elements that a result needs; 0: a slice without any gives the operation's identity
 
 Other arguments as for torch.{name}. Returns the same shapes and dtypes, masked if x is or min_count > 1.
 

@@ -27,8 +27,8 @@ def sparse_where(
 
     x          a tensor, plain or masked, in any layout
     condition  a bool tensor that broadcasts to the shape of `x`; an invalid condition counts as False
-    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector and for what
-        is stored in COO
+    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector and for
+        tensors stored in COO
 
     An element is valid if it is valid in `x` and the condition holds; the others are absent: invalid, not 0. To make a
     comparison ``c = x > y`` sparse, use ``sparse_where(c, c)``: True where it holds, absent elsewhere.
@@ -78,8 +78,8 @@ def sparse_threshold(
     """The elements of `x` above a number, sparsely stored; differentiable.
 
     Elements at or below the threshold are absent: invalid, not 0. NaN is kept, as by torch's threshold.
-    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector and for what
-        is stored in COO
+    layout, sparse_dim, blocksize  as for :meth:`MaskedTensor.to_layout`; CSR by default, COO for a vector and for
+        tensors stored in COO
 
     Raises ValueError for a layout that does not fit the shape.
     """

@@ -25,16 +25,16 @@ def pad_stack(tensors: Iterable[tuple[Any, ...] | list[Any] | Mapping[Any, Any]]
 
 
 def pad_stack(tensors: Iterable[Any], dim: int = 0) -> Any:
-    """Tensors that may differ in every size, stacked along a new dimension; what fills them up is invalid.
+    """Stack tensors that may differ in every size along a new dimension; the elements that fill them up are invalid.
 
     tensors  plain or masked, at least one, of the same number of dimensions; masked ones keep their masks. Or samples
-             of a dataset, tuples, lists and mappings of such tensors, of NumPy's arrays and numbers: they are collated
-             as `torch.utils.data.default_collate` does it, but for tensors of different sizes
+             of a dataset (tuples, lists and mappings of such tensors, NumPy arrays and numbers), which are collated as
+             by `torch.utils.data.default_collate`, except that tensors may differ in size
 
-    The sizes are the greatest, and each tensor lies at the beginning of every dimension. Differentiable, stored
-    densely. `pad_sequence` is the one for sequences, which differ in their first size only.
+    The result has the greatest sizes, and each tensor lies at the beginning of every dimension. It is differentiable
+    and stored densely. For sequences, which only differ in their first size, use `pad_sequence`.
 
-    Raises ValueError for no tensors, or for different numbers of dimensions; TypeError for what is neither.
+    Raises ValueError for no tensors, or for different numbers of dimensions; TypeError for other samples.
     """
     samples = list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, (str, Mapping)) else tensors
     if isinstance(samples, list) and samples and all(isinstance(sample, (tuple, list, Mapping)) for sample in samples):
@@ -43,7 +43,9 @@ def pad_stack(tensors: Iterable[Any], dim: int = 0) -> Any:
             return collate(samples, collate_fn_map=kinds)
         except (RuntimeError, TypeError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"pad_stack takes samples alike, made of tensors, arrays and numbers: {error}") from error
+            raise kind(
+                f"pad_stack takes samples of one structure, made of tensors, arrays and numbers: {error}"
+            ) from error
     return _padded(tensors_of("pad_stack", "tensors", samples), dim)
 
 

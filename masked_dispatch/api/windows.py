@@ -19,15 +19,15 @@ def windows(meaning: Meaning) -> contextlib.AbstractContextManager[object]: ...
 @overload
 def windows(meaning: Meaning, module: Module) -> Module: ...
 def windows(meaning: Meaning, module: nn.Module | None = None) -> Any:
-    """Set what a mask means to convolutions, transposed convolutions and pooling, inside a ``with`` block.
+    """Set how convolutions, transposed convolutions and pooling treat invalid elements, inside a ``with`` block.
 
     meaning  "missing" (the default): invalid elements are missing values, which a window may bridge. An output is valid
              where its window has a valid element, so masks grow.
              "padding": invalid elements around a sample are padding. Each sample counts as cropped to the bounding box
              of its valid elements, and an output is valid where the cropped sample would have one: a padded batch gives
              what its samples give one by one, through any number of layers. Holes inside the box stay missing values.
-    module   instead of a block: this module's calls, whichever scope they are made in. Returned, to be written as
-             ``net = windows("padding", Net())``.
+    module   set the meaning for this module's calls instead of a block, whatever scope they are made in. The module is
+             returned: ``net = windows("padding", Net())``.
 
     Inside "padding", reflection, replication and circular padding and fractional pooling of partly valid tensors raise
     MaskedSemanticsError. The meaning also holds for the backward of what ran in the block, wherever it runs, and for

@@ -40,9 +40,10 @@ def check_untested() -> None:
     if found:
         lines = "".join(f"\n  {line}" for line in found)
         raise ImportError(
-            f"masked_dispatch does not work with torch {torch.__version__}: masks and gradients would be wrong without "
-            f"an error. It was tested with {tested}. What it relies on and no longer holds:{lines}\n"
-            f"Install one of these releases of torch, or a newer masked_dispatch. `{DOCTOR}` examines the rest."
+            f"masked_dispatch does not work with torch {torch.__version__}: masks and gradients would be wrong "
+            f"without an error. It was tested with {tested}. It relies on the following, which no longer "
+            f"holds:{lines}\nInstall one of these releases of torch, or a newer masked_dispatch. `{DOCTOR}` examines "
+            "the rest."
         )
     warnings.warn(
         f"masked_dispatch was tested with {tested}, and this is {torch.__version__}. `{DOCTOR}` tells within a minute "

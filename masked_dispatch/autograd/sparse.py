@@ -156,8 +156,8 @@ def strided_operand(tensor: Tensor) -> Tensor:
     if under_transform() and tensor.layout is not torch.sparse_coo:
         raise MaskedSemanticsError(
             f"a plain tensor of shape {tuple(tensor.shape)} stored as {tensor.layout} is an operand inside a "
-            "torch.func transform, which takes COO alone: torch has no strides of others there. Convert it outside "
-            "of the transform, operand.to_dense() or operand.to_sparse()."
+            "torch.func transform, which only takes COO: torch has no strides for other layouts there. Convert it "
+            "outside of the transform, operand.to_dense() or operand.to_sparse()."
         )
     check_allowed("an operand", [tensor], "it is a torch.sparse tensor, valid everywhere")
     return tensor.to_dense()

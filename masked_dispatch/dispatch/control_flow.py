@@ -106,7 +106,7 @@ def run_cond(
     """torch.cond with masked operands."""
     if isinstance(pred, MaskedTensor):
         raise MaskedSemanticsError(
-            "torch.cond was given a masked predicate, which may be invalid: say what holds then, "
+            "torch.cond was given a masked predicate, which may be invalid: choose what an invalid one counts as, "
             "pred.to_tensor(False) or pred.to_tensor(True)"
         )
     parts, results = Parts(operands), Results()
@@ -161,7 +161,7 @@ def run_while_loop(
         answer = cond_fn(*arguments(plain))
         if isinstance(answer, MaskedTensor):
             raise MaskedSemanticsError(
-                "the condition of a while_loop is masked, and may be invalid: say what holds then, "
+                "the condition of a while_loop is masked, and may be invalid: choose what an invalid one counts as, "
                 "to_tensor(False) or to_tensor(True)"
             )
         return answer

@@ -344,7 +344,7 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
             return
         invalid = result.numel() - int(result.count())
         if invalid:
-            dropped(str(op), f"{shapes} would skip the invalid ones of its elements, {invalid} of {result.numel()}")
+            dropped(str(op), f"{shapes} would skip its invalid elements, {invalid} of {result.numel()}")
             return
 
 
@@ -359,7 +359,7 @@ def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
         return
     raise MaskedSemanticsError(
         f"{op}: out= is a plain tensor of shape {tuple(target.shape)}, which would be resized to "
-        f"{tuple(result.shape)}, and a plain tensor keeps its own values where the result is invalid: new memory has "
+        f"{tuple(result.shape)}. A plain tensor keeps its values where the result is invalid, and new memory has "
         "none. Pass a plain out= of the result's shape, whose values are kept there; a masked one, "
         "masked_tensor(torch.empty(0)); or use the returned result."
     )

@@ -136,8 +136,8 @@ def check_device(mine: Description, device: torch.device) -> None:
     if device.type == "meta":
         raise MaskedSemanticsError(
             f"{mine.call} of a masked tensor ({', '.join(mine.tensors)}) on the device meta, where a tensor has no "
-            "values and ranks cannot tell each other what they bring: move it to a device, torch.empty_like(x, "
-            "device='cpu'), or leave the call out where shapes alone are wanted"
+            "values, so the ranks cannot describe their arguments to each other: move it to a device, "
+            "torch.empty_like(x, device='cpu'), or leave out the call if you only need shapes"
         )
 
 
@@ -158,7 +158,7 @@ def unanswered(mine: Description) -> str:
     """Return the error text for the case that the other ranks sent no description."""
     return (
         f"{mine.call} of a masked tensor ({', '.join(mine.tensors) or 'none on this rank'}): the other ranks did not "
-        "say in time what they bring. A rank that calls it with plain tensors alone does not take part: make the "
+        "describe their tensors in time. A rank that calls it with plain tensors only does not take part: make the "
         "tensor masked on every rank, masked_dispatch.as_masked_tensor(x)."
     )
 
@@ -196,8 +196,8 @@ def ranks_differ(ranks: Sequence[int], everyone: Sequence[Description]) -> str:
         with_it.setdefault(sentence(description, everyone[0]), []).append(rank)
     parts = [f"{named(found)} {has}" for has, found in with_it.items()]
     return (
-        f"{everyone[0].call}: the ranks of the group bring different tensors: {'; '.join(parts)}. They need one dtype, "
-        "shape and storage, and the same version of this library."
+        f"{everyone[0].call}: the ranks of the group have different tensors: {'; '.join(parts)}. They need the same "
+        "dtype, shape and storage, and the same version of this library."
     )
 
 

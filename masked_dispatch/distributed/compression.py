@@ -27,7 +27,7 @@ class TopK:
 
     def __init__(self, share: float, group: ProcessGroup | None = None) -> None:
         if not 0 < share <= 1:
-            raise ValueError(f"share is the share of the gradients that is sent, between 0 and 1; got {share}")
+            raise ValueError(f"share has to be between 0 and 1, the part of the gradients to send; got {share}")
         self.share = share
         self.group = group
         self.sent = 0

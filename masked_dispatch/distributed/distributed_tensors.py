@@ -101,7 +101,7 @@ def check(call: str, tensor: Tensor) -> None:
     if not isinstance(tensor, MaskedTensor):
         raise TypeError(
             f"masked_dispatch.distributed.{call} takes a masked tensor, got {type(tensor).__name__} of shape "
-            f"{tuple(tensor.shape)}: for a plain one use torch.distributed.tensor's own."
+            f"{tuple(tensor.shape)}: for a plain tensor use the function of torch.distributed.tensor."
         )
     if isinstance(tensor, SparseMaskedTensor):
         raise MaskedSemanticsError(
@@ -116,9 +116,9 @@ def check_placements(call: str, tensor: Tensor, placements: Sequence[Placement] 
         if placement.is_partial():
             raise MaskedSemanticsError(
                 f"masked_dispatch.distributed.{call} of a tensor of shape {tuple(tensor.shape)} with {placement!r} "
-                f"along dimension {dim} of the mesh: a mask has no partial sums. Combine what the ranks have first, "
-                "torch.distributed.all_reduce(x), where an element that is valid on one rank is valid, and place the "
-                "result with Replicate()."
+                f"along dimension {dim} of the mesh: a mask has no partial sums. First combine the tensors of the "
+                "ranks by torch.distributed.all_reduce(x), which makes an element valid if it is valid on one rank, "
+                "and place the result with Replicate()."
             )
 
 
@@ -126,6 +126,7 @@ def check_distributed(call: str, tensor: MaskedTensor) -> None:
     check(call, tensor)
     if not is_distributed(tensor):
         raise TypeError(
-            f"masked_dispatch.distributed.{call} takes a masked tensor of distributed tensors, and the data of this "
-            f"one of shape {tuple(tensor.shape)} is a {type(tensor._data).__name__}. See `distribute` and `from_local`."
+            f"masked_dispatch.distributed.{call} takes a masked tensor whose data is a distributed tensor, but the "
+            f"data of this one of shape {tuple(tensor.shape)} is a {type(tensor._data).__name__}. See `distribute` "
+            "and `from_local`."
         )

@@ -38,9 +38,9 @@ def refusing(name: str, instead: str) -> Callable[..., NoReturn]:
 
     def refuse(original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
         raise MaskedSemanticsError(
-            f"{name} of a masked tensor of shape {tuple(tensor.shape)}: a masked tensor is the outermost type, and "
-            "inside of a DTensor its mask would be unknown to what combines the ranks' parts. Its data and mask "
-            f"may be DTensors: masked_dispatch.distributed.{instead}(x, device_mesh, placements)."
+            f"{name} of a masked tensor of shape {tuple(tensor.shape)}: a masked tensor has to be the outermost "
+            "type; inside a DTensor, its mask would be ignored when the ranks' parts are combined. Its data and "
+            f"mask may be DTensors: masked_dispatch.distributed.{instead}(x, device_mesh, placements)."
         )
 
     return refuse

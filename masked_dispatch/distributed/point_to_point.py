@@ -193,5 +193,6 @@ def check(offer: Description, expected: Description, group: ProcessGroup, sender
     if (offer.tensors, offer.format) != (expected.tensors, expected.format):
         raise ValueError(
             f"rank {ranks[sender]} sends {offer.tensors[0]} to rank {ranks[receiver]}, which expects "
-            f"{expected.tensors[0]}. They need one dtype, shape and storage, and the same version of this library."
+            f"{expected.tensors[0]}. They need the same dtype, shape and storage, and the same version of this "
+            "library."
         )

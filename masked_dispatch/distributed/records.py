@@ -37,7 +37,7 @@ def problem_of_reduction(op: str, dtype: torch.dtype) -> str | None:
             "contributions; for another one choose the values of invalid elements first, x.to_tensor(value)."
         )
     if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        return f"the mean of {dtype} is no integer: convert first, x.to(torch.float32), or use SUM and x.count()."
+        return f"the mean of {dtype} is not an integer: convert first, x.to(torch.float32), or use SUM and x.count()."
     return None
 
 

@@ -83,8 +83,8 @@ class _Divisor:
             return gradient
         if self.op != "avg":
             raise RuntimeError(
-                f"{self.op.upper()} of sparsely stored tensors has no derivative over ranks, as torch's own "
-                "collectives of that reduction have none: use SUM or AVG, or pass x.detach()"
+                f"{self.op.upper()} of sparsely stored tensors has no derivative across ranks, because torch's own "
+                "collectives have none for that reduction: use SUM or AVG, or pass x.detach()"
             )
         assert self.number is not None  # counted in forward
         divided: Any = gradient / self.number
@@ -155,8 +155,9 @@ def _copy(tensor: SparseMaskedTensor, call: str) -> Tensor:
     """Copy the tensor, as the output of an in-place collective."""
     if being_traced(tensor._kept_values):
         raise MaskedSemanticsError(
-            f"{call} of a tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout}: how much "
-            "other ranks store is not known in a graph. Pass x.to_dense(), or call it outside of the compiled region."
+            f"{call} of a tensor of shape {tuple(tensor.shape)} that is stored as {tensor.storage_layout}: the "
+            "number of elements that other ranks store is not known in a graph. Pass x.to_dense(), or call it "
+            "outside of the compiled region."
         )
     return wrap_sparse(_by_itself(tensor))
 

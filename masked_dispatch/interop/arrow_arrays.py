@@ -62,8 +62,8 @@ def to_arrow(x: Tensor, names: Sequence[str] | None = None) -> Any:
         return pa.table([_array(values[:, i], valid[:, i]) for i in range(x.shape[1])], names=list(names))
     given = "no names" if names is None else f"{len(names)} names"
     raise ValueError(
-        f"a tensor of shape {tuple(x.shape)} with {given}: an array of Arrow has one dimension and no names, a table "
-        "two and a name for each column, to_arrow(x, names=[…])"
+        f"a tensor of shape {tuple(x.shape)} with {given}: an Arrow array has one dimension and no names, a table "
+        "has two dimensions and a name for each column, to_arrow(x, names=[…])"
     )
 
 
@@ -88,7 +88,7 @@ def _parts(column: pa.Array | pa.ChunkedArray, name: str) -> Parts:
         other = "combine its parts" if pa.types.is_nested(kind) else "convert it: pyarrow.compute.cast(column, …)"
         if pa.types.is_dictionary(kind):
             other = "take its numbers, column.indices, or its values, column.dictionary_decode()"
-        raise TypeError(f"column {name} of type {kind} holds no numbers that torch has; {other}")
+        raise TypeError(f"column {name} of type {kind} has no equivalent in torch; {other}")
     count = len(array)
     if not count:
         return Parts(torch.from_numpy(np.empty(0, kind.to_pandas_dtype())), torch.ones(0, dtype=torch.bool))

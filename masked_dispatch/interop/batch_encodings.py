@@ -78,8 +78,8 @@ def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | floa
     for key, other in others:
         if other.shape != valid.shape or not torch.equal(other, valid):
             raise ValueError(
-                f"{first!r} and {key!r} are valid at different positions, and a batch has one {MASK}: give both the "
-                "mask that they share, x.mask_like(y)"
+                f"{first!r} and {key!r} are valid at different positions, but a batch has one {MASK}: give both the "
+                "same mask, x.mask_like(y)"
             )
     plain = {key: value.to_tensor(padding[key]) if key in masked else value for key, value in batch.items()}
     return {**plain, MASK: valid.to(torch.int64)}

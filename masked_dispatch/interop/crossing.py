@@ -137,7 +137,7 @@ def check_leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] =
         raise TypeError(f"{described} is on {tensor.device}, and {library} computes on the CPU: pass x.cpu()")
     if tensor.dtype not in dtypes:
         other = "x.real and x.imag" if tensor.is_complex() else "x.float()"
-        raise TypeError(f"{library} has no dtype for {described} and {tensor.dtype}: pass {other}")
+        raise TypeError(f"{library} has no dtype for {tensor.dtype}, the dtype of {described}: pass {other}")
 
 
 def leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> Parts:

@@ -44,8 +44,8 @@ def run_overridden(
         if isinstance(argument, MaskedTensor) and not is_all_valid(argument):
             raise MaskedSemanticsError(
                 f"torch.{function.__name__} has no meaning on a partly valid matrix (shape {tuple(argument.shape)}): "
-                "it multiplies the matrix by vectors, and would count what is invalid as zeros. Choose the values of "
-                "invalid elements first, x.to_tensor(value), or leave out the rows that have some, "
+                "it multiplies the matrix by vectors, and would count invalid elements as zeros. Choose the values "
+                "of invalid elements first, x.to_tensor(value), or leave out the rows that have some, "
                 "x[x.get_mask().all(-1)]."
             )
     data = [plain(a) for a in args]

@@ -23,8 +23,8 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
     """
     if not nested.is_nested:
         raise TypeError(
-            f"from_nested_tensor takes a nested tensor, and one of shape {tuple(nested.shape)} is not nested: "
-            "masked_tensor takes it"
+            f"from_nested_tensor takes a nested tensor, and this one of shape {tuple(nested.shape)} is not nested: "
+            "pass it to masked_tensor"
         )
     parts = nested.unbind()
     if not parts:
@@ -33,8 +33,8 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
     if len(shapes) > 1 or not parts[0].ndim:
         each = [tuple(part.shape) for part in parts[:3]]
         raise ValueError(
-            f"the parts of the nested tensor have shapes {each}…; a batch has one for all but their first dimension. "
-            "Exchange dimensions, or pad and mask it with from_lengths"
+            f"the parts of the nested tensor have shapes {each}…; in a batch they differ in their first dimension "
+            "only. Swap dimensions, or pad and mask it with from_lengths"
         )
     lengths = torch.tensor([len(part) for part in parts], device=nested.device)
     longest = max(len(part) for part in parts)

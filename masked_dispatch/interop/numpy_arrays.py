@@ -46,8 +46,8 @@ def tensor_of_array(array: AnyArray) -> Tensor:
     """Return a tensor that shares the array's memory if torch can, and copies it otherwise."""
     if array.dtype.kind not in "biufc":
         raise TypeError(
-            f"an array of dtype {array.dtype} and shape {array.shape} does not hold numbers that torch has; convert "
-            "it, array.astype(…), to bool, integers, floating point or complex numbers"
+            f"an array of dtype {array.dtype} and shape {array.shape} has no equivalent in torch; convert it, "
+            "array.astype(…), to bool, integers, floating point or complex numbers"
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

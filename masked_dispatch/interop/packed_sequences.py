@@ -39,13 +39,13 @@ def to_packed_sequence(x: Tensor, batch_first: bool = False, enforce_sorted: boo
     has none; torch's RuntimeError for an unsorted batch with `enforce_sorted`.
     """
     if x.ndim < 2:
-        raise ValueError(f"a tensor of shape {tuple(x.shape)} is no batch of sequences, (T, B, …) or (B, T, …)")
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} is not a batch of sequences, (T, B, …) or (B, T, …)")
     batch = x if batch_first else x.transpose(0, 1)
     lengths = to_lengths(batch).cpu()
     if not lengths.all():
         row = int((lengths == 0).nonzero()[0])
         raise ValueError(
-            f"sequence {row} has no valid position, and a PackedSequence no sequence of length 0: leave it out of the "
-            f"batch, {'x[lengths > 0]' if batch_first else 'x[:, lengths > 0]'}"
+            f"sequence {row} has no valid position, and a PackedSequence cannot hold a sequence of length 0: leave "
+            f"it out of the batch, {'x[lengths > 0]' if batch_first else 'x[:, lengths > 0]'}"
         )
     return pack_padded_sequence(filled(batch), lengths, batch_first=True, enforce_sorted=enforce_sorted)

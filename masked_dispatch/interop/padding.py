@@ -26,8 +26,9 @@ def from_attention_mask(data: Tensor, attention_mask: Tensor) -> MaskedTensor:
     check_shape(data, attention_mask, "attention_mask")
     if attention_mask.is_floating_point():
         raise TypeError(
-            f"attention_mask has dtype {attention_mask.dtype}. Numbers that are added to scores, 0 for data and -inf "
-            "for padding, say so with attention_mask == 0; zeros for padding and ones for data with attention_mask != 0"
+            f"attention_mask has dtype {attention_mask.dtype}; it has to be bool or integers. If it is added to "
+            "scores (0 for data, -inf for padding), pass attention_mask == 0; if it is 1 for data and 0 for "
+            "padding, pass attention_mask != 0"
         )
     return with_positions(data, attention_mask)
 
@@ -53,9 +54,9 @@ def from_key_padding_mask(data: Tensor, key_padding_mask: Tensor) -> MaskedTenso
     check_shape(data, key_padding_mask, "key_padding_mask")
     if key_padding_mask.dtype is not torch.bool:
         raise TypeError(
-            f"key_padding_mask has dtype {key_padding_mask.dtype}, and only bool says that True is padding. Of numbers "
-            "that are added to scores, 0 for data and -inf for padding, pass key_padding_mask != 0; a mask that is 1 "
-            "for data goes to from_attention_mask"
+            f"key_padding_mask has dtype {key_padding_mask.dtype}; it has to be bool, True for padding. If it is "
+            "added to scores (0 for data, -inf for padding), pass key_padding_mask != 0; if it is 1 for data, use "
+            "from_attention_mask"
         )
     return with_positions(data, ~key_padding_mask)
 
@@ -77,15 +78,18 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
     """
     dim = dim % x.ndim if x.ndim else dim
     if x.ndim < 2 or dim == 0:
-        raise ValueError(f"a tensor of shape {tuple(x.shape)} has no lengths along dim={dim}: a batch is (B, …, T, …)")
+        raise ValueError(
+            f"a tensor of shape {tuple(x.shape)} has no lengths along dim={dim}: a batch has shape (B, …, T, …)"
+        )
     valid = positions_of(x.movedim(dim, 1), "a length")
     lengths = valid.sum(1)
     is_prefix = valid == (torch.arange(valid.shape[1], device=x.device) < lengths[:, None])
     if not values_unknown(is_prefix) and not is_prefix.all():
         row = int((~is_prefix.all(1)).nonzero()[0])
         raise ValueError(
-            f"the valid positions of row {row} are not its first {int(lengths[row])}, which is all that a length can "
-            "say. Move them there (x.flip(1) of a batch that is padded on the left), or use to_attention_mask(x)"
+            f"the valid positions of row {row} are not its first {int(lengths[row])}, and a length cannot describe "
+            "others. Move them to the front (x.flip(1) for a batch that is padded on the left), or use "
+            "to_attention_mask(x)"
         )
     return lengths
 
@@ -94,8 +98,8 @@ def check_shape(data: Tensor, mask: Tensor, name: str) -> None:
     """Refuse a mask whose shape is not the batch shape (B, T) of `data`."""
     if data.ndim < 2 or mask.shape != data.shape[:2]:
         raise ValueError(
-            f"{name} of shape {tuple(mask.shape)} does not fit data of shape {tuple(data.shape)}: it has an entry for "
-            "each position, (B, T) for data of (B, T, …)"
+            f"{name} of shape {tuple(mask.shape)} does not fit data of shape {tuple(data.shape)}: it needs an entry "
+            "for each position, (B, T) for data of (B, T, …)"
         )
 
 
@@ -108,7 +112,7 @@ def positions_of(x: Tensor, name: str) -> Tensor:
     """Return which positions of a batch are valid, shape (B, T); refuse partly valid positions."""
     if x.ndim < 2:
         raise ValueError(
-            f"a tensor of shape {tuple(x.shape)} has no positions that {name} describes: a batch is (B, T, …)"
+            f"a tensor of shape {tuple(x.shape)} has no positions that {name} describes: a batch has shape (B, T, …)"
         )
     mask = mask_of(x)
     if x.ndim == 2:
@@ -121,9 +125,9 @@ def positions_of(x: Tensor, name: str) -> Tensor:
         in_part = int((elements.any(2) != whole).sum())
         if in_part:
             raise ValueError(
-                f"{in_part} of {whole.numel()} positions of a batch of shape {tuple(x.shape)} are valid in part, and "
-                f"{name} describes whole positions. Keep those that are whole, "
-                f"x.mask_with(x.get_mask().flatten(2).all(2){'[..., None]' if x.ndim == 3 else '.view(…)'}), or choose "
-                "values for the others"
+                f"{in_part} of {whole.numel()} positions of a batch of shape {tuple(x.shape)} are partly valid, but "
+                f"{name} only describes whole positions. Keep those that are valid as a whole, "
+                f"x.mask_with(x.get_mask().flatten(2).all(2){'[..., None]' if x.ndim == 3 else '.view(…)'}), or "
+                "choose values for the others"
             )
     return whole

@@ -55,7 +55,7 @@ def to_polars(x: Tensor, names: str | Sequence[str] | None = None) -> Any:
         return pl.DataFrame([_series(name, values[:, i], valid[:, i]) for i, name in enumerate(names)])
     raise ValueError(
         f"a tensor of shape {tuple(x.shape)} with names={names!r}: a Series has one dimension and one name, a "
-        "DataFrame two and a name for each column, to_polars(x, names=[…])"
+        "DataFrame has two dimensions and a name for each column, to_polars(x, names=[…])"
     )
 
 
@@ -68,7 +68,7 @@ def _parts(series: pl.Series) -> Parts:
     """Copy the values and the mask of one column."""
     if series.dtype not in TYPES:
         raise TypeError(
-            f"column {series.name!r} of dtype {series.dtype} holds no numbers that torch has; convert it, "
+            f"column {series.name!r} of dtype {series.dtype} has no equivalent in torch; convert it, "
             "series.cast(pl.Float64), or number its values, series.rank('dense')"
         )
     filled = series.fill_null(value=False if series.dtype == pl.Boolean else 0)

@@ -61,7 +61,7 @@ def to_scipy_sparse(x: Tensor) -> Any:
     """
     check_leaving(x, "scipy.sparse", OF_NUMPY - {torch.float16})
     if not x.ndim:
-        raise ValueError("a tensor of shape () is no sparse array: SciPy's have one dimension or more")
+        raise ValueError("a tensor of shape () cannot become a sparse array: SciPy's have one dimension or more")
     masked = as_masked(x)
     for layout, array in COMPRESSED.values():
         if masked.storage_layout is layout and masked.ndim == 2:

@@ -26,4 +26,4 @@ def stacked(columns: dict[str, Parts], rows: int, dtype: torch.dtype | None, ins
 def check_dtype(dtype: object) -> None:
     """Refuse names of dtypes, which other libraries accept."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype={dtype!r} is no dtype of torch: pass one, such as torch.float64")
+        raise TypeError(f"dtype={dtype!r} is not a dtype of torch: pass one, such as torch.float64")

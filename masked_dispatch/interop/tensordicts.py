@@ -50,7 +50,7 @@ def _joined(name: str, value: Any) -> Any:
     data, mask = value["data"], value["mask"]
     if not isinstance(data, Tensor) or str(mask.dtype) != "torch.bool" or mask.shape != data.shape:
         raise TypeError(
-            f"the mask of {name!r} is {mask.dtype} of shape {tuple(mask.shape)}; it is bool, True where valid, and of "
-            f"the shape of its data, {tuple(data.shape)}"
+            f"the mask of {name!r} is {mask.dtype} of shape {tuple(mask.shape)}; it has to be bool, True where "
+            f"valid, and to have the shape of its data, {tuple(data.shape)}"
         )
     return as_masked(data, mask)

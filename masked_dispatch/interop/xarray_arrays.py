@@ -70,14 +70,14 @@ def to_xarray(
     invalid = valid.numel() - int(valid.sum())
     if invalid and not (values.is_floating_point() or values.is_complex()):
         raise ValueError(
-            f"xarray marks what is missing by NaN, which {values.dtype} does not have, and {invalid} elements of a "
+            f"xarray marks missing values by NaN, which {values.dtype} does not have, and {invalid} elements of a "
             f"tensor of shape {tuple(x.shape)} are invalid: pass x.double(), or x.to_tensor(fill)"
         )
     nans = int((values.isnan() & valid).sum())
     if nans:
         raise ValueError(
-            f"xarray marks what is missing by NaN, and {nans} valid elements of a tensor of shape {tuple(x.shape)} are "
-            "NaN: they would become missing. To let them, pass masked_dispatch.missing.nan_to_invalid(x)"
+            f"xarray marks missing values by NaN, and {nans} valid elements of a tensor of shape {tuple(x.shape)} "
+            "are NaN: they would become missing. To allow that, pass masked_dispatch.missing.nan_to_invalid(x)"
         )
     if invalid:
         values = torch.where(valid, values, torch.nan)

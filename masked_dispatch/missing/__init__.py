@@ -1,14 +1,14 @@
-"""Words of pandas for missing values, on tensors of any shape: an invalid element is a missing one.
+"""pandas' functions for missing values, on tensors of any shape: an invalid element is a missing one.
 
-Each takes masked tensors in any storage (and plain ones, of which nothing is missing), works along the dimension that
-is named, and is differentiable; results are stored densely. They need no pandas, but for labels that are neither
-integers nor bool.
+Each function takes masked tensors in any storage (and plain ones, in which nothing is missing), works along the given
+dimension, and is differentiable; results are stored densely. pandas is only needed for labels that are neither integers
+nor bool.
 
-filling.py          fill, move and drop what is missing
+filling.py          fill, move and drop missing elements
 groups.py           statistics of groups
 labels.py           labels as numbers of groups
 rolling_windows.py  statistics of rolling windows
-moments.py          what the statistics share
+moments.py          code that the statistics share
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
 
 
 def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
-    """Each invalid element as the last valid one before it along `dim`; before the first it stays invalid.
+    """Replace each invalid element by the last valid one before it along `dim`; before the first it stays invalid.
 
     limit  how many invalid elements in a row are filled, at most
     """
@@ -50,7 +50,7 @@ def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
 
 
 def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
-    """Each invalid element as the next valid one after it along `dim`; after the last it stays invalid.
+    """Replace each invalid element by the next valid one along `dim`; after the last it stays invalid.
 
     limit  how many invalid elements in a row are filled, at most
     """
@@ -59,7 +59,7 @@ def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
 
 
 def interpolate(x: Tensor, dim: int) -> MaskedTensor:
-    """Each invalid element on the straight line between its valid neighbours along `dim`, which is evenly spaced.
+    """Interpolate each invalid element linearly between its valid neighbours along `dim`, which is evenly spaced.
 
     Before the first and after the last valid element it stays invalid: pandas' ``interpolate(limit_area="inside")``;
     follow it with `ffill` for pandas' default.
@@ -81,7 +81,7 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
 
 
 def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> MaskedTensor:
-    """`x` without the slices along `dim` of which any, or all, elements are invalid; rows of a table for ``dim=0``."""
+    """`x` without the slices along `dim` that have an invalid element, or no valid one: rows, for ``dim=0``."""
     if how not in ("any", "all"):
         raise ValueError(f"how={how!r} is neither 'any' nor 'all'")
     mask = mask_of(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else mask_of(x)[:, None]
@@ -90,11 +90,11 @@ def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> Maske
 
 
 def shift(x: Tensor, periods: int, dim: int) -> MaskedTensor:
-    """Each element `periods` places further along `dim`; the places that nothing is moved to are invalid.
+    """Each element `periods` places further along `dim`; the vacated places are invalid.
 
     periods  an integer; negative: towards the beginning
 
-    The dtype and the shape stay. `x.roll` moves what falls off the end to the beginning.
+    The dtype and the shape stay. (`x.roll` would move the last elements to the beginning.)
     """
     size = x.size(dim)
     source = positions(x, dim).expand(x.shape) - operator.index(periods)
@@ -110,7 +110,7 @@ def _taken_from(x: Tensor, index: Tensor, exists: Tensor, dim: int, limit: int |
     """The elements at `index` along `dim`, invalid where none exists or it is more than `limit` away."""
     if limit is not None:
         if limit < 1:
-            raise ValueError(f"limit={limit} fills nothing: it is at least 1, or None for no limit")
+            raise ValueError(f"limit={limit} fills nothing: pass at least 1, or None for no limit")
         exists = exists & ((positions(x, dim) - index).abs() <= limit)
     inside = index.clamp(min=0, max=max(x.shape[dim] - 1, 0))
     return as_masked_tensor(filled(x).gather(dim, inside), exists)

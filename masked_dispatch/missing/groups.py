@@ -26,8 +26,8 @@ def groupby(x: Tensor, labels: Labels, dim: int = 0, *, num_groups: int | None =
     labels      one for each index along `dim`, shape (x.shape[dim],): integers or bools, as a tensor (a masked one: an
                 invalid label belongs to no group), a list or an array; strings, dates and others as a Series, an Index,
                 a Categorical, an array or a list, which pandas numbers (its missing labels belong to no group)
-    num_groups  labels count from 0 to num_groups - 1, and every one has a row, also what isn't there: so the shape of
-                the results doesn't depend on labels, and `torch.compile` makes one graph of it
+    num_groups  labels count from 0 to num_groups - 1, and each has a row, whether it occurs or not. So the shape of the
+                results doesn't depend on the labels, and `torch.compile` makes one graph
 
     Raises TypeError for labels of floating point in a tensor, ValueError for labels that do not fit.
     """
@@ -42,9 +42,9 @@ class GroupBy:
     inverse  the row of each index along `dim`, a masked int64 tensor, invalid for an index in no group:
              ``g.mean()[g.inverse]`` has a row for each row of `x` (``index_select(dim, …)`` for other dimensions)
 
-    A result has the shape of `x` but for `dim`, which has an element for each label; `rank` has that of `x`. It is
-    stored densely, masked, and invalid for a group without anything valid; `count` is plain. All but `count` and `rank`
-    are differentiable. `mean`, `var`, `std` and `median` raise TypeError for integers and bool.
+    A result has the shape of `x`, except that `dim` has an element for each label; `rank` has the shape of `x`. Results
+    are stored densely, masked, and invalid for a group without a valid element; `count` is plain. All but `count` and
+    `rank` are differentiable. `mean`, `var`, `std` and `median` raise TypeError for integers and bool.
     """
 
     def __init__(self, x: Tensor, labels: Labels, dim: int, num_groups: int | None) -> None:
@@ -56,7 +56,7 @@ class GroupBy:
         if numbers.shape != (size,):
             raise ValueError(
                 f"labels of shape {tuple(numbers.shape)} do not fit dim={dim} of a tensor of shape {tuple(x.shape)}: "
-                "one for each of its indices"
+                "they need one label for each index"
             )
         self._count = len(self.labels) if num_groups is None else num_groups
         self._numbers = numbers.to(x.device)

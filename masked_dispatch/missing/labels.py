@@ -47,7 +47,7 @@ def numbered(labels: Labels) -> tuple[Tensor, Any]:
         return found, different.numpy()
     labels = list(labels)
     if any(isinstance(label, Tensor) for label in labels):
-        raise TypeError("labels are a tensor, not a list of tensors: pass torch.stack(labels)")
+        raise TypeError("labels have to be one tensor, not a list of tensors: pass torch.stack(labels)")
     if all(isinstance(label, numbers.Integral) for label in labels):
         return _numbered_by_torch(torch.tensor(labels) if labels else torch.tensor(labels, dtype=torch.int64))
     return _numbered_by_pandas(labels)
@@ -71,8 +71,8 @@ def counted_from_zero(labels: Labels, num_groups: int) -> tuple[Tensor, Tensor]:
         if least < 0 or most >= num_groups:
             raise ValueError(
                 f"labels run from {least} to {most}, and with num_groups={num_groups} they count from 0 to "
-                f"{num_groups - 1}. Leave num_groups out for labels as they come; where -1 stands for a missing one, "
-                "pass masked_tensor(labels, labels >= 0)"
+                f"{num_groups - 1}. Leave out num_groups to take labels as they are; if -1 stands for a missing "
+                "label, pass masked_tensor(labels, labels >= 0)"
             )
     return torch.where(mask_of(labels), found, num_groups), torch.arange(num_groups, device=found.device)
 
@@ -80,8 +80,8 @@ def counted_from_zero(labels: Labels, num_groups: int) -> tuple[Tensor, Tensor]:
 def _check_integers(labels: Tensor) -> None:
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError(
-            f"labels in a tensor are integers or bool; got {labels.dtype}. Convert them, labels.long(), or number "
-            "intervals with torch.bucketize(labels, boundaries)"
+            f"labels in a tensor have to be integers or bool; got {labels.dtype}. Convert them, labels.long(), or "
+            "number intervals with torch.bucketize(labels, boundaries)"
         )
 
 
@@ -112,4 +112,4 @@ def _numbered_by_pandas(labels: Any) -> tuple[Tensor, Any]:
 
 def _check_one_dimension(labels: Any) -> None:
     if labels.ndim != 1:
-        raise ValueError(f"labels have one dimension, and these the shape {tuple(labels.shape)}")
+        raise ValueError(f"labels need one dimension, and these have shape {tuple(labels.shape)}")

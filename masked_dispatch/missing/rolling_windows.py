@@ -31,8 +31,8 @@ def rolling(x: Tensor, window: int, dim: int, center: bool = False, min_count: i
     x          any shape and storage, masked or plain
     center     the window is centred on its element (of an even window, as in pandas, one element more lies before it);
                otherwise it ends there
-    min_count  how many valid elements make a result, from 0 to `window`; pandas' min_periods. The default is `window`,
-               as in pandas: only whole windows without a missing element have one
+    min_count  the number of valid elements that a result needs, from 0 to `window`; pandas' min_periods. The default is
+               `window`, as in pandas: only whole windows without a missing element have a result
 
     The windows themselves, n - window + 1 of them, are a view: ``x.unfold(dim, window, step)``.
 
@@ -45,8 +45,8 @@ class Rolling:
     """Statistics of rolling windows, made by `rolling`.
 
     Results have the shape of `x`, are stored densely, and are masked: invalid where a window has fewer than `min_count`
-    valid elements. (Of one without any, only the sum has a value, 0, for ``min_count=0``.) `count` is plain. All but
-    `count` are differentiable. `mean`, `var` and `std` raise TypeError for integers and bool.
+    valid elements. (With ``min_count=0``, a window without any has the sum 0, and no other statistic.) `count` is
+    plain. All but `count` are differentiable. `mean`, `var` and `std` raise TypeError for integers and bool.
     """
 
     def __init__(self, x: Tensor, window: int, dim: int, center: bool, min_count: int | None) -> None:
@@ -55,7 +55,7 @@ class Rolling:
             raise ValueError(f"a window has at least 1 element, not window={window}")
         self._least = self._window if min_count is None else min_count
         if not 0 <= self._least <= self._window:
-            raise ValueError(f"min_count={min_count} lies between 0 and the size of the window, {window}")
+            raise ValueError(f"min_count has to lie between 0 and the size of the window, {window}; got {min_count}")
         self._dim = dim
         after = (self._window - 1) // 2 if center else 0
         self._around = (self._window - 1 - after, after)
@@ -67,8 +67,9 @@ class Rolling:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"rolling windows have count, sum, mean, var, std, min and max, not {name}: the windows themselves are "
-            "x.unfold(dim, window, 1), from the first whole one on, and are reduced along their last dimension",
+            f"rolling windows have count, sum, mean, var, std, min and max, not {name}; for others, reduce the "
+            "windows themselves along their last dimension: x.unfold(dim, window, 1), which has the whole windows "
+            "only",
             name=name,
             obj=self,
         )

@@ -6,14 +6,14 @@ same names, and load each other's state dicts. They differ for a plain parameter
 gradient: an element without a gradient keeps its value *and its state*. Its momentum does not continue, its averages
 and weights do not decay.
 
-Stock optimizers take masked gradients too: in-place operators on plain tensors are updates. They differ in time (their
-formulas read all of the state) and in the state of elements without a gradient, which decays. Adam and its kind, and
-momentum, move such elements on or freeze them, and warn. Those whose formula would go wrong are refused before their
-step; Adafactor and Muon for masked parameters too (stock.py).
+Stock optimizers take masked gradients too, because in-place operators on plain tensors are updates. They differ in time
+(their formulas read all of the state) and in the state of elements without a gradient, which decays. Adam and its kind,
+and momentum, keep moving such elements or freeze them; they warn. Optimizers whose formula would give wrong results are
+refused before their step, Adafactor and Muon for masked parameters too (stock.py).
 
-There is no such form of ASGD (its average of a parameter counts the steps without a gradient), of Adafactor and Muon
-(what they keep of a matrix belongs to its rows and columns, not to its elements) or of LBFGS (to the parameters as one
-vector).
+ASGD, Adafactor, Muon and LBFGS have no such form: ASGD's average of a parameter counts the steps without a gradient,
+the state of Adafactor and Muon belongs to the rows and columns of a matrix instead of its elements, and that of LBFGS
+to all parameters as one vector.
 
 masked_step.py  a step of torch's optimizers on the elements that have a gradient
 optimizers.py   torch's optimizers with it

@@ -26,7 +26,7 @@ REFUSED: dict[type[Optimizer], tuple[str, str]] = {
         "masked_dispatch.optim.Adadelta",
     ),
     torch.optim.ASGD: (
-        "decays its parameters as a whole, or only where there is a gradient, by what `foreach` is",
+        "decays all elements of its parameters, or only those with a gradient, depending on `foreach`",
         "masked_dispatch.optim.SGD or LazyAdam",
     ),
     torch.optim.Rprop: (
@@ -46,7 +46,7 @@ REFUSED: dict[type[Optimizer], tuple[str, str]] = {
         "masked_dispatch.optim.SGD or LazyAdam",
     ),
     torch.optim.SparseAdam: (
-        "takes gradients in torch's COO layout alone",
+        "only takes gradients in torch's COO layout",
         "masked_dispatch.optim.LazyAdam",
     ),
 }
@@ -56,7 +56,7 @@ REFUSED: dict[type[Optimizer], tuple[str, str]] = {
 # element by itself are right there: what is invalid stays so.
 REFUSED_MASKED: dict[type[Optimizer], tuple[str, str]] = {
     torch.optim.Adafactor: (
-        "divides sums over rows, columns and the parameter by their sizes, which count what is invalid",
+        "divides sums over rows, columns and the parameter by their sizes, which count invalid elements",
         "masked_dispatch.optim.Adagrad or LazyAdam",
     ),
     torch.optim.Muon: (
@@ -69,8 +69,7 @@ REFUSED_MASKED: dict[type[Optimizer], tuple[str, str]] = {
 # Those that follow their own formula (docs/semantics.md), which an element that misses a step comes to feel: what
 # happens to it, and what does otherwise. Without momentum, RMSprop and SGD leave such elements alone.
 MOMENTUM_GOES_ON = (
-    "goes on to move an element after its last gradient, in steps that grow: its second average decays, its first "
-    "does not"
+    "keeps moving an element after its last gradient, in growing steps: its second average decays, its first does not"
 )
 WARNED: dict[type[Optimizer], tuple[str, str]] = {
     torch.optim.Adam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.LazyAdam"),
@@ -81,7 +80,7 @@ WARNED: dict[type[Optimizer], tuple[str, str]] = {
     torch.optim.NAdam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.NAdam"),
     torch.optim.RAdam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.RAdam"),
     torch.optim.RMSprop: (
-        "with momentum goes on to move an element after its last gradient",
+        "with momentum keeps moving an element after its last gradient",
         "masked_dispatch.optim.RMSprop",
     ),
     torch.optim.SGD: (
@@ -196,8 +195,8 @@ def warn_of_masked_gradient(optimizer: Optimizer, entry: tuple[str, str]) -> Non
     """Warn of a masked gradient of a plain parameter; Python shows the same text once."""
     name, (what, way) = type(optimizer).__name__, entry
     warnings.warn(
-        f"{name} steps a plain parameter with a masked gradient, and {what}. {way} leaves elements without a gradient "
-        "alone, in their state too",
+        f"{name} steps a plain parameter with a masked gradient, and {what}. {way} leaves elements without a "
+        "gradient alone, and their state too",
         UserWarning,
         stacklevel=2,
     )

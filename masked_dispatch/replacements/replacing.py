@@ -100,20 +100,20 @@ def name_of(owner: Any) -> str:
 def switched_off(what: str, row: Replacement) -> MaskedSemanticsError:
     """The error of a call that needs a replacement while they are switched off."""
     return MaskedSemanticsError(
-        f"{what} of masked tensors needs what masked_dispatch puts in its place, which masked_dispatch.patches(False) "
+        f"{what} of masked tensors needs the replacement by masked_dispatch, which masked_dispatch.patches(False) "
         f"has switched off. Without it, {row.without}. Switch it on, masked_dispatch.patches(True), or call it with "
         "plain tensors: x.to_tensor(value)."
     )
 
 
 class patches:
-    """Switch off, or on again, what this library replaces in torch, for the whole process.
+    """Switch the functions that this library replaces in torch off, or on again, for the whole process.
 
-    While it is off, a call that relies on a replacement raises :class:`MaskedSemanticsError`; every other call is
+    While they are off, a call that needs a replacement raises :class:`MaskedSemanticsError`; every other call is
     torch's own, whatever its arguments. As with ``torch.set_grad_enabled``, a call switches at once, and a ``with``
     block switches back at its end. The page `What is replaced in torch` lists the replacements.
 
-    on  whether masked calls of what is replaced are served
+    on  whether the replacements serve masked calls
     """
 
     def __init__(self, on: bool) -> None:

@@ -34,7 +34,7 @@ class Replacement(NamedTuple):
 
 
 _DISTRIBUTIONS = "tests/interop/test_distributions.py"
-_LINE_BY_LINE = "torch's Python would compute with the valid part of a row or matrix that means something only whole"
+_LINE_BY_LINE = "torch's Python code would compute with the valid part of a row or matrix that is all or nothing"
 _CHECKPOINTS = "tests/distributed/test_checkpoints.py"
 _STYLES = "torch.distributed.tensor.parallel.style"
 
@@ -43,7 +43,7 @@ TABLE = (
         "torch.nn.functional",
         ("multi_head_attention_forward",),
         IMPORT,
-        "each of its lines is masked by itself: the same result, more slowly",
+        "each of its lines is masked by itself: the result is the same, but slower",
         "2.13",
         "tests/interop/test_attention_module.py",
     ),
@@ -51,7 +51,7 @@ TABLE = (
         "torch.masked",
         ("sum", "prod", "mean", "amax", "amin", "logsumexp", "argmax", "argmin", "var", "std", "median", "norm"),
         IMPORT,
-        "torch's Python fills by `mask=` alone, and divides by sizes",
+        "torch's Python code would only consider `mask=`, and divide by sizes",
         "2.13",
         "tests/interop/test_torch_masked.py",
     ),
@@ -60,7 +60,7 @@ TABLE = (
             owner,
             ("vector_to_parameters",),
             IMPORT,
-            "a plain parameter would be given the data of a masked vector, and the process would crash when it is read",
+            "a plain parameter would get the data of a masked vector, and the process would crash on reading it",
             "2.13",
             "tests/interop/test_parameter_vectors.py",
         )
@@ -83,7 +83,7 @@ TABLE = (
             owner,
             ("has_torch_function", "handle_torch_function"),
             IMPORT,
-            "torch's Python would decompose a matrix with its invalid elements counted as zeros",
+            "torch's Python code would count the invalid elements of a matrix as zeros",
             "2.13",
             "tests/interop/test_low_rank.py",
         )
@@ -113,7 +113,7 @@ TABLE = (
             owner,
             ("to_dlpack",),
             IMPORT,
-            "torch says that the tensor has no memory",
+            "torch's error only says that the tensor has no memory",
             "2.13",
             "tests/tensor/test_texts_of_refusals.py",
         )
@@ -123,7 +123,7 @@ TABLE = (
         "torch.storage.UntypedStorage",
         ("__repr__",),
         IMPORT,
-        "to print the storage of a masked tensor raises",
+        "printing the storage of a masked tensor raises",
         "2.13",
         "tests/tensor/test_texts_of_refusals.py",
     ),
@@ -131,7 +131,7 @@ TABLE = (
         "torch.testing._comparison.TensorLikePair",
         ("compare",),
         IMPORT,
-        "torch.testing.assert_close compares no masks, and skips what is invalid",
+        "torch.testing.assert_close ignores masks and invalid elements",
         "2.13",
         26,
     ),
@@ -155,16 +155,24 @@ TABLE = (
         "torch.distributed.distributed_c10d.ProcessGroup",
         ("allgather", "gather", "scatter", "reduce_scatter"),
         IMPORT,
-        "no kernel sees masked tensors in lists of lists",
+        "no kernel sees the masked tensors in lists of lists",
         "2.13",
         "tests/slow/distributed/test_collectives.py",
     ),
     *(
         Replacement(owner, (name,), "with torch.distributed.checkpoint", without, "2.13", _CHECKPOINTS)
         for owner, name, without in (
-            ("default_planner.DefaultLoadPlanner", "create_local_plan", "entries of other kinds are loaded"),
-            ("default_planner.DefaultSavePlanner", "create_global_plan", "ranks that differ are saved"),
-            ("filesystem.FileSystemReader", "prepare_local_plan", "files that end early are read"),
+            (
+                "default_planner.DefaultLoadPlanner",
+                "create_local_plan",
+                "entries of another kind, dtype, shape or storage are loaded",
+            ),
+            (
+                "default_planner.DefaultSavePlanner",
+                "create_global_plan",
+                "plain and masked tensors are saved under one name",
+            ),
+            ("filesystem.FileSystemReader", "prepare_local_plan", "truncated files are read"),
             ("staging.DefaultStager", "stage", "masks are not copied while training goes on"),
             ("staging.BlockingAsyncStager", "stage", "masks are not copied while training goes on"),
         )

@@ -91,8 +91,8 @@ class Trace:
         wanted, found = list(self._recorder.source_of(tensor)), set()
         if not wanted and not known:
             raise ValueError(
-                f"no call of this trace has made or taken this tensor of shape {tuple(tensor.shape)}: pass a tensor "
-                "that was computed inside the block, the object itself"
+                f"no call of this trace has made or taken this tensor of shape {tuple(tensor.shape)}: pass the "
+                "object itself that was computed inside the block"
             )
         while wanted:
             number = wanted.pop()
@@ -113,7 +113,7 @@ class Trace:
         depth  the number of levels of modules and calls to show, 1 for only the outermost; None for all
         """
         if depth is not None and depth < 1:
-            raise ValueError(f"depth={depth} shows nothing: it is at least 1, or None for every level")
+            raise ValueError(f"depth={depth} shows nothing: pass at least 1, or None for every level")
         return text.table(self.calls, self._notes, times, depth)
 
     def __str__(self) -> str:

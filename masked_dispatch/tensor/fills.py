@@ -25,8 +25,8 @@ def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
     number = _number(fill)
     if number is None:
         raise TypeError(
-            f"the fill is {fill!r}; it has to be a number or a plain tensor that broadcasts to {tuple(tensor.shape)}. "
-            "A statistic is computed first: x.to_tensor(x.mean().item())"
+            f"the fill is {fill!r}; it has to be a number or a plain tensor that broadcasts to "
+            f"{tuple(tensor.shape)}. To fill with a statistic, compute it first: x.to_tensor(x.mean().item())"
         )
     problem = problem_of_number(number, tensor.dtype)
     if problem:
@@ -66,7 +66,7 @@ def problem_of_number(number: bool | int | float | complex, dtype: torch.dtype) 
             return "is beyond the greatest value of"
         return None
     if not math.isfinite(number) or number != int(number):
-        return "is no integer, and cannot be a value of"
+        return "is not an integer, and cannot be a value of"
     limits = torch.iinfo(dtype)
     if not limits.min <= number <= limits.max:
         return f"lies outside {limits.min} to {limits.max}, the range of"

@@ -73,7 +73,7 @@ def no_rule(op: OpOverload, called_with: str) -> str:
         f"{op} has no masked meaning: no rule is registered for it and torch has no decomposition of it.\n"
         f"  called with: {called_with or 'masked tensors'}\n"
         f"  {advice}\n"
-        "  or fill first, where invalid elements may take a value: x.to_tensor(value)"
+        "  or fill first, if invalid elements may take a value: x.to_tensor(value)"
     )
 
 
@@ -129,7 +129,7 @@ def data_assigned_in_graph(tensor: Tensor) -> str:
     """Why ``x.data = y`` is refused in a compiled region and inside transforms."""
     return (
         f"x.data = y of a masked tensor of shape {tuple(tensor.shape)} inside a compiled region or a transform would "
-        "exchange what the graph was given. Use x.copy_(y) under torch.no_grad()."
+        "replace an input of the graph. Use x.copy_(y) under torch.no_grad()."
     )
 
 
@@ -195,9 +195,9 @@ def memory_shown(size: int, device: torch.device) -> str:
 def called_on_memory(tensor: Tensor, method: str) -> str:
     """Why apply_(), map_() and map2_() do not call a Python function on the elements of a masked tensor."""
     return (
-        f"x.{method}() calls a Python function on every element in memory, and of a masked tensor of shape "
-        f"{tuple(tensor.shape)} the invalid ones must not be read. Write the function in torch operators; or call it "
-        f"on plain data and mask the result: as_masked_tensor(x.to_tensor(fill).{method}(…), x.get_mask())."
+        f"x.{method}() calls a Python function on every element in memory, but the invalid elements of a masked "
+        f"tensor, here of shape {tuple(tensor.shape)}, must not be read. Write the function in torch operators; or "
+        f"call it on plain data and mask the result: as_masked_tensor(x.to_tensor(fill).{method}(…), x.get_mask())."
     )
 
 
@@ -212,9 +212,10 @@ TRACED_BY_JIT = (
 def run_by_torchscript(name: str) -> str:
     """Why a method that TorchScript has compiled does not take masked tensors."""
     return (
-        f"{name} of a TorchScript module is called with a masked tensor. TorchScript differentiates by formulas of "
-        "plain tensors, which divide by sizes where a mask would count. Call the Python module that was compiled, or "
-        "torch.compile it; or pass x.to_tensor(fill), and put the mask on the result: as_masked_tensor(y, mask)."
+        f"{name} of a TorchScript module is called with a masked tensor. TorchScript differentiates by the formulas "
+        "of plain tensors, which divide by sizes, not by the number of valid elements. Call the Python module that "
+        "was compiled, or torch.compile it; or pass x.to_tensor(fill), and put the mask on the result: "
+        "as_masked_tensor(y, mask)."
     )
 
 
@@ -276,10 +277,10 @@ def passed_to_export(tensor: Tensor) -> str:
 
 
 EXPORTED_BY_ANOTHER_VERSION = (
-    "this exported program makes masked tensors by operators of masked_dispatch, and was exported by another version "
-    "of the library, or under other rules (windows, an overlay of the registry), so that what they mean now may "
-    "differ. Export it again; a program of masked_dispatch.export, or one after run_decompositions(), holds its rules "
-    "itself."
+    "this exported program makes masked tensors by operators of masked_dispatch, and was exported by another "
+    "version of the library, or under other rules (windows, an overlay of the registry), so its operators may mean "
+    "something else now. Export it again; a program of masked_dispatch.export, or one after run_decompositions(), "
+    "does not depend on the library."
 )
 
 

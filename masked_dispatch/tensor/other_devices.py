@@ -24,7 +24,7 @@ def check_stored_sparsely(values: Tensor) -> None:
     """Refuse sparse storage of such tensors, because its number of stored elements depends on data."""
     if type(values) in wrappers:
         raise MaskedSemanticsError(
-            f"masked tensors on {values.device} are stored densely alone: how many elements sparse or packed storage "
-            f"has ({tuple(values.shape)} here) depends on the mask, and each number would be compiled anew. Keep x as "
-            "it is, or store it on the CPU, x.cpu().to_layout(layout)."
+            f"masked tensors on {values.device} are only stored densely: the number of elements in sparse or packed "
+            f"storage ({tuple(values.shape)} here) depends on the mask, and each number would need another "
+            "compilation. Keep x as it is, or store it on the CPU, x.cpu().to_layout(layout)."
         )

@@ -32,9 +32,10 @@ def assign_validity(places: Tensor, validity: Tensor) -> None:
     one_of_each(places, places.stride()).copy_(one_of_each(full, places.stride()))
     if may_share(places) and not torch.equal(places, full):
         raise MaskedSemanticsError(
-            f"a write to a masked tensor of shape {tuple(places.shape)} and strides {places.stride()}: elements of it "
-            "that lie in one place of memory have masks that differ, so the write would give the others its value and "
-            "nothing says their validity. Write to x.clone(), whose elements have a place each."
+            f"a write to a masked tensor of shape {tuple(places.shape)} and strides {places.stride()}: elements that "
+            "share one place in memory have different masks, so a write to one would change the values of the "
+            "others, and their validity would be unknown. Write to x.clone(), where each element has its own "
+            "memory."
         )
 
 

@@ -31,9 +31,9 @@ def enable() -> None:
     """Let masked tensors hold torchax tensors, from then on in this process; calling it again changes nothing.
 
     Then ``x.to("jax")`` moves a masked tensor, and `masked_tensor(data, mask)` makes one of torchax tensors, within
-    torchax's environment (``with torchax.default_env():``, or ``torchax.enable_globally()``). Functions of masked
-    tensors can be given to ``torchax.interop.jax_jit``, masked tensors are arguments and results of such functions, and
-    ``torch.autograd.grad`` gives their gradients inside.
+    torchax's environment (``with torchax.default_env():``, or ``torchax.enable_globally()``).
+    ``torchax.interop.jax_jit`` compiles functions that take and return masked tensors, and ``torch.autograd.grad``
+    gives their gradients inside.
 
     Raises ImportError where torchax or jax is not installed; warns about a release of torchax that was not checked.
     """

@@ -43,14 +43,14 @@ def import_torchax() -> ModuleType:
         import torchax.interop
     except ImportError as error:
         raise ImportError(
-            f"masked tensors on XLA need torchax and jax, of which one cannot be imported ({error}): "
-            "pip install 'masked-dispatch[xla]'"
+            f"masked tensors on XLA need torchax and jax, and one of them cannot be imported ({error}): pip install "
+            "'masked-dispatch[xla]'"
         ) from error
     version = importlib.metadata.version("torchax")
     if version != CHECKED:
         warnings.warn(
             f"masked_dispatch.torchax was checked with torchax {CHECKED}, and this is {version}: run the tests of "
-            f"tests/torchax with it, or install what was checked, pip install 'torchax=={CHECKED}'",
+            f"tests/torchax with it, or install the checked version, pip install 'torchax=={CHECKED}'",
             stacklevel=3,
         )
     return torchax

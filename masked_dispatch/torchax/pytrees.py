@@ -46,6 +46,6 @@ def assembled(_: None, children: Sequence[Any]) -> MaskedTensor | Carrier:
 def refused(x: MaskedTensor) -> Any:
     """A masked tensor that does not hold torchax tensors."""
     raise MaskedSemanticsError(
-        f"a function of jax gets a masked tensor of shape {tuple(x.shape)} on {x.device}, stored as "
-        f"{x.storage_layout}: it takes dense ones of torchax tensors. Pass x.to_dense().to('jax')."
+        f"a function of jax got a masked tensor of shape {tuple(x.shape)} on {x.device}, stored as "
+        f"{x.storage_layout}: it takes densely stored ones, made of torchax tensors. Pass x.to_dense().to('jax')."
     )

@@ -126,8 +126,8 @@ class OnJax(MaskedTensor):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # type: ignore[override]
         raise MaskedSemanticsError(
-            f"a masked tensor of shape {tuple(self.shape)} on {self.device} is not written to files: save x.cpu(), and "
-            "move it to jax when it is loaded."
+            f"a masked tensor of shape {tuple(self.shape)} on {self.device} cannot be saved: save x.cpu(), and move "
+            "it to jax after loading."
         )
 
 
@@ -187,9 +187,9 @@ def moved(to: Callable[..., Tensor], x: MaskedTensor, *args: Any, **kwargs: Any)
 def written_through_view(view: OnJax) -> str:
     """The error text of a write that would not reach the base."""
     return (
-        f"a write to a view of shape {tuple(view.shape)} of a masked tensor on {view.device}: arrays of jax have no "
-        "views, the view is a copy, and its base would not change. Assign to the base, x[index] = value "
-        "(x[index] = x[index] + 1 for x[index] += 1), or use the operator that returns a tensor."
+        f"a write to a view of shape {tuple(view.shape)} of a masked tensor on {view.device}: jax arrays have no "
+        "views; this view is a copy, and its base would not change. Assign to the base, x[index] = value (x[index] "
+        "= x[index] + 1 for x[index] += 1), or use the operator that returns a tensor."
     )
 
 
@@ -197,6 +197,6 @@ def read_after_write(view: OnJax) -> str:
     """The error text of a view that is read after its base was written to."""
     return (
         f"a view of shape {tuple(view.shape)} of a masked tensor on {view.device} is read after its base was written "
-        "to: arrays of jax have no views, and the view is a copy of what was there before. Take the view after the "
-        "write, or take a copy, view.clone(), before it."
+        "to: jax arrays have no views, and this view is a copy of the old values. Take the view after the write, or "
+        "take a copy, view.clone(), before it."
     )

@@ -57,7 +57,7 @@ EQUIVALENT: dict[str, str] = {
 
 
 # Traits that say what a rule's run does, for fast paths that do it without calling it.
-OF_THE_RUN: dict[str, Any] = {"identity": None, "divided": False, "rows": None}
+OF_THE_RUN: dict[str, Any] = {"identity": None, "divided": False}
 
 # Ways that change nothing but values, or forget masks.
 OF_VALUES = (

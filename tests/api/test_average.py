@@ -64,7 +64,11 @@ def test_half_precision_and_weights_of_0() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: md.average(X, [1, 2, 3]), TypeError, r"say which dimensions they are of, average\(x, weights, dim\)"),
+        (
+            lambda: md.average(X, [1, 2, 3]),
+            TypeError,
+            r"name the dimensions that they belong to, average\(x, weights, dim\)",
+        ),
         (lambda: md.average(X, [1, 2], 1), ValueError, r"\(2,\) do not fit a tensor of shape \(2, 3\) and dim=1"),
         (lambda: md.average(X.long()), TypeError, r"got torch.int64. Convert them: x.double\(\)"),
     ],

@@ -64,7 +64,7 @@ TRIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "from_pandas(dtype by name)": (
         lambda: interop.from_pandas(FRAME, dtype="float32"),  # type: ignore[arg-type]
         TypeError,
-        r"dtype='float32' is no dtype of torch: pass one, such as torch\.float64",
+        r"dtype='float32' is not a dtype of torch: pass one, such as torch\.float64",
     ),
     "from_pandas(names)": (
         lambda: interop.from_pandas(NAMES),

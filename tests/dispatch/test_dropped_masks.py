@@ -118,7 +118,7 @@ def test_an_assignment_says_exactly_when_it_skips_something(name: str, source: s
             call(target(), x)
             return
         refused = target()
-        with pytest.raises(md.MaskedSemanticsError, match=r"would skip the invalid ones of its elements, \d of \d\. "):
+        with pytest.raises(md.MaskedSemanticsError, match=r"would skip its invalid elements, \d of \d\. "):
             call(refused, x)
     assert (refused == HELD).all()  # before anything is written
     assert not torch.equal(written, refused) or name in ("fill_", "o[0, 1] = x[0, 1]")
@@ -161,17 +161,17 @@ def test_once_for_a_line_and_whatever_is_assigned() -> None:
 
 def test_the_text() -> None:
     expected = (
-        "aten.copy_.default: invalid elements are skipped where a plain tensor is assigned to. It keeps there what its "
-        "memory held, and nothing says where. Assign to a masked buffer (x.new_empty(shape), which is invalid until "
-        "written to), fill first (x.to_tensor(fill)), or use a container's door "
+        "aten.copy_.default: the assignment to a plain tensor skips invalid elements. The plain tensor keeps its old "
+        "values there, and nothing marks them. Assign to a masked buffer (x.new_empty(shape), which is invalid until "
+        "written to), fill first (x.to_tensor(fill)), or use a container's own conversion "
         "(masked_dispatch.interop.to_tensordict). masked_dispatch.updates('silent') allows it, "
         "masked_dispatch.updates('refuse') raises."
     )
     with pytest.warns(md.MaskDroppedWarning, match=f"^{re.escape(expected)}$"):
         target().copy_(holes())
     refusal = (
-        r"^aten\.copy_\.default: a masked tensor of shape \(2, 3\) to a plain tensor of shape \(2, 3\) would skip the "
-        r"invalid ones of its elements, 2 of 6\. .* This was refused by masked_dispatch\.updates\('refuse'\)\.$"
+        r"^aten\.copy_\.default: a masked tensor of shape \(2, 3\) to a plain tensor of shape \(2, 3\) would skip its "
+        r"invalid elements, 2 of 6\. .* This was refused by masked_dispatch\.updates\('refuse'\)\.$"
     )
     with md.updates("refuse"), pytest.raises(md.MaskedSemanticsError, match=refusal):
         target().copy_(holes())

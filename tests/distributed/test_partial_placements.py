@@ -31,7 +31,7 @@ def test_partial_is_refused_and_the_way_out_named(reduce: str, door: str) -> Non
     )
     with (
         one_rank(),
-        pytest.raises(md.MaskedSemanticsError, match=f"{expected}has no partial sums. Combine .*all_reduce"),
+        pytest.raises(md.MaskedSemanticsError, match=f"{expected}has no partial sums. First combine .*all_reduce"),
     ):
         DOORS[door](X, init_device_mesh("cpu", (1,)), [Partial(reduce)])
 

@@ -217,7 +217,7 @@ def of_first(rank: int, ranks: int) -> None:
 def refused(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     x: Any = md.masked_tensor(DATA, MASK)
-    text = "masked tensor of shape (4, 6): a masked tensor is the outermost type, and inside of a DTensor its mask"
+    text = "masked tensor of shape (4, 6): a masked tensor has to be the outermost type; inside a DTensor, its mask"
     for name, call in {
         "from_local": DTensor.from_local,
         "distribute": torch.distributed.tensor.distribute_tensor,

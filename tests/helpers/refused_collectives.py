@@ -63,7 +63,7 @@ def different(rank: int, ranks: int) -> None:
             lambda x=x: distributed.reduce_scatter(x, [x.clone() for _ in range(ranks)]),
         ]
         for call in calls:
-            raises(ValueError, call, "the ranks of the group bring different tensors", text)
+            raises(ValueError, call, "the ranks of the group have different tensors", text)
     still_works(rank, ranks)
 
 
@@ -108,7 +108,7 @@ def reductions(rank: int, ranks: int) -> None:
     raises(
         MaskedSemanticsError,
         lambda: distributed.all_reduce(of_rank(rank, dtype=torch.int64), distributed.ReduceOp.AVG),
-        "the mean of torch.int64 is no integer",
+        "the mean of torch.int64 is not an integer",
     )
     still_works(rank, ranks)
 
@@ -168,7 +168,7 @@ def plain_on_one(rank: int, ranks: int) -> None:
             raises(
                 RuntimeError,
                 lambda x=x, call=call, group=group: call(x, group),
-                "the other ranks did not say in time what they bring",
+                "the other ranks did not describe their tensors in time",
                 "masked_dispatch.as_masked_tensor(x)",
             )
         assert time.monotonic() - started < 10
@@ -180,8 +180,14 @@ def plain_on_one(rank: int, ranks: int) -> None:
 def absent(rank: int, ranks: int) -> None:
     group = impatient_group()
     if rank == 1:
-        raises(RuntimeError, lambda: distributed.recv(of_rank(1), 0, group=group), "did not say in time")
-        raises(RuntimeError, lambda: distributed.all_reduce(of_rank(1), group=group), "did not say in time")
+        raises(
+            RuntimeError, lambda: distributed.recv(of_rank(1), 0, group=group), "did not describe their tensors in time"
+        )
+        raises(
+            RuntimeError,
+            lambda: distributed.all_reduce(of_rank(1), group=group),
+            "did not describe their tensors in time",
+        )
     distributed.barrier()
     still_works(rank, ranks)
 

@@ -269,7 +269,7 @@ def messages_in_backward(rank: int, ranks: int) -> None:
 def without_derivatives(rank: int, ranks: int) -> None:
     x = stored("coo", rank).requires_grad_()
     result = functional.all_reduce(x, "max", groups.WORLD).to_dense().sum()
-    raises(RuntimeError, result.backward, "MAX of sparsely stored tensors has no derivative over ranks")
+    raises(RuntimeError, result.backward, "MAX of sparsely stored tensors has no derivative across ranks")
 
 
 @check("dense dimensions, invalid elements among what is stored, nothing stored, everything")

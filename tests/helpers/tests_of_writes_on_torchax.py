@@ -100,13 +100,13 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "detach of a view": lambda x: x[0].detach(),
 }
 LOST = (
-    r"a write to a view of shape \([\d, ]+\) of a masked tensor on jax:0: arrays of jax have no views, the view is a "
+    r"a write to a view of shape \([\d, ]+\) of a masked tensor on jax:0: jax arrays have no views; this view is a "
     r"copy, and its base would not change. Assign to the base, x\[index\] = value \(x\[index\] = x\[index\] \+ 1 for "
     r"x\[index\] \+= 1\), or use the operator that returns a tensor."
 )
 STALE = (
-    r"a view of shape \([\d, ]+\) of a masked tensor on jax:0 is read after its base was written to: arrays of jax "
-    r"have no views, and the view is a copy of what was there before. Take the view after the write, or take a copy, "
+    r"a view of shape \([\d, ]+\) of a masked tensor on jax:0 is read after its base was written to: jax arrays have "
+    r"no views, and this view is a copy of the old values. Take the view after the write, or take a copy, "
     r"view.clone\(\), before it."
 )
 

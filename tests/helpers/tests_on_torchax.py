@@ -240,8 +240,8 @@ def test_another_kind_of_mask_compiles_again_and_another_mask_does_not() -> None
 def test_others_are_refused_as_arguments(x: Any) -> None:
     with pytest.raises(
         md.MaskedSemanticsError,
-        match=r"a function of jax gets a masked tensor of shape \(3, 4\) on cpu, stored as torch.s\w+: it takes dense "
-        r"ones of torchax tensors. Pass x.to_dense\(\).to\('jax'\).",
+        match=r"a function of jax got a masked tensor of shape \(3, 4\) on cpu, stored as torch.s\w+: it takes densely "
+        r"stored ones, made of torchax tensors. Pass x.to_dense\(\).to\('jax'\).",
     ):
         jax_jit(lambda x: x.mean())(x)
 
@@ -285,15 +285,16 @@ def test_copies_are_apart() -> None:
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "files": (
         lambda x: torch.save(x, io.BytesIO()),
-        r"of shape \(3, 4\) on jax:0 is not written to files: save x.cpu\(\), and move it to jax when it is loaded.",
+        r"of shape \(3, 4\) on jax:0 cannot be saved: save x.cpu\(\), and move it to jax after loading.",
     ),
     "sparse": (
         lambda x: x.to_sparse(),
-        r"masked tensors on jax:0 are stored densely alone: how many elements sparse or packed storage has \(\(5,\) "
-        r"here\) depends on the mask, and each number would be compiled anew. Keep x as it is, or store it on the CPU, "
+        r"masked tensors on jax:0 are only stored densely: the number of elements in sparse or packed storage "
+        r"\(\(5,\) here\) depends on the mask, and each number would need another compilation. Keep x as it is, or "
+        r"store it on the CPU, "
         r"x.cpu\(\).to_layout\(layout\).",
     ),
-    "packed": (lambda x: x.to_packed(), "are stored densely alone"),
+    "packed": (lambda x: x.to_packed(), "are only stored densely"),
     "torch.func": (
         md.functional.grad(lambda x: x.mean()),
         r"the transforms of masked_dispatch.functional take no masked tensors on jax:0 \(shape \(3, 4\)\). Use those "

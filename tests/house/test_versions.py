@@ -60,7 +60,7 @@ def test_a_torch_that_would_give_wrong_results_is_refused(monkeypatch: pytest.Mo
         check_untested()
     assert str(refused.value) == (
         "masked_dispatch does not work with torch 99.1.0: masks and gradients would be wrong without an error. It was "
-        f"tested with torch {OLDEST} to {NEWEST}. What it relies on and no longer holds:\n"
+        f"tested with torch {OLDEST} to {NEWEST}. It relies on the following, which no longer holds:\n"
         "  7. x is so: torch 99.1.0 no longer holds that x\n"
         "Install one of these releases of torch, or a newer masked_dispatch. `python -m masked_dispatch doctor` "
         "examines the rest."

@@ -75,7 +75,7 @@ def test_trailing_dimensions_storages_and_plain_tensors() -> None:
 @pytest.mark.parametrize(
     ("convert", "error", "text"),
     [
-        (lambda: from_attention_mask(DATA, ONES.float()), TypeError, r"float32\. .*attention_mask == 0; .* != 0"),
+        (lambda: from_attention_mask(DATA, ONES.float()), TypeError, r"float32; .*attention_mask == 0; .* != 0"),
         (lambda: from_attention_mask(DATA, ONES[:, :2]), ValueError, r"shape \(2, 2\) does not fit data of shape"),
         (
             lambda: from_attention_mask(DATA, ONES[:, None]),
@@ -93,22 +93,26 @@ def test_trailing_dimensions_storages_and_plain_tensors() -> None:
         (
             lambda: from_key_padding_mask(DATA, ONES),
             TypeError,
-            r"int64, and only bool says that True is padding.*!= 0;",
+            r"int64; it has to be bool, True for padding.*!= 0;",
         ),
         (lambda: from_key_padding_mask(DATA, ONES[0] == 0), ValueError, "key_padding_mask of shape"),
         (
             lambda: interop.to_attention_mask(PARTLY),
             ValueError,
-            r"1 of 2 positions .* \(1, 2, 2\) are valid in part.*_with",
+            r"1 of 2 positions .* \(1, 2, 2\) are partly valid.*_with",
         ),
-        (lambda: interop.to_key_padding_mask(PARTLY), ValueError, "and a key_padding_mask describes whole positions"),
+        (
+            lambda: interop.to_key_padding_mask(PARTLY),
+            ValueError,
+            "but a key_padding_mask only describes whole positions",
+        ),
         (lambda: interop.to_attention_mask(X[0]), ValueError, r"shape \(3,\) has no positions that an attention_mask"),
         (
             lambda: to_lengths(X.flip(1)),
             ValueError,
             r"row 0 are not its first 2, .*x.flip\(1\).*to_attention_mask\(x\)",
         ),
-        (lambda: to_lengths(PARTLY), ValueError, "valid in part, and a length describes"),
+        (lambda: to_lengths(PARTLY), ValueError, "partly valid, but a length only describes"),
         (lambda: to_lengths(X, dim=0), ValueError, r"shape \(2, 3\) has no lengths along dim=0"),
         (lambda: to_lengths(X.sum()), ValueError, "has no lengths"),
     ],
@@ -218,7 +222,11 @@ OTHER = {"a": X, "b": md.masked_tensor(DATA, 1 - ONES)}
             ValueError,
             "'a' and 'b' are valid at different.*like",
         ),
-        (lambda: interop.to_batch_encoding({"a": PARTLY}, {"a": 0}), ValueError, "the attention_mask of 'a' describes"),
+        (
+            lambda: interop.to_batch_encoding({"a": PARTLY}, {"a": 0}),
+            ValueError,
+            "the attention_mask of 'a' only describes",
+        ),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(convert: Callable[[], Any], error: type[Exception], text: str) -> None:

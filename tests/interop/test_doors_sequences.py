@@ -104,13 +104,13 @@ def nested_of(*shapes: tuple[int, ...]) -> Tensor:
         (lambda: interop.to_packed_sequence(LEFT, batch_first=True), "valid positions of row 0 are not its first 1"),
         (lambda: interop.to_packed_sequence(EMPTY, batch_first=True), r"sequence 1 has no valid .* x\[lengths > 0\]"),
         (lambda: interop.to_packed_sequence(EMPTY.t()), r"of length 0: leave it out of the batch, x\[:, lengths > 0\]"),
-        (lambda: interop.to_packed_sequence(PARTLY, batch_first=True), "1 of 2 positions .* are valid in part"),
-        (lambda: interop.to_packed_sequence(EMPTY[0]), r"shape \(2,\) is no batch of sequences"),
+        (lambda: interop.to_packed_sequence(PARTLY, batch_first=True), "1 of 2 positions .* are partly valid"),
+        (lambda: interop.to_packed_sequence(EMPTY[0]), r"shape \(2,\) is not a batch of sequences"),
         (lambda: interop.to_nested_tensor(LEFT), "valid positions of row 0 are not its first 1"),
-        (lambda: interop.to_nested_tensor(PARTLY), "valid in part"),
+        (lambda: interop.to_nested_tensor(PARTLY), "partly valid"),
         (
             lambda: interop.from_nested_tensor(nested_of((1, 2), (1, 3))),
-            r"have shapes \[\(1, 2\), \(1, 3\)\]….*Exchange",
+            r"have shapes \[\(1, 2\), \(1, 3\)\]….*Swap",
         ),
         (
             lambda: interop.from_nested_tensor(nested_of((2,), (3,)), total_length=2),
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(convert: Callable[[], Any], text: str) -> 
 
 
 def test_a_plain_tensor_is_not_nested() -> None:
-    with pytest.raises(TypeError, match=r"shape \(2,\) is not nested: masked_tensor takes it"):
+    with pytest.raises(TypeError, match=r"shape \(2,\) is not nested: pass it to masked_tensor"):
         interop.from_nested_tensor(torch.ones(2))
 
 

@@ -82,8 +82,8 @@ def test_right_things_beside_it_are_taken(name: str) -> None:
         ),
         (
             lambda: md.from_nan([1.0, None]),  # type: ignore[arg-type]
-            "from_nan takes what torch.as_tensor takes, and that makes no tensor of a list (Could not infer dtype of "
-            "NoneType). For missing numbers write float('nan') and use masked_dispatch.from_nan(data)",
+            "from_nan takes data that torch.as_tensor converts, not a list (Could not infer dtype of NoneType). "
+            "For missing numbers write float('nan') and use masked_dispatch.from_nan(data)",
         ),
     ],
 )

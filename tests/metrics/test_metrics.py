@@ -112,7 +112,7 @@ def test_valid_pairs(predicted: Tensor) -> None:
 def test_scores_that_are_valid_in_part_are_no_pair() -> None:
     scores = md.masked_tensor(LOGITS, torch.arange(4) < 3)
     assert metrics.valid_pairs(scores, TARGET)[0].shape == (0, 4)
-    with pytest.raises(ValueError, match=r"\(2, 3, 4\) do not fit a target of \(3,\): they have the same shape"):
+    with pytest.raises(ValueError, match=r"\(2, 3, 4\) do not fit a target of \(3,\): they need the same shape"):
         metrics.valid_pairs(LOGITS, TARGET[0])
 
 

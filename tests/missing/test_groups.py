@@ -144,10 +144,18 @@ def test_what_is_in_no_group_has_a_gradient_of_0(word: str) -> None:
     [
         (lambda: missing.groupby(X.long(), [1, 2]).mean(), TypeError, r"mean needs .* got torch.int64\. Convert them"),
         (lambda: missing.groupby(X.long(), [1, 2]).median(), TypeError, r"median needs .* got torch.int64"),
-        (lambda: missing.groupby(X, torch.ones(2)), TypeError, "labels in a tensor are integers or bool; got torch.fl"),
+        (
+            lambda: missing.groupby(X, torch.ones(2)),
+            TypeError,
+            "labels in a tensor have to be integers or bool; got torch.fl",
+        ),
         (lambda: missing.groupby(X, [torch.tensor(1)] * 2), TypeError, r"pass torch\.stack\(labels\)"),
         (lambda: missing.groupby(X, torch.arange(3)), ValueError, r"labels of shape \(3,\) do not fit dim=0 of"),
-        (lambda: missing.groupby(X, torch.ones(2, 1).long()), ValueError, r"one dimension, and these the shape \(2, 1"),
+        (
+            lambda: missing.groupby(X, torch.ones(2, 1).long()),
+            ValueError,
+            r"one dimension, and these have shape \(2, 1",
+        ),
         (lambda: missing.groupby(X, [1, 2], dim=2), IndexError, "Dimension out of range"),
         (lambda: missing.groupby(X, [0, 1], num_groups=1), ValueError, "run from 0 to 1, and with num_groups=1 they"),
         (lambda: missing.groupby(X, [0, -1], num_groups=1), ValueError, r"masked_tensor\(labels, labels >= 0\)"),

@@ -160,7 +160,7 @@ def test_gradients(word: str) -> None:
     [
         (lambda: missing.interpolate(torch.arange(3), 0), TypeError, r"got torch.int64. Convert them: x.double\(\)"),
         (lambda: missing.nan_to_invalid(X.long()), TypeError, "which can be NaN; got torch.int64"),
-        (lambda: missing.ffill(X, 0, limit=0), ValueError, "limit=0 fills nothing: it is at least 1"),
+        (lambda: missing.ffill(X, 0, limit=0), ValueError, "limit=0 fills nothing: pass at least 1"),
         (lambda: missing.ffill(X, 2), IndexError, "Dimension out of range"),
         (lambda: missing.dropna(X, how="some"), ValueError, "how='some' is neither 'any' nor 'all'"),
         (lambda: missing.shift(X, 1, 2), IndexError, "Dimension out of range"),
@@ -205,9 +205,13 @@ def test_pad_stack_collates_samples_as_torch_does() -> None:
         (
             [(X, 1), (X,)],
             ValueError,
-            "pad_stack takes samples alike, .*: each element in list of batch should be of equal",
+            "pad_stack takes samples of one structure, .*: each element in list of batch should be of equal",
         ),
-        ([(X, None)], TypeError, "pad_stack takes samples alike, made of tensors, arrays and numbers: .*NoneType"),
+        (
+            [(X, None)],
+            TypeError,
+            "pad_stack takes samples of one structure, made of tensors, arrays and numbers: .*NoneType",
+        ),
         (
             [(X, 1), (None, 1)],
             TypeError,

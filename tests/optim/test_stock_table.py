@@ -73,7 +73,7 @@ def test_adafactor_says_why_it_refuses_a_masked_parameter():
         md.MaskedSemanticsError,
         match=r"^Adafactor cannot step parameter 0 of shape \(3,\): the parameter is masked, elements of it or of its "
         r"gradient are invalid, and Adafactor divides sums over rows, columns and the parameter by their sizes, which "
-        r"count what is invalid\. Use masked_dispatch\.optim\.Adagrad or LazyAdam$",
+        r"count invalid elements\. Use masked_dispatch\.optim\.Adagrad or LazyAdam$",
     ):
         torch.optim.Adafactor([parameter]).step()
 

@@ -260,7 +260,7 @@ def test_only_the_outer_levels_are_shown() -> None:
     assert [line.split()[0] for line in indents[1]] == ["Sequential"]
     assert [line.split()[0] for line in indents[2]] == ["Sequential", "0", "1"]
     assert t.to_text(times=False, depth=3) == t.to_text(times=False)
-    with pytest.raises(ValueError, match="depth=0 shows nothing: it is at least 1"):
+    with pytest.raises(ValueError, match="depth=0 shows nothing: pass at least 1"):
         t.to_text(depth=0)
 
 

@@ -53,7 +53,9 @@ def test_a_plain_sparse_operand_means_its_dense_form(plain):
 
 def test_transforms_of_torch_take_no_compressed_operand():
     x, s = md.masked_tensor(X, X > 2), Y.to_sparse_csr()
-    message = "inside a torch.func transform, which takes COO alone: torch has no strides of others there. Convert it"
+    message = (
+        "inside a torch.func transform, which only takes COO: torch has no strides for other layouts there. Convert it"
+    )
     for call in (lambda x: (x * s).sum(), lambda x: (s @ x).sum()):
         with pytest.raises(md.MaskedSemanticsError, match=re.escape(message)):
             md.functional.grad(call)(x)

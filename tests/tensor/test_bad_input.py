@@ -141,7 +141,7 @@ def test_from_nan_needs_dtypes_with_nan() -> None:
 @pytest.mark.parametrize(
     ("lengths", "error", "text"),
     [
-        ([1.0, 2.0], TypeError, "lengths are integers, one for each row; got torch.float32"),
+        ([1.0, 2.0], TypeError, "lengths have to be integers, one for each row; got torch.float32"),
         ([1, 2, 3], ValueError, r"lengths of shape (3,) do not fit data of shape (2, 3)"),
         ([1, 4], ValueError, "lengths run from 1 to 4, but dimension 1 has 3 positions"),
         ([-1, 2], ValueError, "lengths run from -1 to 2, but dimension 1 has 3 positions"),

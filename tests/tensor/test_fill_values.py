@@ -15,9 +15,9 @@ NAN, INF = float("nan"), float("inf")
 
 
 TOO_MUCH: list[tuple[torch.dtype, Any, str]] = [
-    (torch.int64, NAN, "is no integer"),
-    (torch.int64, 1.5, "is no integer"),
-    (torch.int64, INF, "is no integer"),
+    (torch.int64, NAN, "is not an integer"),
+    (torch.int64, 1.5, "is not an integer"),
+    (torch.int64, INF, "is not an integer"),
     (torch.int64, 2**63, "lies outside -9223372036854775808 to 9223372036854775807"),
     (torch.int32, 1e30, "lies outside -2147483648 to 2147483647, the range of torch.int32"),
     (torch.uint8, -1, "lies outside 0 to 255, the range of torch.uint8"),
@@ -79,5 +79,5 @@ def test_other_fills_are_refused_with_what_to_do() -> None:
         x.to_tensor(sample())
     with pytest.raises(ValueError, match=r"the fill has dtype torch.float32, whose values torch.int64 cannot hold"):
         sample(dtype=torch.int64).to_tensor(torch.ones(4))
-    with pytest.raises(ValueError, match="is no integer"):
+    with pytest.raises(ValueError, match="is not an integer"):
         sample("bsr", torch.int64).to_torch_sparse(NAN)

@@ -177,7 +177,7 @@ def test_what_needs_25_gigabytes_is_not_advised(name: str) -> None:
         "operands are stored sparsely (shape (100000, 50000) as torch.sparse_csr with 0 stored) and would take "
         "25,000,000,000 bytes densely, which the current policy does not allow (densify('auto', limit=1,073,741,824)). "
         "Of what is stored, x.to_sparse().indices() are the positions, x.values() the values, x.count() the number of "
-        "what is valid. To take a part first, x[…], needs less. Whoever has the memory allows it inside `with "
+        "what is valid. A part of the tensor, x[…], needs less memory. If you have the memory, allow it inside `with "
         "masked_dispatch.densify('always'):`."
     )
     x = large()
@@ -202,9 +202,9 @@ class TwoRanks:
 @pytest.mark.parametrize("ask", [agree, agree_that_all_are_alike])
 def test_ranks_are_not_blamed_for_the_device_meta(ask: Callable[..., Any]) -> None:
     text = (
-        "all_reduce of a masked tensor (float32 of shape (3,)) on the device meta, where a tensor has no values and "
-        "ranks cannot tell each other what they bring: move it to a device, torch.empty_like(x, device='cpu'), or "
-        "leave the call out where shapes alone are wanted"
+        "all_reduce of a masked tensor (float32 of shape (3,)) on the device meta, where a tensor has no values, so "
+        "the ranks cannot describe their arguments to each other: move it to a device, "
+        "torch.empty_like(x, device='cpu'), or leave out the call if you only need shapes"
     )
     with pytest.raises(md.MaskedSemanticsError, match=f"^{re.escape(text)}$"):
         ask(TwoRanks(), Description("all_reduce", ("float32 of shape (3,)",)), torch.device("meta"))

@@ -124,7 +124,7 @@ def test_what_cannot_be_drawn() -> None:
         md.plot.mask(torch.zeros(0, 3))
     with pytest.raises(ValueError, match=r"row_dims=3, but a tensor of shape \(2, 3\) has 2 dimensions"):
         md.plot.mask(holey(2, 3), row_dims=3)
-    with pytest.raises(MaskedSemanticsError, match=r"shape \(2,\) on meta has none to look at"):
+    with pytest.raises(MaskedSemanticsError, match=r"shape \(2,\) on meta has none here"):
         md.plot.mask(md.as_masked_tensor(torch.empty(2, device="meta")))
 
 
