@@ -227,7 +227,7 @@ def plot(measured: Sequence[Measured], file: Path) -> None:
         for reached, colour in ((True, "#00897b"), (False, "#e65100")):
             at = [share for share, is_reached in shares if is_reached is reached]
             axes.plot(at, [row] * len(at), "o", color=colour, alpha=0.5, markersize=5, markeredgewidth=0)
-        axes.text(0.01, row - 0.25, TITLES[one.name], transform=axes.get_yaxis_transform(), backgroundcolor="white")
+        axes.text(0.01, row - 0.25, TITLES[one.name], transform=axes.get_yaxis_transform())
     axes.axvline(1, color="#777", linewidth=1)
     axes.set_xscale("log")
     axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])

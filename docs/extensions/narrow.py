@@ -35,7 +35,7 @@ def on_page_content(html: str, **_: Any) -> str:
 def _breakable(block: re.Match[str]) -> str:
     if block[0].startswith("<pre"):
         lines = TAG.sub("", block[0])
-        drawn = 2 * len(COLUMNS.findall(lines)) > lines.count("\n")
+        drawn = "&gt;&gt;&gt; " not in lines and 2 * len(COLUMNS.findall(lines)) > lines.count("\n")
         return block[0].replace("<pre", "<pre data-drawn", 1) if drawn else block[0]
     return OPTION.sub(r'<span class="option">\g<0></span>', with_breaks(block[0]))
 

@@ -178,6 +178,8 @@ def test_code_in_columns_is_marked() -> None:
     assert narrow.on_page_content(drawn) == drawn.replace("<pre", "<pre data-drawn")
     code = drawn.replace("sparse/   records", "y = 2")
     assert narrow.on_page_content(code) == code
+    example = "<pre><code>&gt;&gt;&gt; f(\n...     x,\n...     y,\n... )\n</code></pre>"
+    assert narrow.on_page_content(example) == example
 
 
 def test_code_in_docstrings_fits_its_box() -> None:
