@@ -150,9 +150,9 @@ def measured_in(runs: Iterable[dict[str, Any]]) -> list[Measured]:
     return [found[name] for name in TITLES if name in found]
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, whose first column is text and whose others are figures."""
-    alignment = ["---", *["---:"] * (len(columns) - 1)]
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> str:
+    """A table in Markdown; `texts` are the columns of text, the others have figures."""
+    alignment = ["---" if number in texts else "---:" for number in range(len(columns))]
     lines = [columns, alignment, *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -190,7 +190,7 @@ def summary(measured: Sequence[Measured]) -> str:
         far = one.farthest
         worst = "–" if far is None else f"{far.promise}: {figure_of(far)} ({bound_of(far)})"
         rows.append((TITLES[one.name], f"{one.reached} of {len(one.goals)}", worst))
-    return table(("benchmark", "goals reached", "missed by most"), rows)
+    return table(("benchmark", "goals reached", "missed by most"), rows, texts=(0, 2))
 
 
 def section(one: Measured) -> str:
@@ -223,18 +223,20 @@ def plot(measured: Sequence[Measured], file: Path) -> None:
 
     # The same figures give the same file.
     matplotlib.rcParams.update({"svg.hashsalt": "performance", "svg.fonttype": "none", "font.size": 9})
-    figure, axes = pyplot.subplots(figsize=(8, 0.3 * len(measured) + 1), layout="constrained")
+    # Its text keeps its size on a phone: no wider than the column there, with each title above its dots.
+    figure, axes = pyplot.subplots(figsize=(4.2, 0.4 * len(measured) + 0.8), layout="constrained")
     for row, one in enumerate(measured):
         shares = [(min(max(share, 0.05), 20), goal.reached) for goal in one.goals if (share := share_of_goal(goal))]
         for reached, colour in ((True, "#00897b"), (False, "#e65100")):
             at = [share for share, is_reached in shares if is_reached is reached]
             axes.plot(at, [row] * len(at), "o", color=colour, alpha=0.5, markersize=5, markeredgewidth=0)
+        axes.text(0.01, row - 0.25, TITLES[one.name], transform=axes.get_yaxis_transform())
     axes.axvline(1, color="#777", linewidth=1)
     axes.set_xscale("log")
     axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])
     axes.minorticks_off()
-    axes.set_yticks(range(len(measured)), [TITLES[one.name] for one in measured])
-    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.set_ylim(len(measured) - 0.6, -0.8)
     axes.set_xlabel("figure ÷ goal")
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -14,12 +14,13 @@ REFERENCE = Path(__file__).parents[1] / "reference.md"
 ENTRIES = frozenset(
     re.findall(r"^::: masked_dispatch\.(\w+)\n(?! )", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
 )
+LITERAL = re.compile(r"::$", re.MULTILINE)
 NAME = re.compile(r"(?::\w+:)?`(?:masked_dispatch\.|md\.)?([^`]*)`")
 
 
 def as_markdown(text: str) -> str:
     """A docstring in Markdown."""
-    return "\n\n".join(_paragraph(part) for part in NAME.sub(_linked, text).split("\n\n"))
+    return "\n\n".join(_paragraph(part) for part in LITERAL.sub(":", NAME.sub(_linked, text)).split("\n\n"))
 
 
 def _linked(name: re.Match[str]) -> str:

@@ -1,7 +1,10 @@
-"""The table of what is replaced in torch: docs/replaced_in_torch.md shows it, and replacing.py takes no other names."""
+"""The table of what is replaced in torch: docs/replaced_in_torch.md lists it, and replacing.py takes no other names."""
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
+from textwrap import fill
 from typing import NamedTuple
 
 IMPORT = "with the library"
@@ -208,14 +211,14 @@ TABLE = (
                 _STYLES,
                 f"{_STYLES}.PrepareModuleInput",
                 "_prepare_input_arg",
-                "it would place data without its mask",
+                "inputs and outputs of a module would be placed without their mask",
                 41,
             ),
             (
                 _STYLES,
                 f"{_STYLES}.PrepareModuleOutput",
                 "_prepare_out_fn",
-                "it would place data without its mask",
+                "inputs and outputs of a module would be placed without their mask",
                 41,
             ),
         )
@@ -255,7 +258,7 @@ TABLE = (
             (
                 "torch._dynamo.variables.tensor.TensorVariable",
                 "mp_ass_subscript_impl",
-                "the same",
+                "a write to sparse storage is recorded without its new sizes",
                 "2.14",
                 27,
             ),
@@ -311,10 +314,17 @@ def listed(what: str) -> Replacement:
 
 
 def as_markdown() -> str:
-    """The table of docs/replaced_in_torch.md."""
-    lines = ["| in torch | replaced | without it | since | checked by |", "|---|---|---|---|---|"]
-    for row in TABLE:
-        names = ", ".join(f"`{name}`" for name in row.names)
-        checked = f"assumption {row.checked}" if isinstance(row.checked, int) else f"`{row.checked}`"
-        lines.append(f"| `{row.owner}`: {names} | {row.when} | {row.without} | {row.since} | {checked} |")
-    return "\n".join(lines) + "\n"
+    """The lists of docs/replaced_in_torch.md: one for each occasion, an item for each reason."""
+    oldest = TABLE[0].since
+    parts = []
+    for when, rows in groupby(TABLE, lambda row: row.when):
+        title = re.sub(r"torch[.\w]+", r"`\g<0>`", when.capitalize())
+        parts.append(f"## {title}\n")
+        for (without, since, checked), same in groupby(rows, lambda row: (row.without, row.since, row.checked)):
+            owners = [f"`{row.owner}`: {', '.join(f'`{name}`' for name in row.names)}" for row in same]
+            by = f"assumption {checked}" if isinstance(checked, int) else f"`{checked}`"
+            later = "" if since == oldest else f" Since torch {since}."
+            item = f"* {'; '.join(owners)}. Without this, {without}. Checked by {by}.{later}"
+            parts.append(fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+        parts.append("")
+    return "\n".join(parts)

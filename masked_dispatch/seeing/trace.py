@@ -132,9 +132,10 @@ def trace() -> Iterator[Trace]:
         with masked_dispatch.trace() as t:
             loss = model(x)
             loss.backward()
-        print(t)                    # each module and operator: valid before, valid after, rule, storage, time
-        t.lost(), t.grown()         # where elements became invalid, or valid
-        t.of(loss)                  # the calls that computed a tensor
+        # each module and operator: valid before, valid after, rule, storage, time
+        print(t)
+        t.lost(), t.grown()  # where elements became invalid, or valid
+        t.of(loss)  # the calls that computed a tensor
         t.to_html("trace.html")
 
     The trace covers the calls of this thread or task and the backward that it starts, even if the autograd engine runs

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import masked_dispatch
 from masked_dispatch.tensor import colours
+from pages import FENCED, LONGEST_LINE, ON_THE_SITE, name_of, text_of
 from repository import ROOT
 
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+
+
+def extension(name: str) -> types.ModuleType:
+    """A module of the site's own."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/extensions/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -24,12 +37,7 @@ def as_markdown(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     griffe = types.ModuleType("griffe")
     griffe.Extension = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "griffe", griffe)
-    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs/extensions/docstrings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.as_markdown  # type: ignore[no-any-return]
+    return extension("docstrings").as_markdown  # type: ignore[no-any-return]
 
 
 def test_every_exported_name_is_in_the_reference() -> None:
@@ -46,6 +54,8 @@ data, mask  a tensor, and where
             it is valid
 dim         an int
 
+Example::
+
 Raises ValueError."""
     assert (
         as_markdown(text)
@@ -54,6 +64,8 @@ see [`md.explain`][masked_dispatch.explain], `explain(f)`.
 
 - `data`, `mask`: a tensor, and where it is valid
 - `dim`: an int
+
+Example:
 
 Raises ValueError."""
     )
@@ -90,11 +102,7 @@ def test_every_family_of_the_semantics_has_an_example() -> None:
 
 def test_the_pictures_are_as_drawn_and_described() -> None:
     """``python docs/extensions/pictures.py`` draws them again."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs/extensions/pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = extension("pictures")
     folder = ROOT / "docs/pictures"
     assert {path.stem for path in folder.glob("*.svg")} == set(module.PICTURES)
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
@@ -113,3 +121,78 @@ def test_invalid_has_one_colour_everywhere() -> None:
     ]  # fmt: skip
     writing = [path.name for path in files if colours.INVALID in path.read_text(encoding="utf-8")]
     assert writing == ["colours.py"]
+
+
+# -------------------------------------------------------------------------------------------------------------- widths
+
+narrow = extension("narrow")
+
+
+def tables_of(page: Path) -> list[list[list[str]]]:
+    """Its tables: rows of cells as the site's extension is given them, the line below the names left out."""
+    rows = re.compile(r"(?:^\|.*\|$\n?)+", re.MULTILINE)
+    tables = [table.splitlines() for table in rows.findall(FENCED.sub("", text_of(page)))]
+    return [[cells_of(line) for line in [names, *rest]] for names, _, *rest in tables]
+
+
+def cells_of(line: str) -> list[str]:
+    text = re.sub(r"\[([^]]*)\][(\[][^)\]]*[)\]]", r"\1", line.strip().strip("|")).replace("`", "")
+    return [narrow.with_breaks(cell.replace("<br>", " ")) for cell in re.split(r"(?<!\\)\|", text)]
+
+
+@pytest.mark.parametrize("page", ON_THE_SITE, ids=name_of)
+def test_tables_fit_their_column(page: Path) -> None:
+    """A table that does not has too many columns, or long names in several of them: make it a list."""
+    for rows in tables_of(page):
+        width = narrow.least_width(rows, narrow.SITE_CHARACTER, narrow.SITE_PADDING, prose=10)
+        assert width <= narrow.SITE, f"{' | '.join(rows[0])} takes {width:.0f} pixels"
+
+
+def test_the_width_of_a_table_is_that_of_its_longest_names() -> None:
+    columns = [["a", "b"], ["a_name_of_seventeen", "some words, of which two or three are on a line"]]
+    assert narrow.least_width(columns, 1, 0) == 19 + 18
+    assert narrow.least_width([["torch.distributions.<wbr>LKJCholesky"]], 1, 0) == len("torch.distributions.")
+
+
+def test_a_wide_table_says_which_column_a_cell_belongs_to_and_a_narrow_one_does_not() -> None:
+    def table(cell: str) -> str:
+        return f"<table>\n<tr>\n<th>a</th>\n<th>b</th>\n</tr>\n<tr>\n<td>{cell}</td>\n<td></td>\n</tr>\n</table>"
+
+    assert narrow.on_page_content(table("1")) == table("1")
+    wide = narrow.on_page_content(table("x" * 60))
+    assert wide.startswith("<table data-rows>")
+    assert re.findall(r"<(t\w) data-column=\"(.)\">", wide) == [("th", "a"), ("th", "b"), ("td", "a"), ("td", "b")]
+
+
+def test_long_names_break_at_their_parts_and_options_nowhere() -> None:
+    shown = narrow.on_page_content("<p><code>tests/interop/test_x.py --all</code></p><pre><code>a --b</code></pre>")
+    option = '<span class="option">--all</span>'
+    assert shown == f"<p><code>tests/interop/test_x.py {option}</code></p><pre><code>a --b</code></pre>"
+    broken = "tests/<wbr>interop/<wbr>test_other_library.py"
+    assert narrow.with_breaks(broken.replace("<wbr>", "")) == broken
+    assert narrow.with_breaks(f"{'a' * 20}_{'b' * 20}") == f"{'a' * 20}<wbr>_{'b' * 20}"
+
+
+def test_code_in_columns_is_marked() -> None:
+    drawn = "<pre><code>ops/      rules\nsparse/   records\nx = 1\n</code></pre>"
+    assert narrow.on_page_content(drawn) == drawn.replace("<pre", "<pre data-drawn")
+    code = drawn.replace("sparse/   records", "y = 2")
+    assert narrow.on_page_content(code) == code
+    example = "<pre><code>&gt;&gt;&gt; f(\n...     x,\n...     y,\n... )\n</code></pre>"
+    assert narrow.on_page_content(example) == example
+
+
+def test_code_in_docstrings_fits_its_box() -> None:
+    texts = [inspect.getdoc(member) or "" for member in public_members()]
+    blocks = [block for text in texts for block in re.findall(r"::\n\n((?:    .*\n)+)", text)]
+    assert any("with masked_dispatch.trace() as t:" in block for block in blocks)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > LONGEST_LINE] == []
+
+
+def public_members() -> Iterator[object]:
+    """What the reference shows: exported names, and what is in exported modules and classes."""
+    for name in masked_dispatch.__all__:
+        member = getattr(masked_dispatch, name)
+        yield member
+        if inspect.ismodule(member) or inspect.isclass(member):
+            yield from (value for inner, value in vars(member).items() if not inner.startswith("_"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ NOTHING: Column = [None, None]
 
 
 def test_sum_of_nothing() -> None:
+    """sum and product with nothing valid"""
     assert answer(ours(NOTHING).sum()) is None
     assert in_numpy(NOTHING).sum() is np.ma.masked
     assert in_pandas(NOTHING).sum() == 0
@@ -30,6 +32,7 @@ def test_sum_of_nothing() -> None:
 
 
 def test_any_and_all_of_nothing() -> None:
+    """any and all with nothing valid"""
     assert answer((ours(NOTHING) > 0).any()) is None
     assert (in_numpy(NOTHING) > 0).any() is np.ma.masked
     assert bool((in_pandas(NOTHING) > 0).any()) is False
@@ -38,6 +41,7 @@ def test_any_and_all_of_nothing() -> None:
 
 
 def test_an_empty_column() -> None:
+    """a column of length 0"""
     assert answer(ours([]).sum()) == 0
     assert math.isnan(answer(ours([]).mean()))
     assert in_numpy([]).sum() is np.ma.masked
@@ -47,12 +51,14 @@ def test_an_empty_column() -> None:
 
 
 def test_divisor_of_a_variance() -> None:
+    """divisor of a variance, by default"""
     column: Column = [1.0, None, 3.0]
     assert answer(ours(column).var()) == in_pandas(column).var() == 2
     assert in_numpy(column).var() == answer(pc.variance(in_arrow(column))) == 1
 
 
 def test_variance_of_one_element() -> None:
+    """variance of one element"""
     column: Column = [1.0, None]
     with pytest.warns(UserWarning, match="degrees of freedom"):
         torch.tensor([1.0]).var()
@@ -63,6 +69,7 @@ def test_variance_of_one_element() -> None:
 
 
 def test_argmin_of_nothing() -> None:
+    """argmin with nothing valid"""
     assert answer(ours(NOTHING).argmin()) is None
     assert in_numpy(NOTHING).argmin() == 0
     assert answer(pc.index(in_arrow(NOTHING), pc.min(in_arrow(NOTHING)))) == -1
@@ -72,6 +79,7 @@ def test_argmin_of_nothing() -> None:
 
 
 def test_median_of_an_even_number() -> None:
+    """median of an even number of elements"""
     column: Column = [1.0, None, 2.0]
     assert answer(ours(column).median()) == 1
     assert np.ma.median(in_numpy(column)) == in_pandas(column).median() == 1.5
@@ -80,6 +88,7 @@ def test_median_of_an_even_number() -> None:
 
 
 def test_several_modes() -> None:
+    """several modes"""
     column: Column = [2.0, 1.0, None, 2.0, 1.0]
     assert answer(ours(column).mode().values) == 1
     assert answer(in_pandas(column).mode()) == [1, 2]
@@ -87,6 +96,7 @@ def test_several_modes() -> None:
 
 
 def test_missing_among_the_unique() -> None:
+    """missing elements in `unique`"""
     column: Column = [1.0, None, 1.0]
     assert answer(ours(column).unique()) == [1]
     assert answer(np.ma.unique(in_numpy(column))) == [1, None]
@@ -95,6 +105,7 @@ def test_missing_among_the_unique() -> None:
 
 
 def test_scan_at_the_first_missing_element() -> None:
+    """a scan at a missing element"""
     column: Column = [1.0, None, 2.0]
     assert answer(ours(column).cumsum(0)) == answer(in_pandas(column).cumsum()) == [1, None, 3]
     assert answer(pc.cumulative_sum(in_arrow(column))) == answer(md.cumsum(ours(column), 0, skipna=False))
@@ -102,6 +113,7 @@ def test_scan_at_the_first_missing_element() -> None:
 
 
 def test_nan_is_a_value() -> None:
+    """NaN"""
     column: Column = [math.nan, None, 1.0]
     assert math.isnan(answer(ours(column).sum()))
     assert math.isnan(in_numpy(column).sum())
@@ -114,6 +126,7 @@ def test_nan_is_a_value() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*encountered in log")
 def test_results_out_of_the_domain() -> None:
+    """results outside a function's domain: log(-1), 1 / 0"""
     assert math.isnan(answer(ours([-1.0]).log())[0])
     assert answer(np.ma.log(in_numpy([-1.0]))) == [None]
     assert pd.isna(np.log(pd.Series([-1.0]))).tolist() == [True]
@@ -123,12 +136,14 @@ def test_results_out_of_the_domain() -> None:
 
 
 def test_comparison_with_missing() -> None:
+    """`missing != missing`"""
     assert answer(ours([None]) != ours([None])) == [None]
     assert (pd.Series([math.nan]) != pd.Series([math.nan])).tolist() == [True]  # where NaN stands for missing
     assert answer(in_pandas([None]) != in_pandas([None])) == [None]
 
 
 def test_three_valued_logic() -> None:
+    """True or missing; any with `skipna=False` of True and missing"""
     true, unknown = [1.0], [None]
     assert answer((ours(true) > 0) | (ours(unknown) > 0)) == [None]
     assert answer((in_numpy(true) > 0) | (in_numpy(unknown) > 0)) == [None]
@@ -143,6 +158,7 @@ def test_three_valued_logic() -> None:
 
 
 def test_where_with_a_missing_condition() -> None:
+    """`where` with a missing condition"""
     condition: Column = [None, 1.0]
     assert answer(torch.where(ours(condition) > 0, 1.0, 2.0)) == [None, 1]
     assert answer(np.ma.where(in_numpy(condition) > 0, 1.0, 2.0)) == [None, 1]
@@ -151,6 +167,7 @@ def test_where_with_a_missing_condition() -> None:
 
 
 def test_elementwise_maximum() -> None:
+    """the greater of two, one missing"""
     left, right = [1.0, None], [None, 2.0]
     assert answer(torch.maximum(ours(left), ours(right))) == [None, None]
     assert answer(np.ma.maximum(in_numpy(left), in_numpy(right))) == [None, None]
@@ -160,6 +177,7 @@ def test_elementwise_maximum() -> None:
 
 
 def test_filter_by_a_missing_condition() -> None:
+    """filtering by a missing condition"""
     condition: Column = [1.0, None, -1.0]
     assert answer(ours([5.0, 6.0, 7.0])[ours(condition) > 0]) == [5]
     assert answer(in_pandas([5.0, 6.0, 7.0])[in_pandas(condition) > 0]) == [5]
@@ -169,6 +187,7 @@ def test_filter_by_a_missing_condition() -> None:
 
 
 def test_a_python_number_of_what_is_missing() -> None:
+    """`float()` and `bool()` of something missing"""
     with pytest.raises(md.InvalidValueError):
         float(ours(NOTHING).sum())
     with pytest.warns(UserWarning, match="converting a masked element to nan"):
@@ -184,6 +203,7 @@ def test_a_python_number_of_what_is_missing() -> None:
 
 
 def test_dtype_of_a_mean_of_integers() -> None:
+    """mean of integers"""
     integers = md.masked_tensor(torch.tensor([1, 2]), torch.tensor([True, False]))
     with pytest.raises(RuntimeError, match="could not infer output dtype"):
         integers.mean()
@@ -193,9 +213,8 @@ def test_dtype_of_a_mean_of_integers() -> None:
 
 
 def test_the_document_has_every_difference() -> None:
+    """A test has the title of its row."""
     text = (ROOT / "docs" / "other_libraries.md").read_text(encoding="utf-8")
-    tests = [
-        name for name in globals() if name.startswith("test_") and name != "test_the_document_has_every_difference"
-    ]
-    missing = [name for name in tests if f"`{name}`" not in text]
-    assert not missing, missing
+    rows = re.findall(r"^\| ([^|\n]+) \|", text.partition("\n## Where they differ\n")[2], re.MULTILINE)
+    tests = [test.__doc__ for name, test in globals().items() if name.startswith("test_")]
+    assert rows == tests[:-1]

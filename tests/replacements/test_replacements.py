@@ -156,7 +156,7 @@ GIVEN = {
     },
 }
 AT_IMPORT = {name: row for row in table.TABLE if row.when == table.IMPORT for name in row.whole_names}
-# A hook that torch offers, beside the table (docs/replaced_in_torch.md).
+# A hook that torch offers, beside the lists (docs/replaced_in_torch.md).
 HOOK = "torch.optim.optimizer._global_optimizer_pre_hooks"
 
 
@@ -178,7 +178,7 @@ def outcome(call: Callable[[Make], Any], make: Make) -> Any:
 # ----------------------------------------------------------------------------------------------------------- the table
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_lists() -> None:
     page = (ROOT / "docs/replaced_in_torch.md").read_text(encoding="utf-8")
     assert table.as_markdown() in page, "write masked_dispatch.replacements.table.as_markdown() into it"
 

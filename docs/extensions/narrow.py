@@ -1,0 +1,78 @@
+"""Pages on narrow screens: long names get places to break at, code in columns is marked, and wide tables say which
+column a cell belongs to, so that stylesheets/pages.css can show each row as a list."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from itertools import zip_longest
+from typing import Any
+
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+CELL = re.compile(r"<(t[dh])([^>]*)>(.*?)</\1>", re.DOTALL)
+TAG = re.compile(r"<[^>]*>")
+PREFORMATTED = re.compile(r"<pre\b.*?</pre>|<code>[^<]*</code>", re.DOTALL)
+COLUMNS = re.compile(r"^ *\S.*? {3,}\S", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*|--")
+LONG_NAME = re.compile(r"[^\s<>]{25,}")
+# After a dot, slash, comma, opening bracket or "=" inside of a name; in what is still long before an underscore.
+BREAK = re.compile(r"(?<=\w)([./,=(\[])(?!(?:py|md|cpp|expect)\b)(?=\w)")
+LONG_PIECE = re.compile(r"[^\s<>]{31,}")
+UNDERSCORE = re.compile(r"(?<=[a-zA-Z0-9])(?=_[a-zA-Z])")
+QUANTITY = re.compile(r"(?<=[≤≥]) (?=\d)|(?<=\d) (?=%)")
+
+# In pixels, as the stylesheet has them: the column and the text of a phone of 420, and of the site at 1280.
+PHONE, SITE = 388, 688
+CHARACTER, PADDING, SITE_CHARACTER, SITE_PADDING = 6.6, 18, 6.9, 24
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """mkdocs calls it with each page."""
+    return TABLE.sub(_labelled, PREFORMATTED.sub(_breakable, html))
+
+
+def _breakable(block: re.Match[str]) -> str:
+    if block[0].startswith("<pre"):
+        lines = TAG.sub("", block[0])
+        drawn = "&gt;&gt;&gt; " not in lines and 2 * len(COLUMNS.findall(lines)) > lines.count("\n")
+        return block[0].replace("<pre", "<pre data-drawn", 1) if drawn else block[0]
+    return OPTION.sub(r'<span class="option">\g<0></span>', with_breaks(block[0]))
+
+
+def with_breaks(text: str) -> str:
+    """Its long names with places to break at."""
+    text = LONG_NAME.sub(lambda name: BREAK.sub(r"\1<wbr>", name[0]), text)
+    return LONG_PIECE.sub(lambda piece: UNDERSCORE.sub("<wbr>", piece[0]), text)
+
+
+def _labelled(table: re.Match[str]) -> str:
+    text = QUANTITY.sub("&nbsp;", table[0])
+    rows = rows_of(text)
+    if "text-align" in text or least_width(rows) <= PHONE:  # figures are compared by column: such a table scrolls
+        return text
+    names = [TAG.sub("", name) for name in rows[0]]
+
+    def with_names(row: re.Match[str]) -> str:
+        column = iter(names)
+        return CELL.sub(lambda cell: f'<{cell[1]}{cell[2]} data-column="{next(column)}">{cell[3]}</{cell[1]}>', row[0])
+
+    return ROW.sub(with_names, text).replace("<table>", "<table data-rows>", 1)
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """The cells' content, row by row, the first being the names of the columns."""
+    return [[cell[3] for cell in CELL.finditer(row)] for row in ROW.findall(table)]
+
+
+def least_width(
+    rows: list[list[str]], character: float = CHARACTER, padding: float = PADDING, prose: int = 18
+) -> float:
+    """The width in pixels below which a table scrolls, or has less than `prose` characters on a line of prose."""
+    columns = zip_longest(*rows, fillvalue="")
+    return sum(max(_least(cell, prose) for cell in column) * character + padding for column in columns)
+
+
+def _least(cell: str, prose: int) -> int:
+    words = unescape(TAG.sub("", cell.replace("<wbr>", " "))).split()
+    return max(min(len(" ".join(words)), prose), *map(len, words), 0)
