@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of, samples_of_rule
+from op_registry.conformance.part import part
 from op_registry.conformance.sample import Operator, start_all_random_numbers
 from op_registry.conformance.sample import Sample as Sample
 from op_registry.conformance.sample import chosen as chosen
@@ -35,6 +37,8 @@ from op_registry.rule import packet_name
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+# The most samples in a unit of work: a minute of trials at most.
+MOST_IN_A_PIECE = 50
 # Why an entry is not tested.
 NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
 NO_TENSOR = "takes no strided tensor"
@@ -281,11 +285,12 @@ def variants() -> dict[str, VariantOperator]:
 def operator_named(name: str) -> Operator:
     """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by its name in torch.ops.
 
-    ``add@int64`` is the entry in that dtype only.
+    ``add@int64`` is the entry in that dtype only, ``add@int64@0/3`` with every third of its samples.
     """
-    name, _, dtype = name.partition("@")
-    if dtype:
-        return operator_named(name).in_dtype(getattr(torch, dtype))
+    name, *piece = name.split("@")
+    if piece:
+        operator = operator_named(name).in_dtype(getattr(torch, piece[0]))
+        return operator.with_part(part(piece[1])) if len(piece) > 1 else operator
     plain_name, _, form = name.partition("+")
     if not form and _is_overload(name):
         return RegisteredOperator(overload_named(name))  # without the database, whose import takes seconds
@@ -324,9 +329,17 @@ def _form_named(name: str, form: str) -> OwnForm:
     raise LookupError(f"{name} has no {form} form: neither in torch's operator database nor under torch.ops")
 
 
-def in_each_dtype(name: str) -> list[str]:
-    """An operator's name in each of its dtypes (``add@int64``): smaller units of work, so that a crash loses less."""
-    return [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator_named(name).dtypes, key=str)] or [name]
+def pieces_of(name: str) -> list[str]:
+    """An operator's name in each of its dtypes (``add@int64``), where it has many samples in parts (``add@int64@0/3``).
+
+    As units of work they are of one size: a crash loses little, and parts of all of them take about as long.
+    """
+    operator = operator_named(name)
+    dtypes = [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator.dtypes, key=str)]
+    if not dtypes:
+        return [name]
+    parts = math.ceil(len(operator.samples(operator.preferred_dtype)) / MOST_IN_A_PIECE)
+    return [f"{dtype}@{k}/{parts}" for dtype in dtypes for k in range(parts)] if parts > 1 else dtypes
 
 
 def operators_of(op: OpOverload | OpOverloadPacket | Callable[..., Any] | str) -> list[Operator]:
