@@ -13,7 +13,8 @@ from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.part import part
-from op_registry.conformance.samples import database, operator_named, operators_of, pieces_of, variants
+from op_registry.conformance.pieces import pieces_of
+from op_registry.conformance.samples import database, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +36,6 @@ from op_registry.rule import packet_name
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-# The most samples in a unit of work: a minute of trials at most.
-MOST_IN_A_PIECE = 50
 # Why an entry is not tested.
 NOT_ON_THIS_MACHINE = "needs a device that this machine lacks"
 NO_TENSOR = "takes no strided tensor"
@@ -327,19 +324,6 @@ def _form_named(name: str, form: str) -> OwnForm:
         if operator.form == form:
             return operator
     raise LookupError(f"{name} has no {form} form: neither in torch's operator database nor under torch.ops")
-
-
-def pieces_of(name: str) -> list[str]:
-    """An operator's name in each of its dtypes (``add@int64``), where it has many samples in parts (``add@int64@0/3``).
-
-    As units of work they are of one size: a crash loses little, and parts of all of them take about as long.
-    """
-    operator = operator_named(name)
-    dtypes = [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator.dtypes, key=str)]
-    if not dtypes:
-        return [name]
-    parts = math.ceil(len(operator.samples(operator.preferred_dtype)) / MOST_IN_A_PIECE)
-    return [f"{dtype}@{k}/{parts}" for dtype in dtypes for k in range(parts)] if parts > 1 else dtypes
 
 
 def operators_of(op: OpOverload | OpOverloadPacket | Callable[..., Any] | str) -> list[Operator]:

@@ -8,7 +8,8 @@ import pytest
 
 from op_registry.__main__ import TIERS
 from op_registry.conformance import find_subject, gaps
-from op_registry.conformance.samples import MOST_IN_A_PIECE, database, operator_named, pieces_of
+from op_registry.conformance.pieces import MOST_SAMPLES, pieces_of
+from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.trials import run_operator, trials_of
 from op_registry.rule import Gap
 
@@ -27,7 +28,7 @@ def test_every_sample_is_in_one_piece() -> None:
     assert len(pieces) == len(set(pieces)) == 4 * len(database()["linalg_vector_norm"].dtypes)
     whole = tried("linalg_vector_norm", "P3")
     assert sorted(sample for piece in pieces for sample in tried(piece, "P3")) == sorted(whole)
-    assert max(len(tried(piece, "P3")) for piece in pieces) <= MOST_IN_A_PIECE
+    assert max(len(tried(piece, "P3")) for piece in pieces) <= MOST_SAMPLES
 
 
 def test_the_first_piece_has_what_is_asked_on_other_storages_and_once_of_each_operator() -> None:
