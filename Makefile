@@ -34,9 +34,10 @@ demo: $(INSTALLED)
 	$(BIN)/python -m examples.demo
 
 ## make test        the fast tests: 3 minutes on two cores. TIER=thorough: those that compile, start processes or try a law
-##                  many times, 20 minutes; TIER=slow: hours. PART=K/N: every N-th of them
+##                  many times, 20 minutes; TIER=slow: hours. PART=K/N: a part of them
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(TIER),tests/$(TIER)) $(if $(PART),--part $(PART))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(if $(TIER),--dist loadgroup tests/$(TIER),--dist worksteal) \
+	    $(if $(PART),--part $(PART))
 
 ## make matrix      the tests with each release of torch in versions.py, in environments of their own; TORCHES="2.14.1"
 TORCHES ?= $(shell sed -n 's/^TESTED = (\(.*\))/\1/p' masked_dispatch/versions.py | tr -d '",')

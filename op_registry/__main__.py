@@ -13,7 +13,8 @@ from op_registry.conformance import mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.part import part
-from op_registry.conformance.samples import database, in_each_dtype, operator_named, operators_of, variants
+from op_registry.conformance.pieces import pieces_of
+from op_registry.conformance.samples import database, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
@@ -192,7 +193,7 @@ def _check(options: argparse.Namespace) -> int:
     everything = [*database(), *variants()] if options.variants else list(database())
     names = [operator_named(name).name for name in options.op] if options.op else everything
     if settings.dtypes == "all":
-        names = [piece for name in names for piece in in_each_dtype(name)]
+        names = [piece for name in names for piece in pieces_of(name)]
     names = names[options.slice]
     if options.draw is not None:
         names = random.Random(options.seed).sample(names, min(options.draw, len(names)))

@@ -5,14 +5,15 @@ so that a failure is found again; more of them where asked. Dynamo does not time
 leaves alone what was there before the first test.
 
 ``HYPOTHESIS_PROFILE=long python -m pytest tests/...`` draws many and anew each time. ``--part K/N`` runs every N-th
-test, beginning with the K-th: so the slow ones, which are too many for one run, run in N.
+unit of tests, beginning with the K-th: so the slow ones, which are too many for one run, run in N. Tests that share
+what a file makes once are one unit; ``--dist loadgroup`` runs it in one process.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from hypothesis import settings
 from op_registry.conformance.guard_timing import guards_not_timed
 from op_registry.conformance.part import part
 from op_registry.records.zeros import zeros_verified
+from units_of_tests import unit_of
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)
 settings.register_profile("long", max_examples=1000, deadline=None)
@@ -28,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", type=checked_part, default="0/1", metavar="K/N", help="every N-th test")
+    parser.addoption("--part", type=checked_part, default="0/1", metavar="K/N", help="every N-th unit of tests")
 
 
 def checked_part(text: str) -> str:
@@ -39,7 +41,14 @@ def checked_part(text: str) -> str:
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = dict.fromkeys(items[part(config.getoption("part"))])
+    units: dict[Hashable, list[pytest.Item]] = {}
+    for item in items:
+        units.setdefault(unit_of(item), []).append(item)
+    for unit, together in units.items():
+        if unit != together[0].nodeid:
+            for item in together:
+                item.add_marker(pytest.mark.xdist_group(str(unit)))
+    chosen = dict.fromkeys(item for unit in list(units.values())[part(config.getoption("part"))] for item in unit)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 

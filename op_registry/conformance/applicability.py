@@ -37,7 +37,7 @@ def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
     if law == "P6":
         return _no_view(operator)
     if law == "P7" and not operator.leading:
-        return "it is tested in the operator's preferred dtype only"
+        return "it is tested once, in the operator's preferred dtype"
     return None
 
 

@@ -81,8 +81,11 @@ class Operator:
 
     name: str
     dtypes: frozenset[torch.dtype]
-    # Whether to run the trials that are run once per operator; False for `in_dtype` of all but the preferred dtype.
+    # Whether to run the trials that are run once per operator; False for `in_dtype` of all but the preferred dtype, and
+    # for `with_part` of all but the first part.
     leading = True
+    # Which of the samples of each dtype are tried.
+    part = slice(0, None, 1)
 
     def in_dtype(self, dtype: torch.dtype) -> Operator:
         """The same operator in one of its dtypes."""
@@ -90,6 +93,18 @@ class Operator:
         part.dtypes = frozenset({dtype})
         part.leading = dtype is self.preferred_dtype
         return part
+
+    def with_part(self, part: slice) -> Operator:
+        """The same operator with every N-th of its samples on dense storage; the first part has those on the others."""
+        piece = copy.copy(self)
+        piece.part = part
+        piece.leading = self.leading and part.start == 0
+        return piece
+
+    @property
+    def divided(self) -> bool:
+        """Whether other parts of the samples are left to others."""
+        return self.part.step > 1
 
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         """Every sample, always in the same order."""

@@ -22,6 +22,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of, samples_of_rule
+from op_registry.conformance.part import part
 from op_registry.conformance.sample import Operator, start_all_random_numbers
 from op_registry.conformance.sample import Sample as Sample
 from op_registry.conformance.sample import chosen as chosen
@@ -281,11 +282,12 @@ def variants() -> dict[str, VariantOperator]:
 def operator_named(name: str) -> Operator:
     """An entry of the database by its name there (``add``, ``add+inplace``), or an overload by its name in torch.ops.
 
-    ``add@int64`` is the entry in that dtype only.
+    ``add@int64`` is the entry in that dtype only, ``add@int64@0/3`` with every third of its samples.
     """
-    name, _, dtype = name.partition("@")
-    if dtype:
-        return operator_named(name).in_dtype(getattr(torch, dtype))
+    name, *piece = name.split("@")
+    if piece:
+        operator = operator_named(name).in_dtype(getattr(torch, piece[0]))
+        return operator.with_part(part(piece[1])) if len(piece) > 1 else operator
     plain_name, _, form = name.partition("+")
     if not form and _is_overload(name):
         return RegisteredOperator(overload_named(name))  # without the database, whose import takes seconds
@@ -322,11 +324,6 @@ def _form_named(name: str, form: str) -> OwnForm:
         if operator.form == form:
             return operator
     raise LookupError(f"{name} has no {form} form: neither in torch's operator database nor under torch.ops")
-
-
-def in_each_dtype(name: str) -> list[str]:
-    """An operator's name in each of its dtypes (``add@int64``): smaller units of work, so that a crash loses less."""
-    return [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator_named(name).dtypes, key=str)] or [name]
 
 
 def operators_of(op: OpOverload | OpOverloadPacket | Callable[..., Any] | str) -> list[Operator]:

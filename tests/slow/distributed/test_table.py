@@ -4,8 +4,6 @@ torch's database on distributed tensors.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 import operators_of_ranks
@@ -14,25 +12,28 @@ from public_collectives import TESTED
 from table_of_collectives import CASES, CHECKS
 
 OTHERS = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
+Failures = dict[str, dict[int, "str | None"]]
 
 
-@functools.cache
-def in_processes(module: str, ranks: int) -> dict[str, dict[int, str | None]]:
-    return run_checks(module, ranks)
+@pytest.fixture(scope="module", params=[2, 4])
+def of_functions(request: pytest.FixtureRequest) -> Failures:
+    return run_checks("table_of_collectives", request.param)
+
+
+@pytest.fixture(scope="module")
+def of_operators() -> Failures:
+    return run_checks("operators_of_ranks", 2)
 
 
 def test_every_function_is_in_the_table() -> None:
     assert {name for name in TESTED if "object" not in name} == set(CASES) | OTHERS
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", CHECKS)
-def test_collectives(name: str, ranks: int) -> None:
-    failures = in_processes("table_of_collectives", ranks)[name]
-    assert {rank: failure for rank, failure in failures.items() if failure} == {}
+def test_collectives(name: str, of_functions: Failures) -> None:
+    assert {rank: failure for rank, failure in of_functions[name].items() if failure} == {}
 
 
 @pytest.mark.parametrize("name", operators_of_ranks.CHECKS)
-def test_operators_on_distributed_tensors(name: str) -> None:
-    failures = in_processes("operators_of_ranks", 2)[name]
-    assert {rank: failure for rank, failure in failures.items() if failure} == {}
+def test_operators_on_distributed_tensors(name: str, of_operators: Failures) -> None:
+    assert {rank: failure for rank, failure in of_operators[name].items() if failure} == {}
