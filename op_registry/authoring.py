@@ -60,6 +60,19 @@ from op_registry.derivatives import bind_by_name, derivative, requested_gradient
 from op_registry.dimensions import Elementwise, Equation, LastDims, Slices
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.inside import inside
+from op_registry.movements import (
+    Along,
+    ByArgument,
+    Indexed,
+    Joined,
+    Loss,
+    OfSizes,
+    Repeated,
+    Reshaped,
+    Unknown,
+    View,
+    Windows,
+)
 from op_registry.records.broadcast import (
     aligned_validity,
     broadcast_along,
@@ -270,11 +283,22 @@ __all__ = [
     "Gap",
     "Rule",
     "Run",
+    "Along",
+    "ByArgument",
     "Elementwise",
     "Equation",
+    "Indexed",
+    "Joined",
     "LastDims",
+    "Loss",
+    "OfSizes",
+    "Repeated",
+    "Reshaped",
     "Slices",
     "Traits",
+    "Unknown",
+    "View",
+    "Windows",
     "packet_name",
     "by_rule",
     "InvalidValueError",
