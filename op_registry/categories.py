@@ -16,6 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.autocast import autocast_off
 from op_registry.dimensions import Elementwise, Slices
 from op_registry.errors import MaskedSemanticsError
+from op_registry.movements import Loss, Unknown, Windows
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
 from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
@@ -321,6 +322,7 @@ OPAQUE = Category(
     "opaque",
     "mixes everything; runs where every element is valid, refused otherwise",
     run_opaque,
+    dims=Unknown("it mixes all elements"),
     closed=True,
     why_dense="it works on a whole slice at once, in which no element may be missing",
     traits=("reason",),
@@ -343,6 +345,7 @@ REFUSED = Category(
     "refused",
     "has no meaning on masked tensors, for the reason stated",
     run_refused,
+    dims=Unknown("no call has a result"),
     closed=True,
     traits=("reason", "instead"),
     needs=("reason", "instead"),
@@ -379,8 +382,15 @@ INDEXING = Category(
 FACTORY = Category(
     "factory",
     "as torch; valid where the input is, new_zeros, new_ones and new_full everywhere, what is uninitialised nowhere",
+    dims=Elementwise(),
 )
-QUERY = Category("query", "a plain answer about the valid elements", plainly=True, may_write=True)
+QUERY = Category(
+    "query",
+    "a plain answer about the valid elements",
+    dims=Unknown("its answer is about all valid elements, and plain"),
+    plainly=True,
+    may_write=True,
+)
 SORTING = Category(
     "sorting",
     "valid elements in order, first, in both directions; the first n elements are valid",
@@ -391,6 +401,7 @@ SORTING = Category(
 LOSS = Category(
     "loss",
     "the elementwise part as elementwise, reduced over what is valid with torch's own denominator",
+    dims=Loss(Elementwise()),
     why_dense="it is computed from operands that are aligned densely",
 )
 ATTENTION = Category(
@@ -406,23 +417,36 @@ RECURRENT = Category(
 RANDOM = Category(
     "random",
     "as torch, drawn for every position; valid where the input is",
+    dims=Elementwise(),
     why_dense="a number is drawn for every element, stored or not, so that a mask does not change the stream",
 )
 POOLING = Category(
     "pooling",
     "over the valid elements of the window; valid where the window has one, or none to begin with",
+    dims=Windows(),
     why_dense="a window reads neighbours by their index, stored or not",
 )
-CHOICE = Category("choice", "the chosen branch; valid where the condition and the chosen branch are")
+CHOICE = Category(
+    "choice", "the chosen branch; valid where the condition and the chosen branch are", dims=Elementwise()
+)
 DERIVATIVE = Category(
     "derivative",
     "what autograd gives for the masked operator that it is the derivative of; masked as its variable is",
+    dims=Unknown("they are those of the operator that it is the derivative of"),
     why_dense="the formula of the derivative is written for dense operands",
 )
 # Rules of this category are composed of other operators. Their runs get the tensors of the call, masked and plain, in
 # place of records: for operators that write to several tensors, only some of which may be masked.
-COMPOSITE = Category("composite", "other operators, each under its own law", closed=True, may_write=True)
-PLUMBING = Category("plumbing", "queries by autograd and the compiler; data and mask alike", plainly=True)
+COMPOSITE = Category(
+    "composite",
+    "other operators, each under its own law",
+    dims=Unknown("they are those of the operators that it is written in"),
+    closed=True,
+    may_write=True,
+)
+PLUMBING = Category(
+    "plumbing", "queries by autograd and the compiler; data and mask alike", dims=Elementwise(), plainly=True
+)
 
 
 def categories() -> dict[str, Category]:

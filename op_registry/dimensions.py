@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -30,23 +30,46 @@ from torch._ops import OpOverload
 # A letter of an equation; a negative number for a dimension that broadcasts, counted from the last one of those; None
 # for a dimension of size 1 that a reduction keeps.
 Label = str | int | None
-# What an operator does along a label that is not batch: it sums products over it; one result takes the place of all
-# its elements; each element has a result; results come in order at the front.
-Role = Literal["contracted", "reduced", "each", "front"]
+# A dimension: a label, or those that it is merged of, outermost first.
+Dimension = Label | tuple[Label, ...]
+# What an operator does along a label that is not batch. In words, as `explain` prints them:
+ROLES = {
+    "contracted": "sums products over",
+    "reduced": "gives one result for all of",
+    "each": "gives a result for each element of the whole slice along",
+    "front": "puts elements in order at the front of",
+    "scanned": "goes step by step along",
+    "window": "reads windows along",
+    "moved": "moves elements along",
+    "selected": "takes some elements along",
+    "joined": "puts operands one behind the other along",
+    "indexed": "reads or writes at computed positions along",
+    "new": "makes",
+}
+Role = Literal[
+    "contracted", "reduced", "each", "front", "scanned", "window", "moved", "selected", "joined", "indexed", "new"
+]
+
+
+def atoms(dimension: Dimension) -> tuple[Label, ...]:
+    """The labels that a dimension has."""
+    return dimension if isinstance(dimension, tuple) else (dimension,)
 
 
 @dataclass(frozen=True)
 class Labels:
     """The dimensions of one call.
 
-    operands  the labels of each tensor argument's dimensions, by its name
+    operands  the dimensions of each tensor argument, by its name; ``tensors[1]`` is the second of a list
     results   those of each result
     roles     the role of each label that is not batch
+    sizes     the sizes of labels that are parts of merged dimensions, where no tensor has them alone
     """
 
-    operands: Mapping[str, tuple[Label, ...]]
-    results: tuple[tuple[Label, ...], ...]
+    operands: Mapping[str, tuple[Dimension, ...]]
+    results: tuple[tuple[Dimension, ...], ...]
     roles: Mapping[Label, Role] = field(default_factory=dict)
+    sizes: Mapping[Label, int] = field(default_factory=dict)
 
     def row_of(self, name: str) -> int:
         """How many last dimensions of the operand make up a row that the operator processes independently.
@@ -55,8 +78,8 @@ class Labels:
         smaller row.
         """
         labels = self.operands[name]
-        shared = {label for other, named in self.operands.items() if other != name for label in named}
-        inner = [n for n, label in enumerate(labels) if label in self.roles or label in shared]
+        shared = {a for other, dims in self.operands.items() if other != name for dim in dims for a in atoms(dim)}
+        inner = [n for n, dim in enumerate(labels) if any(a in self.roles or a in shared for a in atoms(dim))]
         return len(labels) - min(inner, default=len(labels))
 
 
@@ -75,14 +98,27 @@ class Dimensions:
         raise NotImplementedError
 
 
-def tensor_arguments(op: OpOverload) -> tuple[str, ...]:
-    """The names of the arguments that are one tensor, or an optional one."""
-    return tuple(a.name for a in op._schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
+_ONE = ("Tensor", "Optional[Tensor]")
+_SEVERAL = ("List[Tensor]", "List[Optional[Tensor]]")
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_arguments(op: OpOverload, lists: bool = False) -> tuple[str, ...]:
+    """The names of the arguments that are one tensor, or an optional one; with `lists`, also those that are several."""
+    kinds = (*_ONE, *_SEVERAL) if lists else _ONE
+    return tuple(a.name for a in op._schema.arguments if str(a.type) in kinds)
 
 
 def tensors_in(op: OpOverload, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a call by name."""
-    return {name: named[name] for name in tensor_arguments(op) if named.get(name) is not None}
+    """The tensors of a call by name, and those of lists: ``tensors[1]``."""
+    found: dict[str, Any] = {}
+    for name in tensor_arguments(op, lists=True):
+        value = named.get(name)
+        if isinstance(value, (list, tuple)):
+            found |= {f"{name}[{n}]": tensor for n, tensor in enumerate(value) if tensor is not None}
+        elif hasattr(value, "ndim"):  # torch also takes a number in place of a tensor
+            found[name] = value
+    return found
 
 
 def number_of_results(op: OpOverload) -> int:
@@ -113,78 +149,166 @@ class Elementwise(Dimensions):
 
 # --------------------------------------------------------------------------------------------------------- contractions
 
-ADDED = "+"
+ADDED, PARAMETER = "+", "?"
 
 
 @dataclass(frozen=True, init=False)
 class Equation(Dimensions):
-    """A contraction as in einsum, one term for each tensor argument in the order of the schema.
+    """An equation as in einsum, one term for each tensor argument in the order of the schema, and for each result.
 
-    ``*`` in front stands for any number of dimensions that broadcast; ``+`` for an operand that is added, elementwise
-    with the result. The operator contracts letters that the result lacks. With several equations, for operands of
-    different ranks, the first that fits the call applies. Raises ValueError for a text that is no equation.
+    A letter that no result has is contracted. In a term stand
+
+    *        any number of dimensions, which broadcast; after a letter, the same number in every term that has it
+    A        a letter in upper case, along which each result depends on the whole slice; a result may have it alone
+    (gc)     one dimension that is merged of several
+    1        a dimension of size 1
+    +        alone: an operand that is added, elementwise with the first result
+    ?        alone: a parameter (or a list of them) on every element of which every result depends
+
+    A list of tensors has one term, for each of them. Of several equations, the first holds that fits the ranks of the
+    operands and, where several do, their sizes. `sizes` has the arguments (or numbers) that are sizes of parts of
+    merged dimensions; the other keywords are roles, with the letters that have them::
+
+        Equation("*(gc)x,(go)ci,(go)->*(go)x", window="x", sizes={"g": "groups"})
+
+    Raises ValueError for a text that is none.
     """
 
     equations: tuple[str, ...]
+    sizes: tuple[tuple[str, str | int], ...]
+    roles: tuple[tuple[Role, str], ...]
 
-    def __init__(self, *equations: str) -> None:
+    def __init__(self, *equations: str, sizes: Mapping[str, str | int] | None = None, **roles: str) -> None:
         for equation in equations:
-            terms, arrow, result = equation.partition("->")
-            known = {letter for term in terms.split(",") for letter in term}
-            if not arrow or not all(_TERM.fullmatch(term) for term in (*terms.split(","), result)) or result == ADDED:
+            left, arrow, right = equation.partition("->")
+            terms = left.split(",")
+            if not arrow or not all(_TERM.fullmatch(term) for term in equation.replace("->", ",").split(",")):
                 raise ValueError(f"{equation!r} is no equation such as 'mk,kn->mn' or '*k,nk,+->*n'")
-            if not set(result) <= known:
-                raise ValueError(f"{equation!r}: no operand has {', '.join(sorted(set(result) - known))}")
+            if any(term in (ADDED, PARAMETER) for term in right.split(",")):
+                raise ValueError(f"{equation!r} is no equation: a result has dimensions of its own")
+            free = {"*", "(", ")", "1", ",", *"".join(terms), *"".join(roles.values())}
+            unknown = sorted(letter for letter in set(right) - free if not letter.isupper())
+            if unknown:
+                raise ValueError(f"{equation!r}: no operand has {', '.join(unknown)}")
         if not equations:
             raise ValueError("an equation is needed, such as 'mk,kn->mn'")
         object.__setattr__(self, "equations", equations)
+        object.__setattr__(self, "sizes", tuple((sizes or {}).items()))
+        object.__setattr__(self, "roles", tuple(roles.items()))
+
+    def __repr__(self) -> str:
+        stated = [*map(repr, self.equations), *(f"{role}={letters!r}" for role, letters in self.roles)]
+        return f"Equation({', '.join([*stated, *([f'sizes={dict(self.sizes)}'] if self.sizes else [])])})"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
-        tensors, names = tensors_in(op, named), tensor_arguments(op)
-        ranks = tuple(tensors[name].ndim if name in tensors else None for name in names)
-        return _labels_of_equations(self.equations, names, ranks, number_of_results(op))
+        ranks = tuple((name, _ranks(named.get(name))) for name in tensor_arguments(op, lists=True))
+        fitting = _labels_of_equations(self, ranks)
+        if not fitting:
+            return None
+        found = next((f for f in fitting[:-1] if _sizes_agree(f, tensors_in(op, named))), fitting[-1])
+        if not self.sizes:
+            return found
+        return replace(found, sizes={k: named[v] if isinstance(v, str) else v for k, v in self.sizes})
 
     def misfit(self, op: OpOverload) -> str | None:
-        names = tensor_arguments(op)
-        wrong = next((e for e in self.equations if e.count(",") + 1 != len(names)), None)
-        if wrong is None:
+        names = tensor_arguments(op, lists=True)
+        if any(e.partition("->")[0].count(",") + 1 == len(names) for e in self.equations):
             return None
-        return f"{wrong!r} has {wrong.count(',') + 1} operands, and the operator's tensors are {', '.join(names)}"
+        first = self.equations[0]
+        number = first.partition("->")[0].count(",") + 1
+        return f"{first!r} has {number} operands, and the operator's tensors are {', '.join(names)}"
 
 
-_TERM = re.compile(r"\+|\*?[A-Za-z]*")
+_TERM = re.compile(r"[+?]|(?:[A-Za-z1*]|\([A-Za-z]+\))*")
+_DIMENSION = re.compile(r"\*|[A-Za-z1]|\([A-Za-z]+\)")
+# The rank of an operand, those of a list of them, None for an optional one that is missing.
+Ranks = int | tuple[int | None, ...] | None
+
+
+def _ranks(value: Any) -> Ranks:
+    if isinstance(value, (list, tuple)):
+        return tuple(None if item is None else item.ndim for item in value)
+    return getattr(value, "ndim", None)
 
 
 @functools.lru_cache(maxsize=1024)
-def _labels_of_equations(
-    equations: tuple[str, ...], names: tuple[str, ...], ranks: tuple[int | None, ...], results: int
+def _labels_of_equations(stated: Equation, ranks: tuple[tuple[str, Ranks], ...]) -> list[Labels]:
+    fitting = []
+    terms = {name: rank for name, rank in ranks if not isinstance(rank, tuple)}
+    roles: dict[Label, Role] = {letter: role for role, letters in stated.roles for letter in letters}
+    for equation in stated.equations:
+        left, _, right = equation.partition("->")
+        if left.count(",") + 1 == len(ranks):
+            each = [(name, term, rank) for (name, rank), term in zip(ranks, left.split(","), strict=True)]
+            listed = [
+                (f"{name}[{n}]", term, one)
+                for name, term, rank in each
+                for n, one in enumerate(rank if isinstance(rank, tuple) else ())
+            ]
+            found = _labels_of([e for e in each if e[0] in terms] + listed, right.split(","), roles)  # type: ignore[arg-type]
+            if found is not None:
+                fitting.append(found)
+    return fitting
+
+
+def _sizes_agree(labels: Labels, tensors: Mapping[str, Any]) -> bool:
+    """Whether dimensions with one letter have one size; True where sizes are not known."""
+    sizes: dict[Label, set[int]] = {}
+    for name, tensor in tensors.items():
+        for dim, size in zip(labels.operands[name], getattr(tensor, "shape", ()), strict=False):
+            if isinstance(dim, str):
+                sizes.setdefault(dim, set()).add(size)
+    return all(len(found) == 1 for found in sizes.values())
+
+
+def _labels_of(
+    terms: Sequence[tuple[str, str, int | None]], results: Sequence[str], roles: Mapping[Label, Role]
 ) -> Labels | None:
-    return next((found for e in equations if (found := _labels_of(e, names, ranks, results))), None)
-
-
-def _labels_of(equation: str, names: tuple[str, ...], ranks: tuple[int | None, ...], results: int) -> Labels | None:
-    left, _, right = equation.partition("->")
-    terms = left.split(",")
-    operands: dict[str, tuple[Label, ...]] = {}
+    stated, starred = dict(roles), set()
     batch = 0
-    for name, term, rank in zip(names, terms, ranks, strict=True):
-        letters = term.lstrip("*")
-        if rank is None or term == ADDED:
+    for _, term, rank in terms:
+        if rank is None or term in (ADDED, PARAMETER):
             continue
-        more = rank - len(letters)
-        if more < 0 or (more > 0 and not term.startswith("*")):
+        more = rank - len([d for d in _DIMENSION.findall(term) if d != "*"])
+        if more < 0 or (more > 0 and "*" not in term):
             return None
         batch = max(batch, more)
-        operands[name] = (*batch_labels(more), *letters)
-    lead = batch_labels(batch) if right.startswith("*") else ()
-    result: tuple[Label, ...] = (*lead, *right.lstrip("*"))
-    for name, term, rank in zip(names, terms, ranks, strict=True):
-        if term == ADDED and rank is not None:
-            if rank > len(result):
+        starred |= {more} if "*" in term[1:] else set()
+    if len(starred) > 1 or (starred and starred != {batch}):
+        return None
+    outcomes = tuple(_dimensions(term, batch) for term in results)
+    operands: dict[str, tuple[Dimension, ...]] = {}
+    for name, term, rank in terms:
+        if rank is None:
+            continue
+        if term == PARAMETER:
+            operands[name] = tuple(f"{name}.{n}" for n in range(rank))
+        elif term == ADDED:
+            if rank > len(outcomes[0]):
                 return None
-            operands[name] = result[len(result) - rank :]
-    contracted = {label for labels in operands.values() for label in labels} - set(result)
-    return Labels(operands, (result,) * results, dict.fromkeys(contracted, "contracted"))
+            operands[name] = outcomes[0][len(outcomes[0]) - rank :]
+        else:
+            letters = len([d for d in _DIMENSION.findall(term) if d != "*"])
+            operands[name] = _dimensions(term, rank - letters)
+    if "*" in stated:
+        role = stated.pop("*")
+        stated |= dict.fromkeys(batch_labels(batch), role)
+    every = {a for dims in (*operands.values(), *outcomes) for dim in dims for a in atoms(dim)}
+    kept = {a for dims in outcomes for dim in dims for a in atoms(dim)}
+    inferred: dict[Label, Role] = {a: "contracted" if a not in kept else "each" for a in every if _mixes(a, kept)}
+    return Labels(operands, outcomes, inferred | {a: role for a, role in stated.items() if a in every})
+
+
+def _mixes(label: Label, kept: Collection[Label]) -> bool:
+    return label is not None and (label not in kept or (isinstance(label, str) and label.isupper()))
+
+
+def _dimensions(term: str, batch: int) -> tuple[Dimension, ...]:
+    """The dimensions of a term whose star stands for `batch` of them."""
+    found: list[Dimension] = []
+    for d in _DIMENSION.findall(term):
+        found += batch_labels(batch) if d == "*" else [None if d == "1" else tuple(d[1:-1]) if len(d) > 1 else d]
+    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------------------------------- slices
@@ -263,8 +387,9 @@ class LastDims(Dimensions):
         roles: dict[Label, Role] = dict.fromkeys(batch_labels(count), "each")
         result = operands[first]
         statistic = tuple(None if label in roles else label for label in result)
-        elements = number_of_results(op) - self.statistics
-        return Labels(operands, (result,) * elements + (statistic,) * self.statistics, roles)
+        number = number_of_results(op)
+        elements = max(number - self.statistics, 1)
+        return Labels(operands, ((result,) * elements + (statistic,) * self.statistics)[:number], roles)
 
     def misfit(self, op: OpOverload) -> str | None:
         names = [a.name for a in op._schema.arguments]

@@ -148,8 +148,10 @@ class Rule:
     @property
     def dims(self) -> Dimensions | None:
         """Which dimensions the operator works on; None if its rule does not state it."""
-        stated = self.traits.dims
-        return self.category.dims if stated is None and self.run is self.category.run else stated
+        stated, shared = self.traits.dims, self.category.dims
+        # Slices that a category states hold for its own run, whose arguments it reads; a function may have others.
+        own = self.run is self.category.run or not isinstance(shared, Slices)
+        return shared if stated is None and own else stated
 
     @property
     def slices(self) -> Slices | None:

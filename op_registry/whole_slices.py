@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 
 from op_registry.categories import argument
 from op_registry.dimensions import Slices
+from op_registry.movements import Along
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Number
@@ -104,7 +105,7 @@ def run_whole_slices(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_
                  are matrices, and every result has dimensions of its own after those of the batch
     replacement  the constant (default: a spread diagonal)
     """
-    over = _traits.dims.dim if isinstance(_traits.dims, Slices) else None
+    over = _traits.dims.dim if isinstance(_traits.dims, (Slices, Along)) else None
     whole = whole_validity(x, MATRIX if over is None else argument(op, over, (x, *args), kwargs))
     replacement = spread_diagonal if _traits.replacement is None else _traits.replacement
     results = op(replaced(x, whole, replacement), *args, **kwargs)

@@ -25,11 +25,15 @@ from op_registry.authoring import (
     ON_PERMUTED_VALUES,
     ON_VALUES,
     Dense,
+    Elementwise,
+    Equation,
     MaskedSemanticsError,
     Number,
+    OfSizes,
     Permuted,
     Sparse,
     Traits,
+    Unknown,
     by_rule,
     gradients_may_flow,
     masked_rule,
@@ -53,7 +57,7 @@ zeros_like.lowering(Sparse)(ON_VALUES)
 zeros_like.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
-@masked_rule(aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True)
+@masked_rule(aten.new_full, aten.new_ones, aten.new_zeros, category=FACTORY, takes_op=True, dims=OfSizes())
 def new_zeros(op: OpOverload, self: Dense, size: Sequence[int], *value: Number, **options: Any) -> Dense:
     """A tensor with the input's dtype and device, valid everywhere."""
     check_strided(op, options)
@@ -75,14 +79,14 @@ empty_like.lowering(Sparse)(ON_VALUES)
 empty_like.lowering(Permuted)(ON_PERMUTED_VALUES)
 
 
-@masked_rule(aten.new_empty, category=FACTORY)
+@masked_rule(aten.new_empty, category=FACTORY, dims=OfSizes())
 def new_empty(self: Dense, size: Sequence[int], **options: Any) -> Dense:
     """A tensor with the input's dtype and device; nothing is valid."""
     check_strided(aten.new_empty.default, options)
     return new_buffer(aten.new_empty(self.data, size, **options), valid=False)
 
 
-@masked_rule(aten.new_empty_strided, category=FACTORY)
+@masked_rule(aten.new_empty_strided, category=FACTORY, dims=OfSizes())
 def new_empty_strided(self: Dense, size: Sequence[int], stride: Sequence[int], **options: Any) -> Dense:
     """A tensor with given strides, as the autograd engine allocates gradients; nothing is valid."""
     check_strided(aten.new_empty_strided.default, options)
@@ -125,7 +129,7 @@ def check_strided(op: OpOverload, options: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------------- others
 
 
-@masked_rule(aten.linspace, aten.logspace, category=FACTORY, takes_op=True)
+@masked_rule(aten.linspace, aten.logspace, category=FACTORY, takes_op=True, dims=Equation(",->N", "->N"))
 def linspace(
     op: OpOverload, start: Dense | Number, end: Dense | Number, steps: int, *base: float, **options: Any
 ) -> Dense:
@@ -134,7 +138,9 @@ def linspace(
     return Dense(result.data, on_device_of(result.data, result.validity))
 
 
-@masked_rule(aten._new_zeros_with_same_feature_meta, category=FACTORY)
+@masked_rule(
+    aten._new_zeros_with_same_feature_meta, category=FACTORY, dims=Unknown("the sizes are those of two operands")
+)
 def _new_zeros_with_same_feature_meta(self: Dense, other: Dense, *, self_num_batch_dims: int = 0) -> Dense:
     """Zeros that serve as the tangent of `other`, hence under its mask."""
     data = aten._new_zeros_with_same_feature_meta(self.data, other.data, self_num_batch_dims=self_num_batch_dims)
@@ -144,19 +150,19 @@ def _new_zeros_with_same_feature_meta(self: Dense, other: Dense, *, self_num_bat
 # New tensors instead of the functional operators themselves, which have no vmap batching rules (zero_, fill_ do).
 
 
-@masked_rule(aten.zero, category=ASSIGNMENT)
+@masked_rule(aten.zero, category=ASSIGNMENT, dims=Elementwise())
 def zero(self: Dense) -> Dense:
     """Zeros, all valid."""
     return Dense(overwritten(self, torch.zeros_like(self.data)))
 
 
-@masked_rule(aten.fill.Scalar, category=ASSIGNMENT)
+@masked_rule(aten.fill.Scalar, category=ASSIGNMENT, dims=Elementwise())
 def fill(self: Dense, value: Number) -> Dense:
     """One value, valid everywhere."""
     return Dense(overwritten(self, torch.full_like(self.data, value)))
 
 
-@masked_rule(aten.fill.Tensor, category=ASSIGNMENT)
+@masked_rule(aten.fill.Tensor, category=ASSIGNMENT, dims=Elementwise())
 def fill_tensor(self: Dense, value: Dense) -> Dense:
     """One value; the result is valid everywhere if it is, and nowhere otherwise."""
     if value.ndim > 0:

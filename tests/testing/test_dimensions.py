@@ -123,7 +123,7 @@ def test_rows(op: Any, dims: Any, args: list[Any], row: int) -> None:
     [
         (("mk,kn",), "'mk,kn' is no equation such as"),
         (("mk,kn->mx",), "no operand has x"),
-        (("m*k,kn->mn",), "is no equation"),
+        (("m(k,kn->mn",), "is no equation"),
         (("mk,kn->+",), "is no equation"),
         ((), "an equation is needed"),
     ],

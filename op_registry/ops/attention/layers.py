@@ -21,6 +21,7 @@ from op_registry.authoring import (
     Permuted,
     Rule,
     Sparse,
+    Unknown,
     aligned_validity,
     all_valid,
     by_rule,
@@ -110,7 +111,7 @@ def _multi_head_attention(
     return run(aten.linear.default, merged_heads(run, mixed), proj_weight, proj_bias), weights
 
 
-@masked_rule(aten._native_multi_head_attention.default, category=ATTENTION)
+@masked_rule(aten._native_multi_head_attention.default, category=ATTENTION, dims=Unknown("it may be one nested tensor"))
 def _native_multi_head_attention(
     query: Dense,
     key: Dense,
@@ -185,7 +186,9 @@ def _encoder_layer(
     return norm(add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
 
 
-@masked_rule(aten._transformer_encoder_layer_fwd.default, category=ATTENTION)
+@masked_rule(
+    aten._transformer_encoder_layer_fwd.default, category=ATTENTION, dims=Unknown("it may be one nested tensor")
+)
 def _transformer_encoder_layer_fwd(
     src: Dense,
     embed_dim: int,

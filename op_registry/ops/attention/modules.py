@@ -17,7 +17,9 @@ from torch.library import Library
 from op_registry.authoring import (
     ATTENTION,
     AnyRecord,
+    ByArgument,
     Dense,
+    Equation,
     Permuted,
     Sparse,
     call,
@@ -69,7 +71,11 @@ _library.impl("multi_head_attention", _plain, "CompositeImplicitAutograd")
 OPERATOR: OpOverload = torch.ops.torch_nn_functional.multi_head_attention.default
 
 
-@masked_rule(OPERATOR, category=ATTENTION)
+@masked_rule(
+    OPERATOR,
+    category=ATTENTION,
+    dims=ByArgument("key", Equation("*qe,*kf,*kg,?,?,?,?->*qO"), Equation("*Qe,*Qe,*Qe,?,?,?,?->*QO")),
+)
 def multi_head_attention(query: Dense, key: Dense | None, value: Dense | None, num_heads: int, *rest: Any) -> Dense:
     result: Dense = _attend(on_dense, query, key, value, num_heads, *rest)
     return result

@@ -24,8 +24,11 @@ from op_registry.authoring import (
     ATTENTION,
     OPAQUE,
     QUERY,
+    ByArgument,
     Dense,
+    Equation,
     MaskedSemanticsError,
+    Unknown,
     aligned_validity,
     all_valid,
     as_bool,
@@ -157,7 +160,11 @@ def _output_validity(
 # ------------------------------------------------------------------------------------------------------ fused attention
 
 
-@masked_rule(aten.scaled_dot_product_attention.default, category=ATTENTION)
+@masked_rule(
+    aten.scaled_dot_product_attention.default,
+    category=ATTENTION,
+    dims=ByArgument("enable_gqa", Equation("*(hr)qd,*hkd,*hkv,*(hr)qk->*(hr)qv"), Equation("*qd,*kd,*kv,*qk->*qv")),
+)
 def scaled_dot_product_attention(
     query: Dense,
     key: Dense,
@@ -193,7 +200,11 @@ def _queries(query: Dense, *others: Dense) -> Tensor:
     return query.data if alone and has_whole_slices(query, (-1,)) else query.filled(0)
 
 
-@masked_rule(aten._scaled_dot_product_flash_attention_for_cpu.default, category=ATTENTION)
+@masked_rule(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    category=ATTENTION,
+    dims=Equation("bhqd,bhkd,bhkv,*qk->bhqv,bhq"),
+)
 def _scaled_dot_product_flash_attention_for_cpu(
     query: Dense,
     key: Dense,
@@ -219,7 +230,11 @@ def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, -torch.inf)
 
 
-@masked_rule(aten._scaled_dot_product_attention_math.default, category=ATTENTION)
+@masked_rule(
+    aten._scaled_dot_product_attention_math.default,
+    category=ATTENTION,
+    dims=Unknown("it returns weights of other dimensions than its mask"),
+)
 def _scaled_dot_product_attention_math(
     query: Dense,
     key: Dense,

@@ -16,7 +16,9 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     COMPOSITE,
     ELEMENTWISE,
+    Along,
     Dense,
+    Equation,
     Number,
     Permuted,
     Sparse,
@@ -87,7 +89,7 @@ def rrelu_with_noise(
     return self.copy_(result) if op is aten.rrelu_with_noise_.default else result
 
 
-@masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)
+@masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE, dims=Equation("*->*,B"))
 def log_sigmoid_forward(self: Dense) -> tuple[Dense, Any]:
     """log_sigmoid, and a buffer for backward, which is empty on some devices."""
     result, buffer = aten.log_sigmoid_forward(self.data)
@@ -98,7 +100,7 @@ log_sigmoid_forward.lowering(Sparse)(never("its second result is an internal buf
 log_sigmoid_forward.lowering(Permuted)(never("its second result is an internal buffer of torch"))
 
 
-@masked_rule(aten.glu, category=ELEMENTWISE)
+@masked_rule(aten.glu, category=ELEMENTWISE, dims=Along("window"))
 def glu(self: Dense, dim: int = -1) -> Dense:
     """The first half times the sigmoid of the second; valid where both are."""
     data = aten.glu(self.filled(0), dim)

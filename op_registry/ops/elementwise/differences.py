@@ -14,7 +14,9 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     ELEMENTWISE,
     REDUCTION,
+    Along,
     Dense,
+    Equation,
     Number,
     all_valid,
     as_int8,
@@ -27,7 +29,7 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 
-@masked_slices(aten.linalg_cross, category=ELEMENTWISE)
+@masked_slices(aten.linalg_cross, category=ELEMENTWISE, dims=Along("each"))
 def linalg_cross(op: OpOverload, x: Dense, y: Dense, *, dim: int = -1) -> Dense:
     """Written out, so that a component and its derivatives depend on nothing but the four components that it reads."""
     shape = op(x.data.detach(), y.data.detach(), dim=dim).shape  # raises torch's errors too
@@ -41,7 +43,7 @@ def linalg_cross(op: OpOverload, x: Dense, y: Dense, *, dim: int = -1) -> Dense:
     return Dense(p * q - r * s, validity)
 
 
-@masked_slices(aten.trace, category=REDUCTION)
+@masked_slices(aten.trace, category=REDUCTION, dims=Equation("mn->"))
 def trace(op: OpOverload, x: Dense) -> Dense:
     """The sum over the valid elements of the diagonal."""
     return Dense(op(x.filled(0)), x.map(lambda t: t.diagonal()).any_valid())
@@ -50,7 +52,7 @@ def trace(op: OpOverload, x: Dense) -> Dense:
 # --------------------------------------------------------------------------------------------------------- trapezoids
 
 
-@masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION)
+@masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION, dims=Along("reduced"))
 def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
     result = aten.trapezoid.x(y.filled(0), x.filled(0), dim=dim)  # reads even a single point
     if all_valid(y, x) or y.shape[dim] < 2:
@@ -59,7 +61,7 @@ def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
     return Dense((heights.data * width).sum(dim) / 2, heights.any_valid(dim))
 
 
-@masked_rule(aten.trapezoid.dx, aten.trapz.dx, category=REDUCTION)
+@masked_rule(aten.trapezoid.dx, aten.trapz.dx, category=REDUCTION, dims=Along("reduced"))
 def trapezoid_dx(y: Dense, *, dx: Number = 1, dim: int = -1) -> Dense:
     result = aten.trapezoid.dx(y.filled(0), dx=dx, dim=dim)
     if all_valid(y) or y.shape[dim] < 2:

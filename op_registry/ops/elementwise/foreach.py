@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import torch
 
-from op_registry.authoring import ASSIGNMENT, REDUCTION, Dense, Number, accumulation_dtype, by_rule, masked_rule
+from op_registry.authoring import (
+    ASSIGNMENT,
+    REDUCTION,
+    Dense,
+    Number,
+    Unknown,
+    accumulation_dtype,
+    by_rule,
+    masked_rule,
+)
 
 aten = torch.ops.aten
 
 
-@masked_rule(aten._foreach_norm.Scalar, category=REDUCTION)
+@masked_rule(aten._foreach_norm.Scalar, category=REDUCTION, dims=Unknown("it is one call for each of a list"))
 def _foreach_norm(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
     """The vector norm of each tensor over its valid elements."""
     return [by_rule(aten.linalg_vector_norm.default, x, ord, dtype=dtype) for x in self]
 
 
-@masked_rule(aten._foreach_powsum.Scalar, category=REDUCTION)
+@masked_rule(aten._foreach_powsum.Scalar, category=REDUCTION, dims=Unknown("it is one call for each of a list"))
 def _foreach_powsum(self: list[Dense], ord: Number = 2, dtype: torch.dtype | None = None) -> list[Dense]:
     """For each tensor the sum of ``abs(x) ** ord`` over its valid elements."""
 
@@ -32,7 +41,11 @@ def _foreach_powsum(self: list[Dense], ord: Number = 2, dtype: torch.dtype | Non
     return [powsum(x) for x in self]
 
 
-@masked_rule(aten._amp_foreach_non_finite_check_and_unscale_.default, category=ASSIGNMENT)
+@masked_rule(
+    aten._amp_foreach_non_finite_check_and_unscale_.default,
+    category=ASSIGNMENT,
+    dims=Unknown("it writes to a list of tensors"),
+)
 def _amp_foreach_non_finite_check_and_unscale_(self: list[Dense], found_inf: Dense, inv_scale: Dense) -> None:
     """Unscale gradients in place, and set `found_inf` if a valid element of one is not finite.
 

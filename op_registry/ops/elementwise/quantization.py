@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import ELEMENTWISE, Dense, Permuted, Sparse, masked_rule, never, valid_in_all
+from op_registry.authoring import ELEMENTWISE, Along, Dense, Permuted, Sparse, masked_rule, never, valid_in_all
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     return Dense(results[0], validity), Dense(results[1], validity)
 
 
-@masked_rule(aten.fake_quantize_per_channel_affine_cachemask.default, category=ELEMENTWISE)
+@masked_rule(aten.fake_quantize_per_channel_affine_cachemask.default, category=ELEMENTWISE, dims=Along(None, "axis"))
 def fake_quantize_per_channel_affine_cachemask(
     self: Dense, scale: Dense, zero_point: Dense, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Dense, Dense]:

@@ -22,7 +22,11 @@ from op_registry.authoring import (
     ASSIGNMENT,
     ELEMENTWISE,
     Dense,
+    Elementwise,
+    Indexed,
     Number,
+    Unknown,
+    View,
     as_bool,
     as_int8,
     full_mask,
@@ -143,19 +147,34 @@ def ones_or(validity: Tensor | None, data: Tensor) -> Tensor:
     return data.new_ones((), dtype=torch.int8) if validity is None else validity
 
 
-@masked_rule(aten.index_put.default, aten._unsafe_index_put.default, category=ASSIGNMENT, takes_op=True)
+@masked_rule(
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    category=ASSIGNMENT,
+    takes_op=True,
+    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+)
 def index_put(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False) -> Dense:
     return write(op, x, indices, values, accumulate)
 
 
-@masked_rule(aten._index_put_impl.default, category=ASSIGNMENT, takes_op=True)
+@masked_rule(
+    aten._index_put_impl.default,
+    category=ASSIGNMENT,
+    takes_op=True,
+    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+)
 def _index_put_impl(
     op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, unsafe: bool = False
 ) -> Dense:
     return write(op, x, indices, values, accumulate, unsafe)
 
 
-@masked_rule(aten._unsafe_masked_index_put_accumulate.default, category=ACCUMULATION)
+@masked_rule(
+    aten._unsafe_masked_index_put_accumulate.default,
+    category=ACCUMULATION,
+    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+)
 def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices, values: Dense) -> Dense:
     """Add `values` at the indices where `mask` is True (an invalid entry of it adds nothing)."""
     op, safe = aten._unsafe_masked_index_put_accumulate, safe_indices(indices)
@@ -169,7 +188,7 @@ def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices,
     return Dense(data, as_int8(contributions > 0))
 
 
-@masked_rule(aten.put.default, category=ASSIGNMENT)
+@masked_rule(aten.put.default, category=ASSIGNMENT, dims=Unknown("positions count the elements of the whole tensor"))
 def put(x: Dense, index: Dense, source: Dense, accumulate: bool = False) -> Dense:
     if x.validity is None and index.validity is None and source.validity is None:
         return Dense(aten.put(x.data, index.data, source.data, accumulate))
@@ -184,7 +203,7 @@ def _flattened(t: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------- along a dimension
 
 
-@masked_rule(aten.index_copy.default, category=ASSIGNMENT)
+@masked_rule(aten.index_copy.default, category=ASSIGNMENT, dims=Indexed(writes=True))
 def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
     safe = checked_index(x, dim, index)
 
@@ -205,7 +224,13 @@ def checked_index(x: Dense, dim: int, index: Dense) -> Tensor:
     return safe
 
 
-@masked_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, category=ELEMENTWISE, takes_op=True)
+@masked_rule(
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+    category=ELEMENTWISE,
+    takes_op=True,
+    dims=Indexed(writes=True),
+)
 def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number | Dense) -> Dense:
     safe, index_validity = index.filled(0), index.full_validity
     if index_validity is None and (not isinstance(value, Dense) or value.validity is None):
@@ -236,6 +261,7 @@ def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number |
     aten.diagonal_scatter.default,
     category=ASSIGNMENT,
     takes_op=True,
+    dims=View(),
 )
 def select_scatter(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: Any) -> Dense:
     """A copy of `x` in which the view that the operator names is overwritten by `source`."""
@@ -243,7 +269,7 @@ def select_scatter(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs
     return result
 
 
-@masked_rule(aten.as_strided_scatter.default, category=ASSIGNMENT)
+@masked_rule(aten.as_strided_scatter.default, category=ASSIGNMENT, dims=Unknown("it writes memory, not dimensions"))
 def as_strided_scatter(
     x: Dense, source: Dense, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Dense:
@@ -256,14 +282,18 @@ def as_strided_scatter(
     return Dense(data, aten.as_strided_scatter(v, written, size, stride, offset))
 
 
-@masked_rule(aten.copy.default, category=ASSIGNMENT)
+@masked_rule(aten.copy.default, category=ASSIGNMENT, dims=Elementwise())
 def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
     data = source.data.to(x.device, x.dtype, non_blocking=non_blocking).expand(x.shape)
     # torch.copy never returns an alias of the source.
     return Dense(data.clone(memory_format=torch.contiguous_format), on_device_of(data, source.validity))
 
 
-@masked_rule(aten.masked_scatter.default, category=ASSIGNMENT)
+@masked_rule(
+    aten.masked_scatter.default,
+    category=ASSIGNMENT,
+    dims=Unknown("what is written to an element depends on how many are written before it"),
+)
 def masked_scatter(x: Dense, mask: Dense, source: Dense) -> Dense:
     """The elements of `source`, in order, where `mask` is True; an invalid entry of it consumes none."""
     selected = mask.filled(False)

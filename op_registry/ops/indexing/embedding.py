@@ -14,8 +14,10 @@ from op_registry.authoring import (
     ACCUMULATION,
     INDEXING,
     Dense,
+    Equation,
     Lookup,
     MaskedSemanticsError,
+    Unknown,
     accumulation_dtype,
     aligned_validity,
     all_valid,
@@ -32,7 +34,7 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 
-@masked_rule(aten.embedding.default, category=INDEXING)
+@masked_rule(aten.embedding.default, category=INDEXING, dims=Equation("vd,*->*d", indexed="v"))
 def embedding(
     weight: Dense, indices: Dense, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Dense:
@@ -105,7 +107,7 @@ def _scaled_by_frequency(data: Tensor, safe: Tensor, indices: Dense, rows: int) 
     return value + (data - value) / frequency
 
 
-@masked_rule(aten.embedding_renorm.default, category=INDEXING)
+@masked_rule(aten.embedding_renorm.default, category=INDEXING, dims=Equation("vD,?->vD"))
 def embedding_renorm(self: Dense, indices: Dense, max_norm: float, norm_type: float) -> Dense:
     """Rows that a valid index looks up, scaled down to `max_norm`; the norm is that of their valid elements."""
     if all_valid(self, indices):
@@ -127,6 +129,7 @@ SUM, MEAN, MAX = 0, 1, 2
     aten._embedding_bag_forward_only.default,
     category=ACCUMULATION,
     takes_op=True,
+    dims=Unknown("bags of several lengths lie in one dimension"),
 )
 def embedding_bag(
     op: OpOverload,
@@ -149,7 +152,9 @@ def embedding_bag(
     return _bags(*records, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse)
 
 
-@masked_rule(aten.embedding_bag.padding_idx, category=ACCUMULATION)
+@masked_rule(
+    aten.embedding_bag.padding_idx, category=ACCUMULATION, dims=Unknown("bags of several lengths lie in one dimension")
+)
 def embedding_bag_with_padding(
     weight: Dense,
     indices: Dense,

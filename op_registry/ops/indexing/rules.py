@@ -16,8 +16,11 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     INDEXING,
     Dense,
+    Equation,
+    Indexed,
     Number,
     Sparse,
+    Unknown,
     aligned_validity,
     as_int8,
     broadcast_along,
@@ -85,7 +88,13 @@ def validity_of_indices(indices: Indices, ndim: int) -> Tensor | None:
     return validity[(...,) + (None,) * (ndim - first - width)]
 
 
-@masked_rule(aten.index.Tensor, aten._unsafe_index.Tensor, category=INDEXING, takes_op=True)
+@masked_rule(
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    category=INDEXING,
+    takes_op=True,
+    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+)
 def index(op: OpOverload, x: Dense, indices: Indices) -> Dense:
     v = aligned_validity(x)
     safe = safe_indices(indices) if v is None else with_masks_as_positions(x, indices)
@@ -96,7 +105,11 @@ def index(op: OpOverload, x: Dense, indices: Indices) -> Dense:
     return Dense(data, intersect(v, validity_of_indices(indices, data.ndim)))
 
 
-@masked_rule(aten._unsafe_masked_index.default, category=INDEXING)
+@masked_rule(
+    aten._unsafe_masked_index.default,
+    category=INDEXING,
+    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+)
 def _unsafe_masked_index(x: Dense, mask: Dense, indices: Indices, fill: Number) -> Dense:
     """``x[indices]`` where `mask` is True, the (valid) `fill` elsewhere."""
     safe = safe_indices(indices)
@@ -110,7 +123,7 @@ def _unsafe_masked_index(x: Dense, mask: Dense, indices: Indices, fill: Number) 
     return Dense(data, intersect(mask.validity, intersect(v, index_validity)))
 
 
-@masked_rule(aten.index_select.default, category=INDEXING)
+@masked_rule(aten.index_select.default, category=INDEXING, dims=Indexed())
 def index_select(x: Dense, dim: int, index: Dense) -> Dense:
     safe = index.filled(0)
     data, v = aten.index_select(x.data, dim, safe), aligned_validity(x)
@@ -126,7 +139,7 @@ def reshape_along(validity: Tensor | None, dim: int, ndim: int) -> Tensor | None
     return validity.reshape([-1 if d == dim % ndim else 1 for d in range(ndim)])
 
 
-@masked_rule(aten.gather.default, category=INDEXING)
+@masked_rule(aten.gather.default, category=INDEXING, dims=Indexed(aligned=True))
 def gather(x: Dense, dim: int, index: Dense, *, sparse_grad: bool = False) -> Dense:
     safe = index.filled(0)
     data, v = aten.gather(x.data, dim, safe, sparse_grad=sparse_grad), aligned_validity(x)
@@ -141,14 +154,18 @@ def gather(x: Dense, dim: int, index: Dense, *, sparse_grad: bool = False) -> De
     return Dense(data, intersect(v, index.validity))
 
 
-@masked_rule(aten.take.default, category=INDEXING)
+@masked_rule(
+    aten.take.default, category=INDEXING, dims=Equation("A,*->*", "AB,*->*", "ABC,*->*", ",*->*", indexed="ABC")
+)
 def take(x: Dense, index: Dense) -> Dense:
     safe = index.filled(0)
     data, v = aten.take(x.data, safe), x.full_validity
     return Dense(data, intersect(None if v is None else aten.take(v, safe), index.validity))
 
 
-@masked_rule(aten.masked_select.default, category=INDEXING)
+@masked_rule(
+    aten.masked_select.default, category=INDEXING, dims=Unknown("how many elements it selects depends on the mask")
+)
 def masked_select(x: Dense, mask: Dense) -> Dense:
     selected = mask.filled(False)
     if x.validity is None or selected.dtype is not torch.bool:

@@ -21,8 +21,10 @@ from op_registry.authoring import (
     ACCUMULATION,
     ASSIGNMENT,
     Dense,
+    Indexed,
     MaskedSemanticsError,
     Number,
+    Unknown,
     accumulation_dtype,
     aligned_validity,
     as_bool,
@@ -75,7 +77,7 @@ def accumulated_validity(x: Dense, dim: int, safe: Tensor, valid: Tensor | None)
 # ------------------------------------------------------------------------------------------------------------ scatter
 
 
-@masked_rule(aten.scatter.src, category=ASSIGNMENT)
+@masked_rule(aten.scatter.src, category=ASSIGNMENT, dims=Indexed(aligned=True, writes=True))
 def scatter(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
     safe = checked_scatter_index(x, dim, index)
 
@@ -88,7 +90,7 @@ def scatter(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
     return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(src))))
 
 
-@masked_rule(aten.scatter.value, category=ASSIGNMENT)
+@masked_rule(aten.scatter.value, category=ASSIGNMENT, dims=Indexed(aligned=True, writes=True))
 def scatter_value(x: Dense, dim: int, index: Dense, value: Number) -> Dense:
     safe = checked_scatter_index(x, dim, index)
 
@@ -99,7 +101,7 @@ def scatter_value(x: Dense, dim: int, index: Dense, value: Number) -> Dense:
     return Dense(data, None if v is None else put(as_int8(v), 1))
 
 
-@masked_rule(aten.scatter.reduce, category=ACCUMULATION)
+@masked_rule(aten.scatter.reduce, category=ACCUMULATION, dims=Indexed(aligned=True, writes=True))
 def scatter_with_reduce(x: Dense, dim: int, index: Dense, src: Dense, *, reduce: str) -> Dense:
     valid, safe = contribution_validity(index, src), checked_scatter_index(x, dim, index)
     neutral = 1 if reduce == "multiply" else 0
@@ -108,7 +110,7 @@ def scatter_with_reduce(x: Dense, dim: int, index: Dense, src: Dense, *, reduce:
     return Dense(data, accumulated_validity(x, dim, safe, valid))
 
 
-@masked_rule(aten.scatter.value_reduce, category=ACCUMULATION)
+@masked_rule(aten.scatter.value_reduce, category=ACCUMULATION, dims=Indexed(aligned=True, writes=True))
 def scatter_value_with_reduce(x: Dense, dim: int, index: Dense, value: Number, *, reduce: str) -> Dense:
     valid, safe = index.full_validity, checked_scatter_index(x, dim, index)
     target = x.filled(1 if reduce == "multiply" else 0)
@@ -116,14 +118,14 @@ def scatter_value_with_reduce(x: Dense, dim: int, index: Dense, value: Number, *
     return Dense(data, accumulated_validity(x, dim, safe, valid))
 
 
-@masked_rule(aten.scatter_add.default, category=ACCUMULATION)
+@masked_rule(aten.scatter_add.default, category=ACCUMULATION, dims=Indexed(aligned=True, writes=True))
 def scatter_add(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
     valid, safe = contribution_validity(index, src), checked_scatter_index(x, dim, index)
     values = src.data if valid is None else fill_where_invalid(corner(src.data, index.shape), valid, 0)
     return Dense(aten.scatter_add(x.filled(0), dim, safe, values), accumulated_validity(x, dim, safe, valid))
 
 
-@masked_rule(aten.scatter_reduce.two, category=ACCUMULATION)
+@masked_rule(aten.scatter_reduce.two, category=ACCUMULATION, dims=Indexed(aligned=True, writes=True))
 def scatter_reduce(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, *, include_self: bool = True) -> Dense:
     return reduce_by_index(x, dim, index, src, reduce, include_self)
 
@@ -171,7 +173,7 @@ def identity_of(reduce: str, dtype: torch.dtype) -> Number:
 # -------------------------------------------------------------------------------------------------- along a dimension
 
 
-@masked_rule(aten.index_add.default, category=ACCUMULATION)
+@masked_rule(aten.index_add.default, category=ACCUMULATION, dims=Indexed(writes=True))
 def index_add(x: Dense, dim: int, index: Dense, source: Dense, *, alpha: Number = 1) -> Dense:
     safe = index.filled(0)
     valid = intersect(aligned_validity(source), reshape_along(index.full_validity, dim, source.ndim))
@@ -183,7 +185,7 @@ def index_add(x: Dense, dim: int, index: Dense, source: Dense, *, alpha: Number 
     return Dense(data, as_int8(number > 0))
 
 
-@masked_rule(aten.index_reduce.default, category=ACCUMULATION)
+@masked_rule(aten.index_reduce.default, category=ACCUMULATION, dims=Indexed(writes=True))
 def index_reduce(x: Dense, dim: int, index: Dense, source: Dense, reduce: str, *, include_self: bool = True) -> Dense:
     if x.validity is None and index.validity is None and source.validity is None:
         return Dense(aten.index_reduce(x.data, dim, index.data, source.data, reduce, include_self=include_self))
@@ -202,7 +204,13 @@ def _reshaped_along(index: Tensor, dim: int, ndim: int) -> Tensor:
 # -------------------------------------------------------------------------------------- max_unpool and segment_reduce
 
 
-@masked_rule(aten.max_unpool2d.default, aten.max_unpool3d.default, category=ASSIGNMENT, takes_op=True)
+@masked_rule(
+    aten.max_unpool2d.default,
+    aten.max_unpool3d.default,
+    category=ASSIGNMENT,
+    takes_op=True,
+    dims=Unknown("positions count the elements of a whole image"),
+)
 def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[int], *options: Sequence[int]) -> Dense:
     """Elements at the positions from which they were pooled, in valid zeros; an invalid index writes nothing."""
     data = op(x.filled(0), indices.filled(0), output_size, *options)
@@ -222,7 +230,9 @@ def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[i
     return Dense(data if valid is None else put(x.filled(0)), invalid ^ 1)
 
 
-@masked_rule(aten.segment_reduce.default, category=ACCUMULATION)
+@masked_rule(
+    aten.segment_reduce.default, category=ACCUMULATION, dims=Unknown("segments of several lengths lie in one dimension")
+)
 def segment_reduce(
     x: Dense,
     reduce: str,

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from op_registry.authoring import (
     WHOLE_SLICES,
+    ByArgument,
     Dense,
+    Equation,
+    Unknown,
     each_matrix,
     for_each_slice,
     intersect,
@@ -43,7 +46,13 @@ def solution(result: Tensor, matrix: Tensor | None, columns: Tensor | None, vect
     return for_each_slice(result, validity, result.ndim)
 
 
-@masked_rule(aten.linalg_solve, category=WHOLE_SLICES)
+@masked_rule(
+    aten.linalg_solve,
+    category=WHOLE_SLICES,
+    dims=ByArgument(
+        "left", Equation("MN,N->M", "bMN,bN->bM", "abMN,abN->abM", "*MN,*Nk->*Mk"), Equation("*MN,*kM->*kN")
+    ),
+)
 def linalg_solve(A: Dense, B: Dense, *, left: bool = True) -> Dense:
     """A composite that has a rule because of its out= form, like linalg_inv."""
     vector = is_vector(A, B)
@@ -52,7 +61,15 @@ def linalg_solve(A: Dense, B: Dense, *, left: bool = True) -> Dense:
     return solution(result, matrices, columns, vector)
 
 
-@masked_rule(aten._linalg_solve_ex, category=WHOLE_SLICES)
+@masked_rule(
+    aten._linalg_solve_ex,
+    category=WHOLE_SLICES,
+    dims=ByArgument(
+        "left",
+        Equation("MN,N->M,MN,M,", "bMN,bN->bM,bMN,bM,b", "abMN,abN->abM,abMN,abM,ab", "*MN,*Nk->*Mk,*MN,*M,*"),
+        Equation("*MN,*kM->*kN,*MN,*M,*"),
+    ),
+)
 def _linalg_solve_ex(
     A: Dense, B: Dense, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Dense, Dense, Dense, Dense]:
@@ -76,7 +93,11 @@ def triangle(matrix: Dense, upper: bool, unitriangular: bool) -> Tensor:
     return everywhere.triu(int(unitriangular)) if upper else everywhere.tril(-int(unitriangular))
 
 
-@masked_rule(aten.linalg_solve_triangular, category=WHOLE_SLICES)
+@masked_rule(
+    aten.linalg_solve_triangular,
+    category=WHOLE_SLICES,
+    dims=ByArgument("left", Equation("*MN,*Nk->*Mk"), Equation("*MN,*kM->*kN")),
+)
 def linalg_solve_triangular(
     self: Dense, B: Dense, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Dense:
@@ -92,7 +113,7 @@ def linalg_solve_triangular(
     return solution(result, matrices, columns)
 
 
-@masked_rule(aten.triangular_solve, category=WHOLE_SLICES)
+@masked_rule(aten.triangular_solve, category=WHOLE_SLICES, dims=Equation("*Nk,*MN->*Mk,*MN"))
 def triangular_solve(
     self: Dense, A: Dense, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Dense, Dense]:
@@ -110,7 +131,7 @@ def triangular_solve(
     return solution(result, matrices, columns), for_each_slice(copied, each_matrix(whole), copied.ndim - 2)
 
 
-@masked_rule(aten.cholesky_solve, aten._cholesky_solve_helper, category=WHOLE_SLICES)
+@masked_rule(aten.cholesky_solve, aten._cholesky_solve_helper, category=WHOLE_SLICES, dims=Equation("*Nk,*MN->*Mk"))
 def cholesky_solve(self: Dense, input2: Dense, upper: bool = False) -> Dense:
     """`input2` is a Cholesky factor; both of its triangles must be valid, as they are in a result of `cholesky`."""
     matrices, columns = whole_validity(input2), whole_columns(self)
@@ -129,7 +150,11 @@ def whole_pivots(pivots: Dense) -> Tensor | None:
     return None if whole is None else whole.unsqueeze(-1)
 
 
-@masked_rule(aten.linalg_lu_solve, category=WHOLE_SLICES)
+@masked_rule(
+    aten.linalg_lu_solve,
+    category=WHOLE_SLICES,
+    dims=ByArgument("left", Equation("*MN,*M,*Nk->*Mk"), Equation("*MN,*M,*kM->*kN")),
+)
 def linalg_lu_solve(LU: Dense, pivots: Dense, B: Dense, *, left: bool = True, adjoint: bool = False) -> Dense:
     matrices, exchanges, columns = whole_validity(LU), whole_pivots(pivots), whole_columns(B, left)
     result = aten.linalg_lu_solve(
@@ -142,7 +167,7 @@ def linalg_lu_solve(LU: Dense, pivots: Dense, B: Dense, *, left: bool = True, ad
     return solution(result, intersect(matrices, exchanges), columns)
 
 
-@masked_rule(aten.lu_unpack, category=WHOLE_SLICES)
+@masked_rule(aten.lu_unpack, category=WHOLE_SLICES, dims=Equation("*MN,*K->*PP,*MJ,*LN"))
 def lu_unpack(
     LU_data: Dense, LU_pivots: Dense, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Dense, ...]:
@@ -158,7 +183,11 @@ def lu_unpack(
     return tuple(for_each_slice(result, each_matrix(read), result.ndim - 2) for result in results)
 
 
-@masked_rule(aten.linalg_lstsq, category=WHOLE_SLICES)
+@masked_rule(
+    aten.linalg_lstsq,
+    category=WHOLE_SLICES,
+    dims=Unknown("which results there are depends on the sizes and the driver"),
+)
 def linalg_lstsq(
     self: Dense, b: Dense, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Dense, Dense, Dense, Dense]:

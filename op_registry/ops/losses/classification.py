@@ -20,6 +20,8 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     LOSS,
     Dense,
+    Equation,
+    Loss,
     Number,
     accumulation_dtype,
     aligned_validity,
@@ -92,7 +94,14 @@ def _filled(x: Dense | None, fill: Number) -> Tensor | None:
 # ---------------------------------------------------------------------------------------------- negative log likelihood
 
 
-@masked_rule(aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default, category=LOSS, takes_op=True)
+@masked_rule(
+    aten.nll_loss.default,
+    aten.nll_loss2d.default,
+    aten.nll_loss_nd.default,
+    category=LOSS,
+    takes_op=True,
+    dims=Loss(Equation("nc*,n*,c->n*", "c,,c->")),
+)
 def nll_loss(
     op: OpOverload,
     self: Dense,
@@ -143,7 +152,13 @@ def _reduced_over_rows(
     return _of_all_rows(total.to(losses.dtype), labels, reduction)
 
 
-@masked_rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, category=LOSS, takes_op=True)
+@masked_rule(
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    category=LOSS,
+    takes_op=True,
+    dims=Loss(Equation("nc*,n*,c->n*,", "c,,c->,")),
+)
 def nll_loss_forward(
     op: OpOverload, self: Dense, target: Dense, weight: Dense | None, reduction: int, ignore_index: int
 ) -> tuple[Dense, Dense]:
@@ -156,7 +171,11 @@ def nll_loss_forward(
 # -------------------------------------------------------------------------------------------------------- cross entropy
 
 
-@masked_rule(aten.cross_entropy_loss.default, category=LOSS)
+@masked_rule(
+    aten.cross_entropy_loss.default,
+    category=LOSS,
+    dims=Loss(Equation("nc*,nc*,c->n*", "nc*,n*,c->n*", "c,c,c->", "c,,c->")),
+)
 def cross_entropy_loss(
     self: Dense,
     target: Dense,
@@ -256,7 +275,7 @@ def _of_probabilities(self: Dense, target: Dense, weight: Dense | None, reductio
 # -------------------------------------------------------------------------------------------------------------- margins
 
 
-@masked_rule(aten.multi_margin_loss.default, category=LOSS)
+@masked_rule(aten.multi_margin_loss.default, category=LOSS, dims=Loss(Equation("nc,n,c->n", "c,,c->", "c,t,c->")))
 def multi_margin_loss(
     self: Dense,
     target: Dense,
@@ -275,7 +294,7 @@ def multi_margin_loss(
     return _mean_over_classes(x, losses, rows, reduction)
 
 
-@masked_rule(aten.multilabel_margin_loss.default, category=LOSS)
+@masked_rule(aten.multilabel_margin_loss.default, category=LOSS, dims=Loss(Equation("nc,nc->n", "c,c->")))
 def multilabel_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
     """Targets end at the first -1. A row is valid where all targets before it are, and the input at them."""
     if all_valid(self, target):

@@ -18,6 +18,7 @@ from op_registry.authoring import (
     WHOLE_SLICES,
     Dense,
     MaskedSemanticsError,
+    Unknown,
     all_valid,
     as_int8,
     by_rule,
@@ -39,7 +40,9 @@ aten = torch.ops.aten
 Lengths = Sequence[int] | Dense
 
 
-@masked_rule(aten.ctc_loss, category=LOSS, takes_op=True)
+@masked_rule(
+    aten.ctc_loss, category=LOSS, takes_op=True, dims=Unknown("targets of several lengths lie in one dimension")
+)
 def ctc_loss(
     op: OpOverload,
     log_probs: Dense,
@@ -68,7 +71,12 @@ def ctc_loss(
     return reduced(loss if batched else loss.map(lambda t: t.squeeze(0)), reduction)
 
 
-@masked_rule(aten._ctc_loss, category=WHOLE_SLICES, takes_op=True)
+@masked_rule(
+    aten._ctc_loss,
+    category=WHOLE_SLICES,
+    takes_op=True,
+    dims=Unknown("targets of several lengths lie in one dimension"),
+)
 def _ctc_loss(
     op: OpOverload,
     log_probs: Dense,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.authoring import LOSS, Dense, all_valid, autocast_off, by_rule, masked_rule, run_plain
+from op_registry.authoring import LOSS, Dense, Equation, all_valid, autocast_off, by_rule, masked_rule, run_plain
 from op_registry.ops.losses.rules import MEAN, NONE, SUM
 
 aten = torch.ops.aten
@@ -47,7 +47,9 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
 
     torch_nn = torch.ops.torch_nn
 
-    @masked_rule(torch_nn._linear_cross_entropy_batch_chunked.default, category=LOSS)
+    @masked_rule(
+        torch_nn._linear_cross_entropy_batch_chunked.default, category=LOSS, dims=Equation("nk,ck,n,c,c->,AB,CD,E")
+    )
     def _linear_cross_entropy_batch_chunked(
         input: Dense,
         linear_weight: Dense,
@@ -74,7 +76,11 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
         no_gradients: list[Tensor] = [input.data.new_empty(size) for size in ((0, 0), (0, 0), (0,))]
         return (loss, *no_gradients)
 
-    @masked_rule(torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default, category=LOSS)
+    @masked_rule(
+        torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default,
+        category=LOSS,
+        dims=Equation("nk,ck,n,c,c->n"),
+    )
     def _linear_cross_entropy_batch_chunked_no_reduction(
         input: Dense,
         linear_weight: Dense,

@@ -18,6 +18,8 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     LOSS,
     Dense,
+    Equation,
+    Loss,
     Number,
     accumulation_dtype,
     aligned_validity,
@@ -162,7 +164,7 @@ def poisson_nll_loss(input: Dense, target: Dense, log_input: bool, full: bool, e
 # -------------------------------------------------------------------------------------------------- between two vectors
 
 
-@masked_rule(aten.cosine_embedding_loss.default, category=LOSS)
+@masked_rule(aten.cosine_embedding_loss.default, category=LOSS, dims=Loss(Equation("nd,nd,n->n", "d,d,->")))
 def cosine_embedding_loss(
     input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
 ) -> Dense:
@@ -182,7 +184,7 @@ def cosine_embedding_loss(
     return reduced(Dense(losses, intersect(rows, target.validity)), reduction)
 
 
-@masked_rule(aten.triplet_margin_loss.default, category=LOSS)
+@masked_rule(aten.triplet_margin_loss.default, category=LOSS, dims=Loss(Equation("*d,*d,*d->*")))
 def triplet_margin_loss(
     anchor: Dense,
     positive: Dense,

@@ -16,7 +16,9 @@ from op_registry.authoring import (
     CHOICE,
     JOIN,
     Dense,
+    Joined,
     Traits,
+    Unknown,
     aligned_validity,
     as_int8,
     broadcast_along,
@@ -29,7 +31,7 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 
-@masked_rule(aten.cat.default, category=JOIN)
+@masked_rule(aten.cat.default, category=JOIN, dims=Joined())
 def cat(tensors: Sequence[Dense], dim: int = 0) -> Dense:
     data = aten.cat([x.data for x in tensors], dim)
     # torch skips empty 1-d tensors, whatever the others' shape.
@@ -42,7 +44,7 @@ def cat(tensors: Sequence[Dense], dim: int = 0) -> Dense:
     return Dense(data, aten.cat(joinable_validities(joined, along=dim % data.ndim), dim))
 
 
-@masked_rule(aten.stack.default, aten._stack.default, category=JOIN, takes_op=True)
+@masked_rule(aten.stack.default, aten._stack.default, category=JOIN, takes_op=True, dims=Joined(stacked=True))
 def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
     data = op([x.data for x in tensors], dim)
     first = tensors[0].validity
@@ -52,7 +54,9 @@ def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
     return Dense(data, aten.stack(joinable_validities(tensors), dim))
 
 
-@masked_rule(aten._chunk_cat.default, category=JOIN, takes_op=True)
+@masked_rule(
+    aten._chunk_cat.default, category=JOIN, takes_op=True, dims=Unknown("pieces of all operands lie side by side")
+)
 def _chunk_cat(op: OpOverload, tensors: Sequence[Dense], dim: int, num_chunks: int) -> Dense:
     """Chunks side by side, each tensor padded with (valid) zeros to a multiple of the chunk size."""
     result: Dense = run_movement(op, tensors, dim, num_chunks, _traits=Traits(writes=True))

@@ -18,9 +18,16 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     ACCUMULATION,
     MOVEMENT,
+    Along,
     Dense,
+    Elementwise,
+    Equation,
     MaskedSemanticsError,
     Number,
+    Repeated,
+    Unknown,
+    View,
+    Windows,
     aligned_validity,
     as_int8,
     broadcast_along,
@@ -36,24 +43,33 @@ aten = torch.ops.aten
 
 # ---------------------------------------------------------------- each element is moved, once or to several positions
 
-pixel_shuffle = movement(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
-channel_shuffle = movement(aten.channel_shuffle.default)
-reflection_pad = movement(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+pixel_shuffle = movement(
+    aten.pixel_shuffle.default,
+    dims=Equation("*(crs)hw->*c(hr)(ws)", sizes=dict.fromkeys("rs", "upscale_factor")),
+)
+pixel_unshuffle = movement(
+    aten.pixel_unshuffle.default,
+    dims=Equation("*c(hr)(ws)->*(crs)hw", sizes=dict.fromkeys("rs", "downscale_factor")),
+)
+channel_shuffle = movement(aten.channel_shuffle.default, dims=Equation("n(gc)*->n(cg)*", sizes={"g": "groups"}))
+reflection_pad = movement(
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default, dims=Windows()
+)
 replication_pad = movement(
-    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default, dims=Windows()
 )
 # torch's decomposition copies into a newly allocated tensor, and would return a plain one.
-_pad_circular = movement(aten._pad_circular.default)
+_pad_circular = movement(aten._pad_circular.default, dims=Windows("pad"))
 
 
-@masked_rule(aten.flip.default, aten.rot90.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.flip.default, aten.rot90.default, category=MOVEMENT, takes_op=True, dims=Along("moved", "dims"))
 def flip(op: OpOverload, x: Dense, *args: Any) -> Dense:
     # Flipping a dimension in which the validity is broadcast is a no-op.
     data, v = op(x.data, *args), aligned_validity(x)
     return Dense(data, None if v is None else op(v, *args))
 
 
-@masked_rule(aten.roll.default, category=MOVEMENT)
+@masked_rule(aten.roll.default, category=MOVEMENT, dims=Along("moved", "dims"))
 def roll(x: Dense, shifts: Sequence[int], dims: Sequence[int] = ()) -> Dense:
     data = aten.roll(x.data, shifts, dims)
     # Without dims the flattened tensor is rolled, which a broadcast validity cannot follow.
@@ -61,7 +77,7 @@ def roll(x: Dense, shifts: Sequence[int], dims: Sequence[int] = ()) -> Dense:
     return Dense(data, None if v is None else aten.roll(v, shifts, dims))
 
 
-@masked_rule(aten.repeat.default, category=MOVEMENT)
+@masked_rule(aten.repeat.default, category=MOVEMENT, dims=Repeated())
 def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
     data, v = aten.repeat(x.data, repeats), aligned_validity(x)
     if v is None:
@@ -70,7 +86,7 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
     return Dense(data, aten.repeat(v, [1 if broadcast_along(v, d) else times for d, times in enumerate(repeats)]))
 
 
-@masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,))
+@masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,), dims=Equation("r->N"))
 def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tensor:
     """The index of the element at each position of the result; an element with an invalid repeat count is left out."""
     if output_size is not None and not known_all_valid(repeats):
@@ -84,15 +100,19 @@ def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tens
 
 # --------------------------------------------------------------------------- zeros that the operator writes are valid
 
-diag_embed = movement(aten.diag_embed.default, writes=True)
-block_diag = movement(aten.block_diag.default, writes=True)
+diag_embed = movement(
+    aten.diag_embed.default, writes=True, dims=Unknown("an element lies in two dimensions of the result")
+)
+block_diag = movement(
+    aten.block_diag.default, writes=True, dims=Unknown("each operand has rows and columns of its own")
+)
 # Backward operators of views: the gradient is zero outside the part that was viewed.
-select_backward = movement(aten.select_backward.default, writes=True)
-slice_backward = movement(aten.slice_backward.default, writes=True)
-diagonal_backward = movement(aten.diagonal_backward.default, writes=True)
+select_backward = movement(aten.select_backward.default, writes=True, dims=View())
+slice_backward = movement(aten.slice_backward.default, writes=True, dims=View())
+diagonal_backward = movement(aten.diagonal_backward.default, writes=True, dims=View())
 
 
-@masked_rule(aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True, dims=Elementwise())
 def tril(op: OpOverload, x: Dense, diagonal: int = 0) -> Dense:
     data, v = op(x.data, diagonal), aligned_validity(x)
     if v is None:
@@ -100,7 +120,7 @@ def tril(op: OpOverload, x: Dense, diagonal: int = 0) -> Dense:
     return Dense(data, op(as_int8(expand_validity(v, x.shape, (-2, -1))) ^ 1, diagonal) ^ 1)
 
 
-@masked_rule(aten.constant_pad_nd.default, category=MOVEMENT)
+@masked_rule(aten.constant_pad_nd.default, category=MOVEMENT, dims=Windows("pad"))
 def constant_pad_nd(x: Dense, pad: Sequence[int], value: Number = 0) -> Dense:
     data, v = aten.constant_pad_nd(x.data, pad, value), aligned_validity(x)
     if v is None:
@@ -109,7 +129,7 @@ def constant_pad_nd(x: Dense, pad: Sequence[int], value: Number = 0) -> Dense:
     return Dense(data, aten.constant_pad_nd(expand_validity(v, x.shape, padded), pad, 1))
 
 
-@masked_rule(aten.im2col.default, category=MOVEMENT)
+@masked_rule(aten.im2col.default, category=MOVEMENT, dims=Equation("*cxy->*(cK)L", window="xy"))
 def im2col(
     x: Dense, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Dense:
@@ -121,7 +141,7 @@ def im2col(
     return Dense(data, as_int8(invalid < 0.5))
 
 
-@masked_rule(aten.one_hot.default, category=MOVEMENT)
+@masked_rule(aten.one_hot.default, category=MOVEMENT, dims=Equation("*->*C"))
 def one_hot(x: Dense, num_classes: int = -1) -> Dense:
     """Each row is as valid as its index; the number of classes is inferred from the valid indices."""
     data, v = aten.one_hot(x.filled(0), num_classes), aligned_validity(x)
@@ -130,4 +150,10 @@ def one_hot(x: Dense, num_classes: int = -1) -> Dense:
 
 # --------------------------------------------------------------------------- elements at the same position are summed
 
-col2im = masked_rule(aten.col2im.default, aten.unfold_backward.default, category=ACCUMULATION, takes_op=True)(contract)
+col2im = masked_rule(
+    aten.col2im.default,
+    aten.unfold_backward.default,
+    category=ACCUMULATION,
+    takes_op=True,
+    dims=Unknown("windows overlap"),
+)(contract)

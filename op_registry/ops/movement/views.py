@@ -21,9 +21,15 @@ from op_registry.authoring import (
     ON_PERMUTED_VALUES,
     ON_VALUES,
     PLUMBING,
+    Along,
     Dense,
+    Elementwise,
+    Equation,
     Permuted,
+    Reshaped,
     Sparse,
+    Unknown,
+    View,
     aligned_validity,
     broadcast_along,
     expand_validity,
@@ -48,6 +54,7 @@ aten = torch.ops.aten
     aten._neg_view_copy.default,
     category=MOVEMENT,
     takes_op=True,
+    dims=Elementwise(),
 )
 def conj(op: OpOverload, x: Dense) -> Dense:
     return x.like(op(x.data))
@@ -82,6 +89,7 @@ alias.lowering(Permuted)(ON_PERMUTED_VALUES)
     aten._reshape_copy.default,
     category=MOVEMENT,
     takes_op=True,
+    dims=Reshaped(),
 )
 def view(op: OpOverload, x: Dense, size: Sequence[int]) -> Dense:
     return _viewed(op, x, size)
@@ -93,26 +101,38 @@ def _viewed(op: OpOverload, x: Dense, size: Sequence[int]) -> Dense:
     return Dense(data, None if v is None else reshape_validity(v, x.shape, data.shape))
 
 
-@masked_rule(aten._unsafe_view.default, category=MOVEMENT)
+@masked_rule(aten._unsafe_view.default, category=MOVEMENT, dims=Reshaped())
 def _unsafe_view(x: Dense, size: Sequence[int]) -> Dense:
     """A copy: torch's result shares memory although it is no view, and would share data without validity."""
     return _viewed(aten.view_copy.default, x, size)
 
 
-@masked_rule(aten._reshape_alias.default, aten._reshape_alias_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(
+    aten._reshape_alias.default,
+    aten._reshape_alias_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+    dims=Unknown("it reads memory, not dimensions"),
+)
 def _reshape_alias(op: OpOverload, x: Dense, size: Sequence[int], stride: Sequence[int]) -> Dense:
     v = aligned_validity(x)
     return Dense(op(x.data, size, stride), None if v is None else reshape_validity(v, x.shape, size))
 
 
-@masked_rule(aten.expand.default, aten.expand_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.expand.default, aten.expand_copy.default, category=MOVEMENT, takes_op=True, dims=View())
 def expand(op: OpOverload, x: Dense, size: Sequence[int], *, implicit: bool = False) -> Dense:
     # The validity broadcasts by itself: only missing dimensions are added.
     data, v = op(x.data, size, implicit=implicit), aligned_validity(x)
     return Dense(data, None if v is None else with_leading_dims(v, data.ndim - v.ndim))
 
 
-@masked_rule(aten.as_strided.default, aten.as_strided_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+    dims=Unknown("it reads memory, not dimensions"),
+)
 def as_strided(
     op: OpOverload, x: Dense, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Dense:
@@ -126,25 +146,25 @@ def as_strided(
 # ----------------------------------------------------------------------------------------------- one dimension or two
 
 
-@masked_rule(aten.permute.default, aten.permute_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.permute.default, aten.permute_copy.default, category=MOVEMENT, takes_op=True, dims=View())
 def permute(op: OpOverload, x: Dense, dims: Sequence[int]) -> Dense:
     data, v = op(x.data, dims), aligned_validity(x)
     return Dense(data, None if v is None else aten.permute(v, dims))
 
 
-@masked_rule(aten.transpose.int, aten.transpose_copy.int, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.transpose.int, aten.transpose_copy.int, category=MOVEMENT, takes_op=True, dims=View())
 def transpose(op: OpOverload, x: Dense, dim0: int, dim1: int) -> Dense:
     data, v = op(x.data, dim0, dim1), aligned_validity(x)
     return Dense(data, None if v is None else v.transpose(dim0, dim1))
 
 
-@masked_rule(aten.t.default, aten.t_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.t.default, aten.t_copy.default, category=MOVEMENT, takes_op=True, dims=View())
 def t(op: OpOverload, x: Dense) -> Dense:
     data, v = op(x.data), aligned_validity(x)
     return Dense(data, None if v is None else v.t())
 
 
-@masked_rule(aten.unsqueeze.default, aten.unsqueeze_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.unsqueeze.default, aten.unsqueeze_copy.default, category=MOVEMENT, takes_op=True, dims=View())
 def unsqueeze(op: OpOverload, x: Dense, dim: int) -> Dense:
     data, v = op(x.data, dim), aligned_validity(x)
     return Dense(data, None if v is None else v.unsqueeze(dim))
@@ -159,6 +179,7 @@ def unsqueeze(op: OpOverload, x: Dense, dim: int) -> Dense:
     aten.squeeze_copy.dims,
     category=MOVEMENT,
     takes_op=True,
+    dims=View(),
 )
 def squeeze(op: OpOverload, x: Dense, dim: int | Sequence[int] | None = None) -> Dense:
     data, v = op(x.data) if dim is None else op(x.data, dim), aligned_validity(x)
@@ -169,13 +190,13 @@ def squeeze(op: OpOverload, x: Dense, dim: int | Sequence[int] | None = None) ->
     return Dense(data, v.squeeze([d for d in candidates if x.ndim and known_to_hold(x.shape[d] == 1)]))
 
 
-@masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True, dims=View())
 def select(op: OpOverload, x: Dense, dim: int, index: int) -> Dense:
     data, v = op(x.data, dim, index), aligned_validity(x)
     return Dense(data, None if v is None else v.select(dim, 0 if broadcast_along(v, dim) else index))
 
 
-@masked_rule(aten.slice.Tensor, aten.slice_copy.Tensor, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.slice.Tensor, aten.slice_copy.Tensor, category=MOVEMENT, takes_op=True, dims=View())
 def slice(
     op: OpOverload, x: Dense, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Dense:
@@ -188,7 +209,7 @@ def slice(
     return Dense(data, moved)
 
 
-@masked_rule(aten.narrow_copy.default, category=MOVEMENT)
+@masked_rule(aten.narrow_copy.default, category=MOVEMENT, dims=View())
 def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
     data, v = aten.narrow_copy(x.data, dim, start, length), aligned_validity(x)
     if v is None or broadcast_along(v, dim):
@@ -196,7 +217,7 @@ def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
     return Dense(data, v.narrow(dim, start, length))
 
 
-@masked_rule(aten.diagonal.default, aten.diagonal_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.diagonal.default, aten.diagonal_copy.default, category=MOVEMENT, takes_op=True, dims=View())
 def diagonal(op: OpOverload, x: Dense, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Dense:
     data, v = op(x.data, offset, dim1, dim2), aligned_validity(x)
     if v is None:
@@ -206,7 +227,13 @@ def diagonal(op: OpOverload, x: Dense, offset: int = 0, dim1: int = 0, dim2: int
     return Dense(data, expand_validity(v, x.shape, (dim1, dim2)).diagonal(offset, dim1, dim2))
 
 
-@masked_rule(aten.unfold.default, aten.unfold_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(
+    aten.unfold.default,
+    aten.unfold_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+    dims=Along("window", "dimension", more=1),
+)
 def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> Dense:
     data, v = op(x.data, dimension, size, step), aligned_validity(x)
     if v is None:
@@ -219,28 +246,25 @@ def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> De
 # ------------------------------------------------------------------------------------------------------------- pieces
 
 
-@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, category=MOVEMENT, takes_op=True, dims=View())
 def split(op: OpOverload, x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
     return _pieces(op(x.data, split_size, dim), x, dim)
 
 
 @masked_rule(
-    aten.split_with_sizes.default,
-    aten.split_with_sizes_copy.default,
-    category=MOVEMENT,
-    takes_op=True,
+    aten.split_with_sizes.default, aten.split_with_sizes_copy.default, category=MOVEMENT, takes_op=True, dims=View()
 )
 def split_with_sizes(op: OpOverload, x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
     return _pieces(op(x.data, split_sizes, dim), x, dim)
 
 
-@masked_rule(aten.unsafe_split.Tensor, category=MOVEMENT)
+@masked_rule(aten.unsafe_split.Tensor, category=MOVEMENT, dims=View())
 def unsafe_split(x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
     """Copies: torch's pieces share memory although they are no views, and would share data without validity."""
     return _pieces(aten.split_copy.Tensor(x.data, split_size, dim), x, dim)
 
 
-@masked_rule(aten.unsafe_split_with_sizes.default, category=MOVEMENT)
+@masked_rule(aten.unsafe_split_with_sizes.default, category=MOVEMENT, dims=View())
 def unsafe_split_with_sizes(x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
     """Copies, as for `unsafe_split`."""
     return _pieces(aten.split_with_sizes_copy.default(x.data, split_sizes, dim), x, dim)
@@ -254,7 +278,7 @@ def _pieces(pieces: Sequence[Tensor], x: Dense, dim: int) -> list[Dense]:
     return [Dense(piece, part) for piece, part in zip(pieces, v.split_with_sizes(sizes, dim), strict=True)]
 
 
-@masked_rule(aten.unbind.int, aten.unbind_copy.int, category=MOVEMENT, takes_op=True)
+@masked_rule(aten.unbind.int, aten.unbind_copy.int, category=MOVEMENT, takes_op=True, dims=View())
 def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
     pieces, v = op(x.data, dim), aligned_validity(x)
     if v is None:
@@ -268,7 +292,9 @@ def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
 # -------------------------------------------------------------------------------------------------- parts of elements
 
 
-@masked_rule(aten.view_as_real.default, aten.view_as_real_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(
+    aten.view_as_real.default, aten.view_as_real_copy.default, category=MOVEMENT, takes_op=True, dims=Equation("*->*C")
+)
 def view_as_real(op: OpOverload, x: Dense) -> Dense:
     """Also for conjugated data, which torch refuses: a masked tensor shows no conjugate bit, so `x.conj().imag` calls
     this.
@@ -277,13 +303,25 @@ def view_as_real(op: OpOverload, x: Dense) -> Dense:
     return Dense(data, None if v is None else v.unsqueeze(-1))
 
 
-@masked_rule(aten.view_as_complex.default, aten.view_as_complex_copy.default, category=MOVEMENT, takes_op=True)
+@masked_rule(
+    aten.view_as_complex.default,
+    aten.view_as_complex_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+    dims=Equation("*c->*"),
+)
 def view_as_complex(op: OpOverload, x: Dense) -> Dense:
     data, v = op(x.data), aligned_validity(x)
     return Dense(data, None if v is None else v.amin(-1))
 
 
-@masked_rule(aten.view.dtype, aten.view_copy.dtype, category=MOVEMENT, takes_op=True)
+@masked_rule(
+    aten.view.dtype,
+    aten.view_copy.dtype,
+    category=MOVEMENT,
+    takes_op=True,
+    dims=Unknown("elements of another size take others' places"),
+)
 def view_dtype(op: OpOverload, x: Dense, dtype: torch.dtype) -> Dense:
     data, v = op(x.data, dtype), aligned_validity(x)
     if v is None or data.shape == x.shape or broadcast_along(v, -1):

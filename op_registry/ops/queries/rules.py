@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     QUERY,
+    Along,
     Dense,
     InvalidValueError,
     MaskedSemanticsError,
@@ -133,7 +134,7 @@ def isin(
 # ------------------------------------------------------------------------------------------------------------- counts
 
 
-@masked_rule(aten.count_nonzero, category=QUERY, takes_op=True)
+@masked_rule(aten.count_nonzero, category=QUERY, takes_op=True, dims=Along("reduced"))
 def count_nonzero(op: OpOverload, self: Dense, *dim: Any, **options: Any) -> Tensor:
     """How many valid elements are not zero."""
     result: Tensor = op(self.filled(0), *dim, **options)

@@ -19,6 +19,9 @@ from op_registry.authoring import (
     ASSIGNMENT,
     RANDOM,
     Dense,
+    Elementwise,
+    Equation,
+    LastDims,
     Number,
     Traits,
     as_bool,
@@ -97,7 +100,7 @@ def _standard_gamma(self: Dense, generator: torch.Generator | None = None) -> An
     return drawn(aten._standard_gamma.default, self, generator, allowed=1)
 
 
-@masked_rule(aten._sample_dirichlet, category=RANDOM)
+@masked_rule(aten._sample_dirichlet, category=RANDOM, dims=LastDims(1))
 def _sample_dirichlet(self: Dense, generator: torch.Generator | None = None) -> Any:
     """All or nothing for each row; an incomplete row draws like a row of ones."""
     whole = whole_validity(self, (-1,))
@@ -113,7 +116,7 @@ def normal(op: OpOverload, *parameters: Any, generator: torch.Generator | None =
 
 
 # torch accepts only int64 for out=, which its kernel for meta tensors does not check.
-@masked_rule(aten.multinomial, category=RANDOM, exact_out=True)
+@masked_rule(aten.multinomial, category=RANDOM, exact_out=True, dims=Equation("*k->*N"))
 def multinomial(
     self: Dense, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> Dense:
@@ -171,6 +174,7 @@ def randint_like(op: OpOverload, self: Dense, high: Dense, **options: Any) -> De
     aten.uniform,
     aten.bernoulli.p,
     category=ASSIGNMENT,
+    dims=Elementwise(),
     takes_op=True,
 )
 def uniform(op: OpOverload, self: Dense, *parameters: Number, **options: Any) -> Dense:
@@ -179,7 +183,7 @@ def uniform(op: OpOverload, self: Dense, *parameters: Number, **options: Any) ->
     return Dense(getattr(torch.empty_like(self.data), in_place)(*parameters, **options))
 
 
-@masked_rule(aten.bernoulli.Tensor, category=ASSIGNMENT)
+@masked_rule(aten.bernoulli.Tensor, category=ASSIGNMENT, dims=Elementwise())
 def bernoulli_tensor(self: Dense, p: Dense, *, generator: torch.Generator | None = None) -> Dense:
     """New values everywhere, valid where their probability is."""
     return Dense(torch.empty_like(self.data).bernoulli_(p.filled(0), generator=generator), p.validity)

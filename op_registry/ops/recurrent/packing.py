@@ -16,6 +16,7 @@ from op_registry.authoring import (
     Dense,
     MaskedSemanticsError,
     Number,
+    Unknown,
     aligned_validity,
     all_valid,
     expand_validity,
@@ -38,7 +39,12 @@ def known_sizes(op: OpOverload, sizes: Dense) -> Tensor:
     return sizes.data
 
 
-@masked_rule(aten._pack_padded_sequence.default, category=MOVEMENT, plain=(1,))
+@masked_rule(
+    aten._pack_padded_sequence.default,
+    category=MOVEMENT,
+    plain=(1,),
+    dims=Unknown("sequences of several lengths are packed into one dimension"),
+)
 def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tuple[Dense, Tensor]:
     """The steps of each row up to its length, and the batch size of each step."""
     sizes = known_sizes(aten._pack_padded_sequence.default, lengths)
@@ -49,7 +55,12 @@ def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tu
     return Dense(data, v), batch_sizes
 
 
-@masked_rule(aten._pad_packed_sequence.default, category=MOVEMENT, plain=(1,))
+@masked_rule(
+    aten._pad_packed_sequence.default,
+    category=MOVEMENT,
+    plain=(1,),
+    dims=Unknown("sequences of several lengths are packed into one dimension"),
+)
 def _pad_packed_sequence(
     data: Dense, batch_sizes: Dense, batch_first: bool, padding_value: Number, total_length: int
 ) -> tuple[Dense, Tensor]:
@@ -62,7 +73,11 @@ def _pad_packed_sequence(
     return Dense(padded, v), lengths
 
 
-@masked_rule(aten.pad_sequence.default, category=MOVEMENT)
+@masked_rule(
+    aten.pad_sequence.default,
+    category=MOVEMENT,
+    dims=Unknown("sequences of several lengths are packed into one dimension"),
+)
 def pad_sequence(
     sequences: Sequence[Dense], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
 ) -> Dense:

@@ -25,7 +25,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.authoring import (
     RECURRENT,
+    ByArgument,
     Dense,
+    Equation,
+    Unknown,
     aligned_validity,
     all_valid,
     arange_along,
@@ -354,14 +357,24 @@ def on_packed(
     return (Dense(packed(output.data), packed(expand_validity(validity, output.shape, [0, 1]))), *last)
 
 
-lstm = masked_rule(aten.lstm.input, category=RECURRENT, takes_op=True)(on_padded)
-gru = masked_rule(aten.gru.input, category=RECURRENT, takes_op=True)(on_padded)
-rnn_tanh = masked_rule(aten.rnn_tanh.input, category=RECURRENT, takes_op=True)(on_padded)
-rnn_relu = masked_rule(aten.rnn_relu.input, category=RECURRENT, takes_op=True)(on_padded)
-lstm_data = masked_rule(aten.lstm.data, category=RECURRENT, takes_op=True)(on_packed)
-gru_data = masked_rule(aten.gru.data, category=RECURRENT, takes_op=True)(on_packed)
-rnn_tanh_data = masked_rule(aten.rnn_tanh.data, category=RECURRENT, takes_op=True)(on_packed)
-rnn_relu_data = masked_rule(aten.rnn_relu.data, category=RECURRENT, takes_op=True)(on_packed)
+# A step reads those before it; the state of a layer, those below it.
+LSTM = ByArgument(
+    "batch_first",
+    Equation("*ti,L*K,?->*tO,L*H,L*C", scanned="t"),
+    Equation("t*i,L*K,?->t*O,L*H,L*C", scanned="t"),
+)
+RNN = ByArgument(
+    "batch_first", Equation("*ti,L*H,?->*tO,L*H", scanned="t"), Equation("t*i,L*H,?->t*O,L*H", scanned="t")
+)
+PACKED_STEPS = Unknown("the steps of all sequences lie in one dimension")
+lstm = masked_rule(aten.lstm.input, category=RECURRENT, takes_op=True, dims=LSTM)(on_padded)
+gru = masked_rule(aten.gru.input, category=RECURRENT, takes_op=True, dims=RNN)(on_padded)
+rnn_tanh = masked_rule(aten.rnn_tanh.input, category=RECURRENT, takes_op=True, dims=RNN)(on_padded)
+rnn_relu = masked_rule(aten.rnn_relu.input, category=RECURRENT, takes_op=True, dims=RNN)(on_padded)
+lstm_data = masked_rule(aten.lstm.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
+gru_data = masked_rule(aten.gru.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
+rnn_tanh_data = masked_rule(aten.rnn_tanh.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
+rnn_relu_data = masked_rule(aten.rnn_relu.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
 
 # ---------------------------------------------------------------------------------------------------------------- cells
 
@@ -391,7 +404,10 @@ def one_step(
     return tuple(map(updated, hx, result))
 
 
-lstm_cell = masked_rule(aten.lstm_cell.default, category=RECURRENT, takes_op=True)(one_step)
-gru_cell = masked_rule(aten.gru_cell.default, category=RECURRENT, takes_op=True)(one_step)
-rnn_tanh_cell = masked_rule(aten.rnn_tanh_cell.default, category=RECURRENT, takes_op=True)(one_step)
-rnn_relu_cell = masked_rule(aten.rnn_relu_cell.default, category=RECURRENT, takes_op=True)(one_step)
+CELL = Equation("*i,*H,?,?,?,?->*H")
+lstm_cell = masked_rule(
+    aten.lstm_cell.default, category=RECURRENT, takes_op=True, dims=Equation("*i,*H,?,?,?,?->*H,*H")
+)(one_step)
+gru_cell = masked_rule(aten.gru_cell.default, category=RECURRENT, takes_op=True, dims=CELL)(one_step)
+rnn_tanh_cell = masked_rule(aten.rnn_tanh_cell.default, category=RECURRENT, takes_op=True, dims=CELL)(one_step)
+rnn_relu_cell = masked_rule(aten.rnn_relu_cell.default, category=RECURRENT, takes_op=True, dims=CELL)(one_step)

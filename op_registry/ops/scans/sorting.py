@@ -26,6 +26,7 @@ from op_registry.authoring import (
     REDUCTION,
     SORTING,
     Dense,
+    Equation,
     MaskedSemanticsError,
     Order,
     Permuted,
@@ -233,7 +234,9 @@ def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tupl
 # ---------------------------------------------------------------------------------------------- positions in a sequence
 
 
-@masked_rule(aten.bucketize.Tensor, aten.bucketize.Scalar, category=ELEMENTWISE, takes_op=True)
+@masked_rule(
+    aten.bucketize.Tensor, aten.bucketize.Scalar, category=ELEMENTWISE, takes_op=True, dims=Equation("*,S->*", "S->")
+)
 def bucketize(op: OpOverload, x: Dense | float, boundaries: Dense, **options: bool) -> Dense:
     """Elementwise in the input; every boundary must be valid."""
     require_all_valid(op, boundaries)
@@ -245,7 +248,13 @@ bucketize.lowering(Sparse)(NEEDS_WHOLE_SEQUENCE)
 bucketize.lowering(Permuted)(NEEDS_WHOLE_SEQUENCE)
 
 
-@masked_rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar, category=ELEMENTWISE, takes_op=True)
+@masked_rule(
+    aten.searchsorted.Tensor,
+    aten.searchsorted.Scalar,
+    category=ELEMENTWISE,
+    takes_op=True,
+    dims=Equation("S,*,S->*", "*S,*q,*S->*q", "S,S->"),
+)
 def searchsorted(
     op: OpOverload, sequence: Dense, x: Dense | float, *, sorter: Dense | None = None, **options: bool | str | None
 ) -> Dense:

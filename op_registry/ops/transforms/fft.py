@@ -13,6 +13,7 @@ from torch import Tensor
 
 from op_registry.authoring import (
     WHOLE_SLICES,
+    Along,
     Dense,
     Slices,
     masked_rule,
@@ -24,11 +25,12 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
-_fft_r2c = whole_slices(aten._fft_r2c, dims=Slices("each"), replacement=0)
+# A real signal may have the first half of its spectrum alone.
+_fft_r2c = whole_slices(aten._fft_r2c, dims=Along("window"), replacement=0)
 _fft_c2c = whole_slices(aten._fft_c2c, dims=Slices("each"), replacement=0)
 
 
-@masked_rule(aten._fft_c2r, category=WHOLE_SLICES)
+@masked_rule(aten._fft_c2r, category=WHOLE_SLICES, dims=Along("window"))
 def _fft_c2r(self: Dense, dim: Sequence[int], normalization: int, last_dim_size: int) -> Dense:
     """In the last transformed dimension, it only reads the entries that a real signal of `last_dim_size` has."""
     read = first_entries(self, wrap_dim(dim[-1], self.ndim), last_dim_size // 2 + 1) if len(dim) else None

@@ -9,13 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from op_registry.authoring import WHOLE_SLICES, Dense, as_int8, intersect, masked_rule, replaced, whole_validity
+from op_registry.authoring import (
+    WHOLE_SLICES,
+    Dense,
+    Unknown,
+    as_int8,
+    intersect,
+    masked_rule,
+    replaced,
+    whole_validity,
+)
 from op_registry.ops.transforms.fft import first_entries
 
 aten = torch.ops.aten
 
 
-@masked_rule(aten.istft.default, category=WHOLE_SLICES)
+@masked_rule(aten.istft.default, category=WHOLE_SLICES, dims=Unknown("frames overlap"))
 def istft(
     self: Dense,
     n_fft: int,

@@ -21,7 +21,9 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     CONTRACTION,
+    ByArgument,
     Dense,
+    Equation,
     aligned_validity,
     as_int8,
     broadcast_along,
@@ -33,6 +35,22 @@ from op_registry.authoring import (
 )
 
 aten = torch.ops.aten
+
+# Input, weight and bias in one to three dimensions; channels in groups.
+CONVOLUTION = Equation(
+    "*(gc)x,(go)ci,(go)->*(go)x",
+    "*(gc)xy,(go)cij,(go)->*(go)xy",
+    "*(gc)xyz,(go)cijk,(go)->*(go)xyz",
+    window="xyz",
+    sizes={"g": "groups"},
+)
+TRANSPOSED = Equation(
+    "*(gc)x,(gc)oi,(go)->*(go)x",
+    "*(gc)xy,(gc)oij,(go)->*(go)xy",
+    "*(gc)xyz,(gc)oijk,(go)->*(go)xyz",
+    window="xyz",
+    sizes={"g": "groups"},
+)
 
 # A convolution of fixed geometry, called with input, weight, bias and number of groups.
 Convolve = Callable[[Tensor, Tensor, Tensor | None, int], Any]
@@ -148,7 +166,9 @@ def per_dim(sizes: Sizes, ndim: int) -> Sizes:
 # ------------------------------------------------------------------------------------------------------------ operators
 
 
-@masked_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, category=CONTRACTION, takes_op=True)
+@masked_rule(
+    aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, category=CONTRACTION, takes_op=True, dims=CONVOLUTION
+)
 def conv(
     op: OpOverload,
     input: Dense,
@@ -174,6 +194,7 @@ def conv(
     aten._convolution_mode.default,
     category=CONTRACTION,
     takes_op=True,
+    dims=CONVOLUTION,
 )
 def conv_padding(
     op: OpOverload,
@@ -200,6 +221,7 @@ def conv_padding(
     aten.conv_transpose3d.input,
     category=CONTRACTION,
     takes_op=True,
+    dims=TRANSPOSED,
 )
 def conv_transpose(
     op: OpOverload,
@@ -228,6 +250,7 @@ def conv_transpose(
     aten._convolution.deprecated,
     category=CONTRACTION,
     takes_op=True,
+    dims=ByArgument("transposed", TRANSPOSED, CONVOLUTION),
 )
 def convolution(
     op: OpOverload,
@@ -249,7 +272,7 @@ def convolution(
     return convolved(convolve, input, weight, bias, groups, transposed, covered)
 
 
-@masked_rule(aten.conv_tbc.default, category=CONTRACTION)
+@masked_rule(aten.conv_tbc.default, category=CONTRACTION, dims=Equation("tbc,kco,o->tbo", window="t"))
 def conv_tbc(self: Dense, weight: Dense, bias: Dense, pad: int = 0) -> Dense:
     """Time, batch, channel: conv1d with dimensions in another order (weight: taps, in, out)."""
     data = aten.conv_tbc(self.filled(0), weight.filled(0), bias.filled(0), pad)

@@ -23,6 +23,7 @@ from op_registry.authoring import (
     DERIVATIVE,
     POOLING,
     Dense,
+    Equation,
     all_valid,
     as_bool,
     as_int8,
@@ -47,6 +48,7 @@ ZEROS = 0
     aten._grid_sampler_2d_cpu_fallback.default,
     category=POOLING,
     takes_op=True,
+    dims=Equation("nchw,nxyk->ncxy", "ncdhw,nzxyk->nczxy", indexed="dhw"),
 )
 def grid_sampler(
     op: OpOverload, input: Dense, grid: Dense, interpolation_mode: int, padding_mode: int, align_corners: bool
@@ -69,7 +71,11 @@ def grid_sampler(
     return Dense(data * share, intersect(as_int8(some_valid | none_inside), points_valid))
 
 
-@masked_rule(aten.cudnn_grid_sampler.default, category=POOLING)
+@masked_rule(
+    aten.cudnn_grid_sampler.default,
+    category=POOLING,
+    dims=Equation("nchw,nxyk->ncxy", "ncdhw,nzxyk->nczxy", indexed="dhw"),
+)
 def cudnn_grid_sampler(self: Dense, grid: Dense) -> Dense:
     """Bilinear, with zeros outside and aligned corners."""
     if all_valid(self, grid):

@@ -208,7 +208,12 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Any:
     return max_pooled(pool, self, spatial_dims(op))
 
 
-@masked_rule(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, category=POOLING, takes_op=True)
+@masked_rule(
+    aten.fractional_max_pool2d.default,
+    aten.fractional_max_pool3d.default,
+    category=POOLING,
+    takes_op=True,
+)
 def fractional_max_pool(
     op: OpOverload, self: Dense, kernel_size: Sizes, output_size: Sizes, random_samples: Dense
 ) -> Any:
