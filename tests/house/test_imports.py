@@ -17,6 +17,7 @@ from repository import ROOT
 FLOORS = {
     "op_registry": (
         ("errors", "digests", "progress", "schema", "dimensions"),
+        ("movements",),
         ("traits",),
         ("rule",),
         ("records", "registration", "registry"),
