@@ -13,7 +13,8 @@ ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 CELL = re.compile(r"<(t[dh])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
 PREFORMATTED = re.compile(r"<pre\b.*?</pre>|<code>[^<]*</code>", re.DOTALL)
-COLUMNS = re.compile(r"^ *\S.*? {3,}\S", re.MULTILINE)
+PROMPT = re.compile(r">>>|\.\.\. ")
+COLUMNS = re.compile(r" *(?!masked_tensor)\w.*? {3,}\S")
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*|--")
 LONG_NAME = re.compile(r"[^\s<>]{25,}")
 # After a dot, slash, comma, opening bracket or "=" inside of a name; in what is still long before an underscore.
@@ -34,8 +35,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _breakable(block: re.Match[str]) -> str:
     if block[0].startswith("<pre"):
-        lines = TAG.sub("", block[0])
-        drawn = "&gt;&gt;&gt; " not in lines and 2 * len(COLUMNS.findall(lines)) > lines.count("\n")
+        lines = [line for line in unescape(TAG.sub("", block[0])).splitlines() if not PROMPT.match(line)]
+        drawn = sum(bool(COLUMNS.match(line)) for line in lines) > max(len(lines) / 2, 3)
         return block[0].replace("<pre", "<pre data-drawn", 1) if drawn else block[0]
     return OPTION.sub(r'<span class="option">\g<0></span>', with_breaks(block[0]))
 
