@@ -32,22 +32,24 @@ from torch._ops import OpOverload
 Label = str | int | None
 # A dimension: a label, or those that it is merged of, outermost first.
 Dimension = Label | tuple[Label, ...]
-# What an operator does along a label that is not batch. In words, as `explain` prints them:
-ROLES = {
-    "contracted": "sums products over",
-    "reduced": "gives one result for all of",
-    "each": "gives a result for each element of the whole slice along",
-    "front": "puts elements in order at the front of",
-    "scanned": "goes step by step along",
-    "window": "reads windows along",
-    "moved": "moves elements along",
-    "selected": "takes some elements along",
-    "joined": "puts operands one behind the other along",
-    "indexed": "reads or writes at computed positions along",
-    "new": "makes",
-}
+# What an operator does along a label that is not batch: it sums products over it (contracted); one result takes the
+# place of all its elements (reduced); each element has a result (each); results come in order at the front (front); it
+# goes step by step (scanned); it reads windows (window); it moves elements (moved), takes some of them (selected), puts
+# operands one behind the other (joined), reads or writes at computed positions (indexed). `new`: no operand has it;
+# `parameter`: results may depend on all of it.
 Role = Literal[
-    "contracted", "reduced", "each", "front", "scanned", "window", "moved", "selected", "joined", "indexed", "new"
+    "contracted",
+    "reduced",
+    "each",
+    "front",
+    "scanned",
+    "window",
+    "moved",
+    "selected",
+    "joined",
+    "indexed",
+    "new",
+    "parameter",
 ]
 
 
@@ -95,6 +97,10 @@ class Dimensions:
 
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
+        return None
+
+    def __str__(self) -> str:
+        """The statement in words, as `explain` prints it."""
         raise NotImplementedError
 
 
@@ -143,8 +149,8 @@ class Elementwise(Dimensions):
         operands = {name: batch_labels(t.ndim) for name, t in tensors.items()}
         return Labels(operands, (result,) * number_of_results(op))
 
-    def misfit(self, op: OpOverload) -> str | None:
-        return None
+    def __str__(self) -> str:
+        return "every dimension is batch"
 
 
 # --------------------------------------------------------------------------------------------------------- contractions
@@ -163,7 +169,7 @@ class Equation(Dimensions):
     (gc)     one dimension that is merged of several
     1        a dimension of size 1
     +        alone: an operand that is added, elementwise with the first result
-    ?        alone: a parameter (or a list of them) on every element of which every result depends
+    ?        alone: a parameter (or a list of them), on all of which results may depend
 
     A list of tensors has one term, for each of them. Of several equations, the first holds that fits the ranks of the
     operands and, where several do, their sizes. `sizes` has the arguments (or numbers) that are sizes of parts of
@@ -196,9 +202,14 @@ class Equation(Dimensions):
         object.__setattr__(self, "sizes", tuple((sizes or {}).items()))
         object.__setattr__(self, "roles", tuple(roles.items()))
 
-    def __repr__(self) -> str:
-        stated = [*map(repr, self.equations), *(f"{role}={letters!r}" for role, letters in self.roles)]
-        return f"Equation({', '.join([*stated, *([f'sizes={dict(self.sizes)}'] if self.sizes else [])])})"
+    def __str__(self) -> str:
+        left, _, right = self.equations[0].partition("->")
+        roles: dict[str, Role] = {letter: role for role, letters in self.roles for letter in letters}
+        by_role: dict[str, list[str]] = {}
+        for a in dict.fromkeys(re.findall("[A-Za-z*]", f"{left}{right}")):
+            inferred = "contracted" if a not in right else "each" if a.isupper() else "batch"
+            by_role.setdefault(roles.get(a, inferred), []).append(a)
+        return "; ".join([", or ".join(self.equations), *(f"{role} {', '.join(a)}" for role, a in by_role.items())])
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         ranks = tuple((name, _ranks(named.get(name))) for name in tensor_arguments(op, lists=True))
@@ -296,6 +307,8 @@ def _labels_of(
     every = {a for dims in (*operands.values(), *outcomes) for dim in dims for a in atoms(dim)}
     kept = {a for dims in outcomes for dim in dims for a in atoms(dim)}
     inferred: dict[Label, Role] = {a: "contracted" if a not in kept else "each" for a in every if _mixes(a, kept)}
+    parameters = {a for name, term, _ in terms if term == PARAMETER for a in operands.get(name, ())}
+    inferred |= dict.fromkeys(parameters, "parameter")
     return Labels(operands, outcomes, inferred | {a: role for a, role in stated.items() if a in every})
 
 
@@ -360,8 +373,11 @@ class Slices(Dimensions):
             result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
         return Labels({first: labels}, (result,) * number_of_results(op), roles)
 
-    def misfit(self, op: OpOverload) -> str | None:
-        return None  # Registration.arguments_of_slices, which knows what to write instead
+    # (misfit: Registration.arguments_of_slices, which knows what to write instead)
+    def __str__(self) -> str:
+        along = "the whole tensor" if self.dim is None else f"each slice along `{self.dim}`"
+        given = {"one": "one result for", "each": "a result for each element of", "front": "elements in order, of"}
+        return f"{given[self.gives]} {along}; other dimensions are batch"
 
 
 @dataclass(frozen=True)
@@ -390,6 +406,10 @@ class LastDims(Dimensions):
         number = number_of_results(op)
         elements = max(number - self.statistics, 1)
         return Labels(operands, ((result,) * elements + (statistic,) * self.statistics)[:number], roles)
+
+    def __str__(self) -> str:
+        count = self.count if isinstance(self.count, int) else f"`{self.count}`"
+        return f"a result for each element of a slice over the last {count} dimensions; those before are batch"
 
     def misfit(self, op: OpOverload) -> str | None:
         names = [a.name for a in op._schema.arguments]

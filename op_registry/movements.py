@@ -38,10 +38,10 @@ class Unknown(Dimensions):
 
     why: str
 
-    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> None:
-        return None
+    def __str__(self) -> str:
+        return f"nothing is stated: {self.why}"
 
-    def misfit(self, op: OpOverload) -> str | None:
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> None:
         return None
 
 
@@ -52,6 +52,9 @@ class ByArgument(Dimensions):
     argument: str
     true: Dimensions
     false: Dimensions
+
+    def __str__(self) -> str:
+        return f"with `{self.argument}`: {self.true}; without: {self.false}"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         value = named.get(self.argument)
@@ -69,6 +72,9 @@ class Loss(Dimensions):
     """As stated where `reduction` is 0; otherwise what would be batch is reduced, and results are numbers."""
 
     each: Dimensions
+
+    def __str__(self) -> str:
+        return f"{self.each}; reduced with `reduction`"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         found = self.each.labels(op, named)
@@ -98,6 +104,10 @@ class Along(Dimensions):
     role: Role | None
     dim: str = "dim"
     more: int = 0
+
+    def __str__(self) -> str:
+        role = "batch" if self.role is None else self.role
+        return f"{role} along `{self.dim}`; other dimensions are batch"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors, dims = tensors_in(op, named), named.get(self.dim)
@@ -133,6 +143,9 @@ class Windows(Dimensions):
 
     count: str | None = None
 
+    def __str__(self) -> str:
+        return "windows along the last dimensions; those before are batch"
+
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         (name, x), *others = tensors_in(op, named).items()
         count = len(named[self.count]) // 2 if self.count is not None else _dimensions_in_name(op)
@@ -166,6 +179,9 @@ class Joined(Dimensions):
 
     stacked: bool = False
 
+    def __str__(self) -> str:
+        return f"operands one behind the other along {'a new' if self.stacked else 'the'} dimension `dim`"
+
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors, dim = tensors_in(op, named), named["dim"]
         ndim = max(t.ndim for t in tensors.values())
@@ -175,9 +191,6 @@ class Joined(Dimensions):
         # torch.cat skips empty tensors of one dimension.
         operands = {name: rest if t.ndim == len(rest) else (along,) for name, t in tensors.items()}
         return Labels(operands, (result,), {along: "joined"})
-
-    def misfit(self, op: OpOverload) -> str | None:
-        return None
 
 
 # ------------------------------------------------------------------------------------------------------ other positions
@@ -193,6 +206,9 @@ class Indexed(Dimensions):
 
     aligned: bool = False
     writes: bool = False
+
+    def __str__(self) -> str:
+        return "at the positions in `index` along `dim`; other dimensions are batch"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors, first = tensors_in(op, named), op._schema.arguments[0].name
@@ -236,6 +252,9 @@ class View(Dimensions):
     The operator may also write to such a view (``select_scatter``), or be the view's derivative (``select_backward``).
     """
 
+    def __str__(self) -> str:
+        return "a view: each dimension goes where its stride does"
+
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         view, (first, *others) = _view_of(op), tensors_in(op, named)
         shape = tuple(named["input_sizes"] if "input_sizes" in named else named[first].shape)
@@ -257,9 +276,6 @@ class View(Dimensions):
         if others:
             return Labels({first: labels, others[0]: dims[0]}, (labels,), roles)
         return Labels({first: labels}, dims, roles)
-
-    def misfit(self, op: OpOverload) -> str | None:
-        return None
 
 
 def _is_whole(label: Label, size: int, stride: int, view: Tensor, dims: Sequence[Label]) -> bool:
@@ -303,6 +319,9 @@ def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ..
 @dataclass(frozen=True)
 class Reshaped(Dimensions):
     """The same elements in order, in other sizes: dimensions are merged and split where their sizes allow it."""
+
+    def __str__(self) -> str:
+        return "dimensions are merged and split as the sizes say"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         name, *_ = [a.name for a in op._schema.arguments]
@@ -415,6 +434,9 @@ def _parts(shape: Sequence[int], size: Sequence[int]) -> tuple[list[list[int]], 
 class Repeated(Dimensions):
     """Each dimension `repeats` times in order, and new ones in front."""
 
+    def __str__(self) -> str:
+        return "each dimension is repeated; its parts are the repeat and the operand's index"
+
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         name = op._schema.arguments[0].name
         labels, repeats = batch_labels(named[name].ndim), named["repeats"]
@@ -433,6 +455,9 @@ class OfSizes(Dimensions):
     """A tensor whose sizes are an argument; none of its dimensions is an operand's."""
 
     size: str = "size"
+
+    def __str__(self) -> str:
+        return f"no dimension is an operand's: the sizes are `{self.size}`"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         operands = {name: tuple(f"{name}.{n}" for n in range(t.ndim)) for name, t in tensors_in(op, named).items()}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch._ops import OpOverload
 
 from op_registry.categories import REFUSED
-from op_registry.conformance import plain_torch
+from op_registry.conformance import plain_torch, stated_dims
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import (
@@ -36,6 +36,8 @@ def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
         return _no_derivative(operator, seed)
     if law == "P6":
         return _no_view(operator)
+    if law == "dims":
+        return _no_dimensions(operator, seed)
     if law == "P7" and not operator.leading:
         return "it is tested once, in the operator's preferred dtype"
     return None
@@ -57,6 +59,13 @@ def _no_derivative(operator: Operator, seed: int) -> str | None:
     if not derivatives or any(derivative.order for derivative in derivatives):
         return None
     return f"it has no derivative: {derivatives[0].why}"
+
+
+def _no_dimensions(operator: Operator, seed: int) -> str | None:
+    outcomes = [(status, message) for _, status, message in stated_dims.outcomes(operator, seed)]
+    if any(status != "not asked" for status, _ in outcomes):
+        return None
+    return outcomes[0][1] if outcomes else "no rule that its samples call states dimensions"
 
 
 def _no_view(operator: Operator) -> str | None:

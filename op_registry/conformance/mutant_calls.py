@@ -7,14 +7,16 @@ records whether it changed anything observable (``call.changed``): a way that ne
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.conformance.trees import tree_leaves, tree_map
+from op_registry.dimensions import Dimensions, Labels, tensors_in
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.rule import Run
@@ -88,13 +90,21 @@ def hidden(records: Sequence[Dense]) -> Tensor:
     return torch.stack(parts).sum()
 
 
+# The wrong labels of a call, given its right ones and its tensors by name; None if the way does not fit the call.
+Restate = Callable[[Labels, Mapping[str, Any]], Labels | None]
+
+
 @dataclass(frozen=True)
 class Way:
-    """A way of being wrong, by name; `laws` are tried first, because they are expected to notice it."""
+    """A way of being wrong, by name; `laws` are tried first, because they are expected to notice it.
+
+    restate  what a wrong statement of dimensions says; the rule's run is then right, and "dims" is the only law
+    """
 
     name: str
     change: Callable[[Call], Any] = field(repr=False)
     laws: tuple[str, ...] = ()
+    restate: Restate | None = field(default=None, repr=False)
 
     def mutated(self, run: Run, changes: Changes) -> Run:
         """`run`, made wrong in this way; `changes` counts its calls, and those in which it changed something."""
@@ -119,6 +129,25 @@ class Changes:
     changed: int = 0
 
 
+@dataclass(frozen=True)
+class Restated(Dimensions):
+    """A statement made wrong; `changes` counts the calls whose labels are wrong."""
+
+    right: Dimensions
+    restate: Restate
+    changes: Changes = field(repr=False, hash=False, compare=False)
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
+        right = self.right.labels(op, named)
+        wrong = None if right is None else self.restate(right, tensors_in(op, named))
+        self.changes.calls += 1
+        self.changes.changed += wrong is not None
+        return right if wrong is None else wrong
+
+    def __str__(self) -> str:
+        return f"made wrong: {self.right}"
+
+
 WAYS: dict[str, Way] = {}
 
 
@@ -128,6 +157,16 @@ def way(name: str, *laws: str) -> Callable[[Callable[[Call], Any]], Callable[[Ca
     def register(change: Callable[[Call], Any]) -> Callable[[Call], Any]:
         WAYS[name] = Way(name, change, laws)
         return change
+
+    return register
+
+
+def restating(name: str) -> Callable[[Restate], Restate]:
+    """Decorator: registers a wrong statement of dimensions."""
+
+    def register(restate: Restate) -> Restate:
+        WAYS[name] = Way(name, Call.result, ("dims",), restate)
+        return restate
 
     return register
 

@@ -16,6 +16,8 @@ from torch._ops import OpOverload
 
 from op_registry import categories, words
 from op_registry.conformance.oracles import Expected
+from op_registry.dimensions import Equation, Slices
+from op_registry.movements import Along
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import lowest
 from op_registry.records.validity import intersect
@@ -23,6 +25,7 @@ from op_registry.rule import Rule
 from op_registry.whole_slices import whole_slices
 
 NAMESPACE = "op_registry_mutants"
+MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
 
 
 class Context(Protocol):
@@ -190,7 +193,7 @@ POSITIVES = _defined(positives)
 
 
 def _peak() -> Rule:
-    @words.masked_rule(PEAK, category=categories.REDUCTION)
+    @words.masked_rule(PEAK, category=categories.REDUCTION, dims=Slices(dim="axis"))
     def peak_rule(values: Dense, axis: int) -> Dense:
         return Dense(PEAK(values.filled(lowest(values.dtype)), axis), values.any_valid(axis))
 
@@ -198,7 +201,7 @@ def _peak() -> Rule:
 
 
 def _centered() -> Rule:
-    @words.masked_rule(CENTERED, category=categories.NORMALIZATION)
+    @words.masked_rule(CENTERED, category=categories.NORMALIZATION, dims=Slices("each"))
     def centered_rule(x: Dense, dim: int) -> Dense:
         if x.valid is None:
             return Dense(CENTERED(x.data, dim))
@@ -226,7 +229,7 @@ def _slices(data: Tensor, dim: int) -> Tensor:
 
 
 def _gram() -> Rule:
-    rule = whole_slices(GRAM)
+    rule = whole_slices(GRAM, dims=Equation("*MK->*MN"))
 
     @rule.samples
     def batches(make: Callable[..., Tensor]) -> list[tuple[Tensor, ...]]:
@@ -270,7 +273,7 @@ def _noisy() -> Rule:
 
 
 def _glued() -> Rule:
-    @words.masked_rule(GLUED, category=categories.JOIN)
+    @words.masked_rule(GLUED, category=categories.JOIN, dims=Equation("*a,*b->*C", joined="ab"))
     def glued_rule(a: Dense, b: Dense) -> Dense:
         if a.validity is None and b.validity is None:
             return Dense(GLUED(a.data, b.data))
@@ -323,8 +326,8 @@ RULES: dict[str, Callable[[], Rule]] = {
     "reduction": lambda: words.reduction(TOTAL, identity=0),
     "reduction, by hand": _peak,
     "scan": lambda: words.scan(RUNNING, identity=0),
-    "movement": lambda: words.movement(REVERSED),
-    "contraction": lambda: words.contraction(PRODUCT),
+    "movement": lambda: words.movement(REVERSED, dims=Along("moved")),
+    "contraction": lambda: words.contraction(PRODUCT, dims=MATMUL),
     "normalization": _centered,
     "whole slices": _gram,
     "assignment": _poured,

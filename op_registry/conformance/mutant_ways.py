@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.conformance import mutant_statements
 from op_registry.conformance.mutant_calls import (
     NUMBERS,
     WAYS,
@@ -30,7 +31,7 @@ from op_registry.records.validity import as_int8
 from op_registry.sparse.permuted import Permuted, to_dense
 from op_registry.sparse.record import Sparse
 
-__all__ = ["WAYS"]
+__all__ = ["WAYS", "mutant_statements"]
 
 # --------------------------------------------------------------------------------------------------------- the mask
 

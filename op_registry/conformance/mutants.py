@@ -20,7 +20,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.conformance import masks, mutant_operators, plain_torch
-from op_registry.conformance.mutant_calls import Changes, Way
+from op_registry.conformance.mutant_calls import Changes, Restated, Way
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.report import Report
@@ -28,6 +28,7 @@ from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import DirectOperator, database, overload_named
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.conformance.verdict import answer_of
+from op_registry.movements import Unknown
 from op_registry.registry import registry
 from op_registry.rule import Rule
 from op_registry.schema import is_view
@@ -110,6 +111,13 @@ class Fate:
 def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
     """Within the block, `rule` is wrong in this way, for the caller only. Yields counts of its calls and changes."""
     changes = Changes()
+    if way.restate is not None:
+        dims = Restated(rule.dims or Unknown("nothing is stated"), way.restate, changes)
+        restated = dataclasses.replace(rule, traits=dataclasses.replace(rule.traits, dims=dims), listeners=[])
+        with registry.overlay() as overlay:
+            overlay.replace(restated)
+            yield changes
+        return
 
     def right(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return rule.bind(op)(*args, **kwargs)
@@ -137,7 +145,10 @@ def installed(rule: Rule, way: Way, sparse: bool) -> Iterator[Changes]:
     if sparse:
         lowerings = {record: lowered for record in (Sparse, Permuted) if lowering_of(rule, record) is not None}
     run = right if sparse else wrong
-    mutant = dataclasses.replace(rule, run=run, takes_op=True, traits=traits, lowerings=lowerings, listeners=[])
+    category = dataclasses.replace(rule.category, by_rows=False) if rule.category.by_rows else rule.category
+    mutant = dataclasses.replace(
+        rule, run=run, takes_op=True, category=category, traits=traits, lowerings=lowerings, listeners=[]
+    )
     with registry.overlay() as overlay:
         overlay.replace(mutant)
         yield changes
@@ -152,6 +163,8 @@ def fate_of(mutant: Mutant, rule: Rule, operators: Sequence[Operator], baseline:
     direct = [o for o in operators if isinstance(o, DirectOperator)] or operators
     if "P5" in way.laws and not any(baseline.derivative(o, "second" in way.name) for o in direct):
         return Fate(mutant, "same", message="the derivative is zero, so that doubling or cutting it changes nothing")
+    if way.restate is not None and (rule.dims is None or isinstance(rule.dims, Unknown)):
+        return Fate(mutant, "same", message="nothing is stated")
     with installed(rule, way, mutant.sparse) as changes:
         for thorough in (False, True):
             fate = _tried(mutant, operators, _thorough(settings) if thorough else settings, baseline, changes)
@@ -214,6 +227,9 @@ def _killed(mutant: Mutant, operator: Operator, settings: Settings, baseline: Ba
 
 def _stages(way: Way, settings: Settings) -> Iterator[tuple[str, ...]]:
     """The laws in the order in which they run: the way's own (or the first two), the other cheap ones, the rest."""
+    if way.restate is not None:
+        yield way.laws
+        return
     first = [law for law in way.laws or settings.laws[:2] if law in settings.laws]
     others = [law for law in settings.laws if law not in first]
     cheap, expensive = ([law for law in others if (law in EXPENSIVE) == costly] for costly in (False, True))
@@ -288,6 +304,8 @@ def _fates(
 ) -> Iterator[Fate]:
     baseline = Baseline()
     for way in ways or WAYS:
+        if sparse and WAYS[way].restate is not None:
+            continue  # a rule states its dimensions once, whatever the storage
         yield fate_of(Mutant(name, way, sparse), rule, operators, baseline, settings)
 
 

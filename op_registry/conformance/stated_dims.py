@@ -7,7 +7,7 @@ say which of their elements depend on it:
 *   A batch label: the results change at this index alone.
 *   A label that is stated contracted, reduced or each: in some call, results change at another index too. Otherwise it
     could be batch.
-*   An operand without a batch label of the results: in some call, results change at every index of it.
+*   An operand without a batch label of the results: in some call, results change at several indices of it.
 
 The last two are asked of all calls together, because one call may hide it (``maximum``, an index that is not read).
 """
@@ -41,7 +41,8 @@ from op_registry.rule import packet_name
 ONE_SIZE = ("each", "contracted", "reduced")
 GONE = ("contracted", "reduced")
 # Roles of which some call shows that they are not batch.
-MIXING = ("contracted", "reduced", "each", "front", "moved", "window")
+SLICES = ("contracted", "reduced", "each")
+MIXING = (*SLICES, "front", "scanned", "moved", "window")
 # Differences up to this share of the largest result are rounding.
 ROUNDING = 1e-4
 
@@ -58,22 +59,43 @@ NOT_ASKED: Mapping[str, str] = {
 }
 
 
+Roles = frozenset[tuple[Label, str]]
+
+
+@dataclass
+class Together:
+    """What the calls of all overloads with one statement show together.
+
+    mixing     for each label that is not batch, among the same others: whether a change at one index reached another
+               in some call
+    reaching   for each operand: whether it reached several indices of batch labels that it does not have in some call
+    """
+
+    mixing: dict[tuple[Label, Roles], bool] = field(default_factory=dict)
+    reaching: dict[str, bool] = field(default_factory=dict)
+
+    def wrong(self) -> str | None:
+        """What is wrong that no call shows by itself."""
+        for (label, roles), mixed in self.mixing.items():
+            if not mixed:
+                stated = f"{'a label' if label is None else repr(label)} is stated {dict(roles)[label]}"
+                return f"{stated}, but no change at one of its indices reached another: it may be batch"
+        for operand, reached in self.reaching.items():
+            if not reached:
+                return f"{operand} never reached two indices of the batch labels that it is stated not to have"
+        return None
+
+
 @dataclass
 class Shown:
-    """What the calls of one overload show of its statement, beyond each call by itself.
-
-    calls      how many calls the statement fits
-    mixing     for each label that is not batch: whether a change at one index reached another in some call
-    reaching   for each operand: whether it reached every index of a batch label that it does not have in some call
-    """
+    """The calls of one overload, compared with its statement: how many it fits, and how many results changed."""
 
     op: OpOverload
     dims: Dimensions
+    together: Together
     calls: int = 0
     unfitting: int = 0
     changes: int = 0
-    mixing: dict[tuple[Label, str], bool] = field(default_factory=dict)
-    reaching: dict[str, bool] = field(default_factory=dict)
 
     def ask(self, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int = 0) -> None:
         """Compare one call with the statement; Broken if they disagree."""
@@ -84,20 +106,6 @@ class Shown:
             return
         self.calls += 1
         _Asked(self, call, labels, seed).ask()
-
-    def wrong_together(self) -> str | None:
-        """What is wrong that no call shows by itself."""
-        if not self.calls and self.unfitting:
-            return f"the statement fits none of {self.unfitting} calls"
-        for (label, role), mixed in self.mixing.items():
-            if not mixed:
-                return (
-                    f"{label!r} is stated {role}, but no change at one of its indices reached another: it may be batch"
-                )
-        for operand, reached in self.reaching.items():
-            if not reached:
-                return f"{operand} never reached every index of the batch labels that it is stated not to have"
-        return None
 
 
 class _Asked:
@@ -132,6 +140,11 @@ class _Asked:
         for name, tensor, dims in self._tensors():
             if tensor.ndim != len(dims):
                 raise Broken(f"{name} of shape {tuple(tensor.shape)} is stated to have the dimensions {dims}")
+
+        kept = {label for dims in labels.results for label in self._atoms(dims)}
+        for label, role in labels.roles.items():
+            if role == "each" and label not in kept:
+                raise Broken(f"{label!r} is stated each, and no result has it")
 
     def _tensors(self) -> Iterator[tuple[str, Tensor, tuple[Dimension, ...]]]:
         for name, tensor in self.operands.items():
@@ -232,8 +245,10 @@ class _Asked:
                         along = {d for d in range(w.ndim) if w.shape[d] == size and _only(w, d, index)}
                         alone[n] = alone.get(n, along) & along
         if role in MIXING and alone:
-            key = (label, str(role))
-            self.shown.mixing[key] = self.shown.mixing.get(key, False) or not all(alone.values())
+            # Windows of one element and rolls by 0 move nothing: other calls show that such roles are right.
+            key = (label, frozenset(self.labels.roles.items())) if role in SLICES else (None, frozenset({(None, role)}))
+            mixing = self.shown.together.mixing
+            mixing[key] = mixing.get(key, False) or not all(alone.values())
 
     def _only_at(self, name: str, label: Label, index: int, n: int, where: Tensor) -> None:
         labels = self._atoms(self.labels.results[n])
@@ -246,7 +261,7 @@ class _Asked:
             )
 
     def _change_all(self, name: str, operand: Tensor) -> None:
-        """Change a whole operand: results change at every index of batch labels that it does not have."""
+        """Change a whole operand: results change at several indices of batch labels that it does not have."""
         mine = self._atoms(self.labels.operands[name])
         missing = [
             (n, at)
@@ -261,9 +276,10 @@ class _Asked:
                 assert where is not None
                 w = where[n]
                 if w.shape[at] > 1 and bool(w.any()):
-                    reached[n, at] = reached.get((n, at), False) or bool(_along(w, at).all())
+                    reached[n, at] = reached.get((n, at), False) or int(_along(w, at).sum()) > 1
         if reached:
-            self.shown.reaching[name] = self.shown.reaching.get(name, False) or all(reached.values())
+            reaching = self.shown.together.reaching
+            reaching[name] = reaching.get(name, False) or all(reached.values())
 
 
 def _copied(leaf: object) -> Any:
@@ -339,6 +355,7 @@ def outcomes(operator: Operator, seed: int = 0) -> Iterator[tuple[OpOverload, St
     What needs several calls is asked only of an overload that samples call directly: they are about it.
     """
     shown: dict[OpOverload, Shown] = {}
+    together: dict[Dimensions, Together] = {}
     direct: set[OpOverload] = set()
     wrong: dict[OpOverload, str] = {}
     for sample in _samples(operator):
@@ -350,7 +367,7 @@ def outcomes(operator: Operator, seed: int = 0) -> Iterator[tuple[OpOverload, St
                 continue
             if _size(args, kwargs) > MOST_ELEMENTS:
                 continue
-            asked = shown.setdefault(op, Shown(op, rule.dims))
+            asked = shown.setdefault(op, Shown(op, rule.dims, together.setdefault(rule.dims, Together())))
             if rule.name in NOT_ASKED or (len(made) > 1 and asked.calls >= MOST_AMONG_OTHERS):
                 continue
             try:
@@ -358,10 +375,13 @@ def outcomes(operator: Operator, seed: int = 0) -> Iterator[tuple[OpOverload, St
             except Broken as reason:
                 wrong[op] = str(reason)
     for op, asked in shown.items():
-        wrong_together = asked.wrong_together() if op in direct and op not in wrong else None
-        reason = wrong.get(op) or wrong_together
+        reason = wrong.get(op)
+        if reason is None and op in direct:
+            reason = asked.together.wrong()
+            if asked.unfitting and not asked.calls:
+                reason = f"the statement fits none of {asked.unfitting} calls"
         if reason is not None:
-            yield op, "broken", f"{reason} ({op}: {asked.dims})"
+            yield op, "broken", f"{op}: {reason} (stated: {asked.dims})"
         elif asked.changes:
             yield op, "pass", ""
         else:

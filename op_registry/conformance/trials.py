@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance import closed, gradients, laws, modes, storages
+from op_registry.conformance import closed, gradients, laws, modes, stated_dims, storages
 from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gap_tracker import GapTracker
 from op_registry.conformance.gaps import gaps_of
@@ -66,7 +66,7 @@ STORED: dict[str, Callable[..., None]] = {
     "P5": storages.gradients_agree,
 }
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
-ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
+ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "dims")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "time_first_packed", "csr_first", "packed_first")
 
@@ -333,7 +333,9 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         warnings.simplefilter("ignore")
         for law in settings.laws:
             report.counts.setdefault(law, Counter())
-            if law in subject.laws:
+            if law == "dims":
+                _dimensions(operator, settings, gaps, report, say)
+            elif law in subject.laws:
                 _try_law(law, operator, subject, settings, gaps, report, say, made)
                 if law in WANTED_WHOLE and not report.asked(law):
                     _try_law(law, operator, subject, settings, gaps, report, say, made, whole=True)
@@ -419,6 +421,18 @@ def _errors(operator: Operator, subject: Subject, gaps: GapTracker, report: Repo
         outcome = outcome_of(laws.same_errors, Trial(subject, sample, _without_masks(sample)))
         status, message = gaps.judged("P1", description, *outcome)
         _record(report, "P1", description, status, message, line)
+
+
+def _dimensions(
+    operator: Operator, settings: Settings, gaps: GapTracker, report: Report, say: Callable[[str], None]
+) -> None:
+    """Compare what rules state of their dimensions with plain torch."""
+    line = f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law dims"
+    say(line)
+    for op, status, message in stated_dims.outcomes(operator, settings.seed):
+        description = f"{str(operator.preferred_dtype).removeprefix('torch.')} samples all unstored {op}"
+        status, message = gaps.judged("dims", description, status, message)
+        _record(report, "dims", description, status, message, line + _remark(operator))
 
 
 def _without_masks(sample: Sample) -> Masking:

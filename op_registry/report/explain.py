@@ -114,8 +114,11 @@ def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
     lines += _row("law", rule.category.law)
     lines += _row("rule", f"{rule.where}, run by {name_of(rule.run)} ({where_written(rule.run)})")
     lines += [f"{'':12s}{line}".rstrip() for line in _notes(rule)]
-    traits = ", ".join(f"{k}={name_of(v) if callable(v) else repr(v)}" for k, v in rule.traits.stated().items())
+    traits = ", ".join(
+        f"{k}={name_of(v) if callable(v) else repr(v)}" for k, v in rule.traits.stated().items() if k != "dims"
+    )
     lines += _row("traits", traits)
+    lines += _row("dims", str(rule.dims or "nothing is stated"))
     lines += _row("serves", ", ".join(f"{m.op}{_how(m)}" for m in meanings))
     lines += _storage(base, rule, tried(base, rule) if samples else {})
     lines += _row("oracle", _oracle(base))

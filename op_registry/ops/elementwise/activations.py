@@ -18,7 +18,6 @@ from op_registry.authoring import (
     ELEMENTWISE,
     Along,
     Dense,
-    Equation,
     Number,
     Permuted,
     Sparse,
@@ -89,7 +88,7 @@ def rrelu_with_noise(
     return self.copy_(result) if op is aten.rrelu_with_noise_.default else result
 
 
-@masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE, dims=Equation("*->*,B"))
+@masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)
 def log_sigmoid_forward(self: Dense) -> tuple[Dense, Any]:
     """log_sigmoid, and a buffer for backward, which is empty on some devices."""
     result, buffer = aten.log_sigmoid_forward(self.data)

@@ -404,10 +404,11 @@ def one_step(
     return tuple(map(updated, hx, result))
 
 
-CELL = Equation("*i,*H,?,?,?,?->*H")
-lstm_cell = masked_rule(
-    aten.lstm_cell.default, category=RECURRENT, takes_op=True, dims=Equation("*i,*H,?,?,?,?->*H,*H")
-)(one_step)
-gru_cell = masked_rule(aten.gru_cell.default, category=RECURRENT, takes_op=True, dims=CELL)(one_step)
-rnn_tanh_cell = masked_rule(aten.rnn_tanh_cell.default, category=RECURRENT, takes_op=True, dims=CELL)(one_step)
-rnn_relu_cell = masked_rule(aten.rnn_relu_cell.default, category=RECURRENT, takes_op=True, dims=CELL)(one_step)
+# The old state, and of the parameters a block for each gate.
+RNN_CELL = Equation("*i,*h,oi,oh,o,o->*o")
+GRU_CELL = Equation("*i,*h,(go)i,(go)h,(go),(go)->*o", sizes={"g": 3})
+LSTM_CELL = Equation("*i,*h,(go)i,(go)h,(go),(go)->*o,*o", sizes={"g": 4})
+lstm_cell = masked_rule(aten.lstm_cell.default, category=RECURRENT, takes_op=True, dims=LSTM_CELL)(one_step)
+gru_cell = masked_rule(aten.gru_cell.default, category=RECURRENT, takes_op=True, dims=GRU_CELL)(one_step)
+rnn_tanh_cell = masked_rule(aten.rnn_tanh_cell.default, category=RECURRENT, takes_op=True, dims=RNN_CELL)(one_step)
+rnn_relu_cell = masked_rule(aten.rnn_relu_cell.default, category=RECURRENT, takes_op=True, dims=RNN_CELL)(one_step)
