@@ -307,8 +307,9 @@ def _labels_of(
     every = {a for dims in (*operands.values(), *outcomes) for dim in dims for a in atoms(dim)}
     kept = {a for dims in outcomes for dim in dims for a in atoms(dim)}
     inferred: dict[Label, Role] = {a: "contracted" if a not in kept else "each" for a in every if _mixes(a, kept)}
-    parameters = {a for name, term, _ in terms if term == PARAMETER for a in operands.get(name, ())}
-    inferred |= dict.fromkeys(parameters, "parameter")
+    for name, term, rank in terms:
+        if term == PARAMETER:
+            inferred |= dict.fromkeys([f"{name}.{n}" for n in range(rank or 0)], "parameter")
     return Labels(operands, outcomes, inferred | {a: role for a, role in stated.items() if a in every})
 
 

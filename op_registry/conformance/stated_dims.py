@@ -375,13 +375,13 @@ def outcomes(operator: Operator, seed: int = 0) -> Iterator[tuple[OpOverload, St
             except Broken as reason:
                 wrong[op] = str(reason)
     for op, asked in shown.items():
-        reason = wrong.get(op)
-        if reason is None and op in direct:
-            reason = asked.together.wrong()
+        found = wrong.get(op)
+        if found is None and op in direct:
+            found = asked.together.wrong()
             if asked.unfitting and not asked.calls:
-                reason = f"the statement fits none of {asked.unfitting} calls"
-        if reason is not None:
-            yield op, "broken", f"{op}: {reason} (stated: {asked.dims})"
+                found = f"the statement fits none of {asked.unfitting} calls"
+        if found is not None:
+            yield op, "broken", f"{op}: {found} (stated: {asked.dims})"
         elif asked.changes:
             yield op, "pass", ""
         else:

@@ -186,12 +186,13 @@ def test_everything_about_an_operator() -> None:
     text = explain("torch.cumsum")
     assert text.startswith("torch.cumsum is aten.cumsum.\naten.cumsum (default): scan\n")
     said = rows(text)
-    assert list(said) == ["law", "rule", "traits", "serves", "lowering", "oracle", "samples", "gaps"]
+    assert list(said) == ["law", "rule", "traits", "dims", "serves", "lowering", "oracle", "samples", "gaps"]
     assert said["law"].startswith("at valid positions what torch gives")
     assert re.match(
         r"op_registry/ops/scans/rules.py:\d+, run by run_scan \(op_registry/categories.py:\d+\) The op", said["rule"]
     )
     assert said["traits"] == "identity=0"
+    assert said["dims"] == "a result for each element of each slice along `dim`; other dimensions are batch"
     assert said["serves"] == "aten.cumsum.default, aten.cumsum.out (written back)"
     assert said["lowering"].startswith("COO, CSR, CSC, BSR, BSC, packed: ")
     assert re.search(r"tried as .*: (\d+) of \1 sample calls stay sparse", said["lowering"])

@@ -358,19 +358,19 @@ def on_packed(
 
 
 # A step reads those before it; the state of a layer, those below it.
-LSTM = ByArgument(
+LSTM_STEPS = ByArgument(
     "batch_first",
     Equation("*ti,L*K,?->*tO,L*H,L*C", scanned="t"),
     Equation("t*i,L*K,?->t*O,L*H,L*C", scanned="t"),
 )
-RNN = ByArgument(
+STEPS = ByArgument(
     "batch_first", Equation("*ti,L*H,?->*tO,L*H", scanned="t"), Equation("t*i,L*H,?->t*O,L*H", scanned="t")
 )
 PACKED_STEPS = Unknown("the steps of all sequences lie in one dimension")
-lstm = masked_rule(aten.lstm.input, category=RECURRENT, takes_op=True, dims=LSTM)(on_padded)
-gru = masked_rule(aten.gru.input, category=RECURRENT, takes_op=True, dims=RNN)(on_padded)
-rnn_tanh = masked_rule(aten.rnn_tanh.input, category=RECURRENT, takes_op=True, dims=RNN)(on_padded)
-rnn_relu = masked_rule(aten.rnn_relu.input, category=RECURRENT, takes_op=True, dims=RNN)(on_padded)
+lstm = masked_rule(aten.lstm.input, category=RECURRENT, takes_op=True, dims=LSTM_STEPS)(on_padded)
+gru = masked_rule(aten.gru.input, category=RECURRENT, takes_op=True, dims=STEPS)(on_padded)
+rnn_tanh = masked_rule(aten.rnn_tanh.input, category=RECURRENT, takes_op=True, dims=STEPS)(on_padded)
+rnn_relu = masked_rule(aten.rnn_relu.input, category=RECURRENT, takes_op=True, dims=STEPS)(on_padded)
 lstm_data = masked_rule(aten.lstm.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
 gru_data = masked_rule(aten.gru.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
 rnn_tanh_data = masked_rule(aten.rnn_tanh.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
