@@ -33,8 +33,8 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.demo
 
-## make test        the fast tests: 3 minutes on two cores. TIER=thorough: those that compile, start processes or try a law
-##                  many times, 20 minutes; TIER=slow: hours. PART=K/N: a part of them
+## make test        the fast tests: 2½ minutes on two cores. TIER=thorough: those that compile, start processes or try a
+##                  law many times, 10 minutes; TIER=slow: hours. PART=K/N: a part of them
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(if $(TIER),--dist loadgroup tests/$(TIER),--dist worksteal) \
 	    $(if $(PART),--part $(PART))
