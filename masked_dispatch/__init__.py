@@ -10,14 +10,14 @@ Make one     masked_tensor, as_masked_tensor, from_nan, from_lengths, pad_sequen
 Use it       torch's own functions, methods, modules and losses; here are its reductions and scans with skipna and
              min_count (sum, mean, cumsum …), accumulate, and the modules missing, metrics, optim, functional
              (torch.func) and distributed
-Leave        x.to_tensor(fill), x.get_mask(), x.compressed(); export, a program of plain operators
-Look inside  trace: where did validity go; explain: what happens to one call; plot
-Decide       densify, updates, windows, patches: with-blocks that say what is allowed, or what a call means
+Convert      x.to_tensor(fill), x.get_mask(), x.compressed(); export, to a program of plain operators
+Look inside  trace: where did validity go; explain: how one call runs; plot
+Decide       densify, updates, windows, patches: with-blocks that allow, refuse or redefine calls
 Extend       op_registry.authoring: a rule for your own operator; registry holds the rules
 
 Documentation: README.md and docs/ of the repository, which `make docs` builds as a site: a tour, recipes by task, what
-each operator means (docs/semantics.md), every public name (docs/reference.md), and how the library is made
-(docs/architecture.md, which also lists the rooms of this package).
+each operator means (docs/semantics.md), every public name (docs/reference.md), and how the library is built
+(docs/architecture.md, which also lists the modules of this package).
 """
 
 import typing as _typing

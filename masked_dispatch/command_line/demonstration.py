@@ -51,14 +51,14 @@ def statistics() -> Part:
         repr(x),
         ">>> x.mean(dim=1)",
         repr(mean),
-        ">>> table.nan_to_num(0).mean(dim=1)    # zeros in place of what is missing",
+        ">>> table.nan_to_num(0).mean(dim=1)    # zeros in place of missing values",
         repr(zeros),
         ">>> table.mean(dim=1)                  # plain torch",
         repr(table.mean(1)),
     ]
     expected = table.nanmean(1)
     figures = {f"mean of row {n}": value for n, value in enumerate(mean.tolist())}
-    return Part("A mean of what is there", "\n".join(text), figures, mean.tolist() == expected.tolist())
+    return Part("A mean over the valid elements", "\n".join(text), figures, mean.tolist() == expected.tolist())
 
 
 def trained(advance: Callable[[], None]) -> Part:
@@ -67,7 +67,7 @@ def trained(advance: Callable[[], None]) -> Part:
     same = first == second
     text = [
         ">>> model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 1))",
-        f"    {training.STEPS} steps of Adam on {training.ROWS} rows of which 30 % is missing",
+        f"    {training.STEPS} steps of Adam on {training.ROWS} rows with 30 % of the features missing",
         f"    loss with NaN under the mask    {first[0]:.4f} → {first[-1]:.4f}",
         f"    loss with 1e30 under the mask   {second[0]:.4f} → {second[-1]:.4f}    equal in every step: {same}",
     ]
@@ -86,9 +86,9 @@ def padding() -> Part:
         f">>> batch = md.from_lengths(data, lengths)    # lengths {lengths}, NaN as padding",
         ">>> nn.TransformerEncoderLayer(32, 4, batch_first=True)(batch)",
         f"    valid {int(together.count())} of {together.numel()}",
-        f"    furthest from the layer on each sequence alone: {furthest:.1e}",
+        f"    largest difference from the layer on each sequence alone: {furthest:.1e}",
     ]
-    return Part("Padding that is not seen", "\n".join(text), {"furthest": furthest}, furthest < 1e-5)
+    return Part("Padding without effect", "\n".join(text), {"furthest": furthest}, furthest < 1e-5)
 
 
 def packed() -> Part:

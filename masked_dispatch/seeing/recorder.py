@@ -31,7 +31,7 @@ from op_registry.sparse.record import Sparse
 # The namespace of this library's own operators.
 OWN = "masked_dispatch"
 OWN_RULE = "this library's"
-COMPILED = "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see inside"
+COMPILED = "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see them"
 
 _MAKERS = "_made_in_traces"
 

@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
 def path(calls: Sequence[Call], sources: Sequence[Operand]) -> str:
     """Format the calls of a path, starting from its sources."""
     if not calls:
-        return "a source: no call of the trace has made it"
+        return "a source: no call of the trace made it"
     lines = ["sources: " + ", ".join(_source(source) for source in sources)]
     return "\n".join([*lines, *(f"{call.number:4}  {call}" for call in calls)])
 

@@ -14,7 +14,7 @@ from masked_dispatch.seeing.calls import Call, Operand, innermost
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.seeing.watching import recording_calls
 
-UNCOMPILED = "what torch.compile returned ran uncompiled, so that its calls are seen"
+UNCOMPILED = "functions compiled by torch.compile ran uncompiled, so that their calls are seen"
 
 
 @dataclass(frozen=True)

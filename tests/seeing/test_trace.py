@@ -276,7 +276,7 @@ def test_a_source_has_no_path_and_a_stranger_is_refused() -> None:
     with md.trace() as t:
         x.exp()
     assert t.of(x).calls == ()
-    assert str(t.of(x)) == "a source: no call of the trace has made it"
+    assert str(t.of(x)) == "a source: no call of the trace made it"
     with pytest.raises(ValueError, match=r"^no call of this trace has made or taken this tensor of shape \(4, 3\): "):
         t.of(other())
 

@@ -24,7 +24,7 @@ def test_what_is_compiled_for_the_first_time_inside_a_trace() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == str(
         [
-            "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see inside",
+            "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see them",
             "aten.mul.Tensor",
             "Linear",
             "aten.linear.default",

@@ -30,7 +30,7 @@ def test_a_compiled_function_runs_uncompiled_and_is_compiled_again_afterwards() 
     assert torch.equal(compiled(some()), expected)
     assert len(graphs) == 1
     assert names(t.calls) == ["aten.mul.Tensor", "aten.sum.dim_IntList"]
-    assert "(what torch.compile returned ran uncompiled, so that its calls are seen)" in str(t)
+    assert "(functions compiled by torch.compile ran uncompiled, so that their calls are seen)" in str(t)
 
 
 def test_a_compiled_module_is_shown_once() -> None:
