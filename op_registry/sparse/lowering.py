@@ -109,12 +109,12 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
         lowering = lowering_of(rule, Sparse)
         if lowering is None:
             raise NotLowered(rule.category.why_dense)
-        return _run(lowering, rule, op, args, kwargs)
+        return run_lowering(lowering, rule, op, args, kwargs)
     reason = "dense dimensions stand before sparse ones"
     lowering = lowering_of(rule, Permuted)
     if lowering is not None:
         try:
-            return _run(lowering, rule, op, args, kwargs)
+            return run_lowering(lowering, rule, op, args, kwargs)
         except NotLowered as refusal:
             reason = str(refusal)
     lowering = lowering_of(rule, Sparse)
@@ -124,10 +124,11 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
         args, named = map_tensors(sparse_dims_first, (list(args), list(kwargs.items())), Permuted)
     except NotLowered:
         raise NotLowered(reason) from None
-    return _run(lowering, rule, op, args, dict(named))
+    return run_lowering(lowering, rule, op, args, dict(named))
 
 
-def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a rule by one lowering; NotLowered, with all reasons, if it cannot."""
     if isinstance(lowering, ForRule):
         return lowering.run(rule, op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):
@@ -143,7 +144,7 @@ def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kw
     reasons = []
     for alternative in lowering.alternatives:
         try:
-            return _run(alternative, rule, op, args, kwargs)
+            return run_lowering(alternative, rule, op, args, kwargs)
         except NotLowered as reason:  # noqa: PERF203
             reasons.append(str(reason))
     raise NotLowered("; ".join(dict.fromkeys(reasons)))

@@ -84,7 +84,8 @@ def _heights(c: Bound) -> Any:
 @on_call
 def glu(c: Bound) -> Any:
     self, dim = c.self, c.dim
-    aten.glu(torch.empty(one_element_but_along(self.shape, dim), dtype=self.dtype), dim)  # raises torch's errors
+    aten.glu(shape_alone(one_element_but_along(self.shape, dim)), dim)  # raises torch's errors for the shape
+    aten.glu(torch.empty(2, dtype=self.dtype))  # and for the dtype
     half = self.shape[dim] // 2
     gate = call(aten.sigmoid.default, slice_of(self, dim, half, 2 * half))
     return call(aten.mul.Tensor, slice_of(self, dim, 0, half), gate)
