@@ -210,6 +210,7 @@ from op_registry.sparse.record import (
 from op_registry.sparse.segments import Segments, few_of, segment_exponentials, segment_validity
 from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
+from op_registry.sparse.takes import raise_error_of_torch
 from op_registry.traits import Traits
 from op_registry.whole_slices import (
     MATRIX,
@@ -435,6 +436,7 @@ __all__ = [
     "first_of",
     "never",
     "on_call",
+    "raise_error_of_torch",
     "ON_PERMUTED_VALUES",
     "ON_VALUES",
     "align_to",

@@ -10,9 +10,10 @@ operands densely and call again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 from torch._ops import OpOverload
 
@@ -22,6 +23,7 @@ from op_registry.records.dense import map_tensors
 from op_registry.rule import Rule, name_rule
 from op_registry.sparse.permuted import Permuted, sparse_dims_first
 from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.takes import Takes
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,17 @@ class ForRule:
 
 @dataclass(frozen=True)
 class OnCall:
-    """A lowering that takes the bound call in place of the overload and its arguments."""
+    """A lowering that gets the bound call in place of the overload and its arguments, and which calls it takes."""
 
+    takes: Takes
     run: Callable[[Bound], Any]
+
+    def __call__(self, c: Bound) -> Any:
+        """The result; NotLowered for a call that it does not take."""
+        misfit = self.takes.misfit(c)
+        if misfit is not None:
+            raise NotLowered(misfit)
+        return self.run(c)
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,16 @@ class FirstOf:
 Lowering = Callable[..., Any] | ForRule | OnCall | FirstOf
 
 
-def on_call(run: Callable[[Bound], Any]) -> OnCall:
-    """Decorator: a lowering that is a function of the bound call, ``def layer_norm(c): ... c.weight ...``."""
-    return OnCall(run)
+@overload
+def on_call(run: Callable[[Bound], Any]) -> OnCall: ...
+@overload
+def on_call(**takes: Any) -> Callable[[Callable[[Bound], Any]], OnCall]: ...
+def on_call(run: Callable[[Bound], Any] | None = None, **takes: Any) -> Any:
+    """Decorator: a lowering that is a function of the bound call, ``def layer_norm(c): ... c.weight ...``.
+
+    Keyword arguments state the calls that it takes (:class:`Takes`): ``on_call(sparse="self", dense="weight")``.
+    """
+    return functools.partial(OnCall, Takes(**takes)) if run is None else OnCall(Takes(), run)
 
 
 def first_of(*alternatives: Lowering) -> FirstOf:
@@ -92,12 +109,12 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
         lowering = lowering_of(rule, Sparse)
         if lowering is None:
             raise NotLowered(rule.category.why_dense)
-        return _run(lowering, rule, op, args, kwargs)
+        return run_lowering(lowering, rule, op, args, kwargs)
     reason = "dense dimensions stand before sparse ones"
     lowering = lowering_of(rule, Permuted)
     if lowering is not None:
         try:
-            return _run(lowering, rule, op, args, kwargs)
+            return run_lowering(lowering, rule, op, args, kwargs)
         except NotLowered as refusal:
             reason = str(refusal)
     lowering = lowering_of(rule, Sparse)
@@ -107,16 +124,17 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
         args, named = map_tensors(sparse_dims_first, (list(args), list(kwargs.items())), Permuted)
     except NotLowered:
         raise NotLowered(reason) from None
-    return _run(lowering, rule, op, args, dict(named))
+    return run_lowering(lowering, rule, op, args, dict(named))
 
 
-def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a rule by one lowering; NotLowered, with all reasons, if it cannot."""
     if isinstance(lowering, ForRule):
         return lowering.run(rule, op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):
         try:
             if isinstance(lowering, OnCall):
-                return lowering.run(Bound.of(rule, op, args, kwargs))
+                return lowering(Bound.of(rule, op, args, kwargs))
             return lowering(op, *args, **kwargs)
         except (NotLowered, MaskedSemanticsError):
             raise
@@ -126,7 +144,7 @@ def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kw
     reasons = []
     for alternative in lowering.alternatives:
         try:
-            return _run(alternative, rule, op, args, kwargs)
+            return run_lowering(alternative, rule, op, args, kwargs)
         except NotLowered as reason:  # noqa: PERF203
             reasons.append(str(reason))
     raise NotLowered("; ".join(dict.fromkeys(reasons)))

@@ -8,17 +8,20 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    Bound,
     Dense,
     NotLowered,
-    Number,
     Sparse,
     broadcast_to,
     call,
     call_broadcast,
+    on_call,
     one_element_but_along,
+    raise_error_of_torch,
     shape_alone,
     slice_of,
     to_dense,
+    wrap_dim,
 )
 from op_registry.ops.elementwise import differences
 
@@ -26,11 +29,10 @@ aten = torch.ops.aten
 
 
 @differences.trace.lowering(Sparse)
-def trace(op: OpOverload, x: Sparse) -> Any:
-    op(shape_alone(x.shape))  # raises torch's errors
-    if x.dtype is torch.bool:
-        raise NotLowered("torch refuses its dtype")
-    return call(aten.sum.default, call(aten.diagonal.default, x))
+@on_call
+def trace(c: Bound) -> Any:
+    aten.trace(torch.empty((1,) * c.self.ndim, dtype=c.self.dtype))  # raises torch's errors
+    return call(aten.sum.default, call(aten.diagonal.default, c.self))
 
 
 @differences.linalg_cross.lowering(Sparse)
@@ -46,41 +48,44 @@ def linalg_cross(op: OpOverload, x: Dense | Sparse, y: Dense | Sparse, *, dim: i
 
 
 @differences.trapezoid_dx.lowering(Sparse)
-def trapezoid_dx(op: OpOverload, y: Sparse, *, dx: Number = 1, dim: int = -1) -> Dense:
-    heights = _heights(y, dim)
-    total = to_dense(call(aten.sum.dim_IntList, heights, [dim]))
-    return Dense(total.data * (dx / 2), total.validity)
+@on_call(floats="y", elements=True)
+def trapezoid_dx(c: Bound) -> Dense:
+    total = to_dense(call(aten.sum.dim_IntList, _heights(c), [c.dim]))
+    return Dense(total.data * (c.dx / 2), total.validity)
 
 
 @differences.trapezoid_x.lowering(Sparse)
-def trapezoid_x(op: OpOverload, y: Dense | Sparse, x: Dense | Sparse, *, dim: int = -1) -> Dense:
-    heights = _heights(y, dim)
+@on_call(sparse="y", floats="y", elements=True)
+def trapezoid_x(c: Bound) -> Dense:
+    x, y, dim, heights = c.x, c.y, c.dim, _heights(c)
     if x.ndim == 1:
         width = call_broadcast(aten.sub.Tensor, slice_of(x, 0, 1, x.shape[0]), slice_of(x, 0, 0, x.shape[0] - 1))
         width = to_dense(width)  # one number for each interval: small
         sizes_along_dim = [-1 if d == dim % y.ndim else 1 for d in range(y.ndim)]
         width = width.map(lambda t: t.reshape(sizes_along_dim))
-    elif x.ndim == y.ndim:
-        width = call_broadcast(
-            aten.sub.Tensor, slice_of(x, dim, 1, x.shape[dim]), slice_of(x, dim, 0, x.shape[dim] - 1)
-        )
     else:
-        raise NotLowered("x is neither 1-d nor of as many dimensions as y")
+        last = wrap_dim(dim, y.ndim) - y.ndim  # counted from the last one, as they broadcast
+        width = call_broadcast(
+            aten.sub.Tensor, slice_of(x, last, 1, x.shape[last]), slice_of(x, last, 0, x.shape[last] - 1)
+        )
     total = to_dense(call(aten.sum.dim_IntList, call_broadcast(aten.mul.Tensor, heights, width), [dim]))
     return Dense(total.data / 2, total.validity)
 
 
-def _heights(y: Dense | Sparse, dim: int) -> Any:
+def _heights(c: Bound) -> Any:
     """For each interval the sum of the heights at its ends."""
-    if not isinstance(y, Sparse) or not -y.ndim <= dim < y.ndim or y.shape[dim] < 2 or not y.dtype.is_floating_point:
-        raise NotLowered("y is stored densely, has no interval along dim, or is not of a floating point dtype")
+    raise_error_of_torch(c)
+    y, dim = c.y, c.dim
+    if y.shape[dim] < 2:
+        raise NotLowered("it has no interval along its dimension: torch's result reads every element")
     return call(aten.add.Tensor, slice_of(y, dim, 0, y.shape[dim] - 1), slice_of(y, dim, 1, y.shape[dim]))
 
 
-def glu(op: OpOverload, self: Sparse, dim: int = -1) -> Any:
-    aten.glu(shape_alone(one_element_but_along(self.shape, dim)), dim)  # raises torch's errors
-    if not self.dtype.is_floating_point:
-        raise NotLowered("torch refuses its dtype")
+@on_call
+def glu(c: Bound) -> Any:
+    self, dim = c.self, c.dim
+    aten.glu(shape_alone(one_element_but_along(self.shape, dim)), dim)  # raises torch's errors for the shape
+    aten.glu(torch.empty(2, dtype=self.dtype))  # and for the dtype
     half = self.shape[dim] // 2
     gate = call(aten.sigmoid.default, slice_of(self, dim, half, 2 * half))
     return call(aten.mul.Tensor, slice_of(self, dim, 0, half), gate)

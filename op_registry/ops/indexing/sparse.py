@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    Bound,
     Coordinates,
     Dense,
     NotLowered,
@@ -27,6 +27,7 @@ from op_registry.authoring import (
     grid_coordinates,
     lookup,
     map_dense_dim,
+    on_call,
     sorted_coordinates,
     to_dense,
     unpadded_elements,
@@ -66,16 +67,12 @@ def check_range(x: Dense | Sparse, dim: int, index: Dense | Sparse) -> None:
 
 
 @indexing.gather.lowering(Sparse)
-def gather(
-    op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, *, sparse_grad: bool = False
-) -> Dense | Sparse:
-    if x.ndim == 0 or index.ndim != x.ndim or sparse_grad:
-        raise NotLowered("its operands have different numbers of dimensions, or sparse_grad=True")
+@on_call(one_ndim="self, index", no_dense_dims="index", only=(("sparse_grad", False),))
+def gather(c: Bound) -> Dense | Sparse:
+    x, dim, index = c.self, c.dim, c.index
     axis = wrap_dim(dim, x.ndim)
     safe = stored_values(index).filled(0)
     if isinstance(index, Sparse):
-        if index.dense_sizes:
-            raise NotLowered("its index has dense dimensions")
         flat, coordinates = index.flat, index.pattern.coordinates()
         aten.gather(as_tensor_of((x.shape[axis],), x), 0, flat.filled(0))  # raises where one is out of range
         aten.gather(as_tensor_of(x.shape, x), dim, as_tensor_of(index.shape, x, safe.dtype))  # torch's other errors
@@ -90,10 +87,9 @@ def gather(
 
 
 @indexing.take.lowering(Sparse)
-def take(op: OpOverload, x: Dense | Sparse, index: Dense | Sparse) -> Dense | Sparse:
-    if math.prod(x.shape) == 0 or x.ndim == 0:
-        raise NotLowered("its input is empty or 0-d")
-    stored = stored_values(index)
+@on_call(elements=True)
+def take(c: Bound) -> Dense | Sparse:
+    x, index, stored = c.self, c.index, stored_values(c.index)
     aten.take(as_tensor_of(x.shape, x), stored.filled(0))  # raises where one is out of range
     offsets = in_range(stored.filled(0).reshape(-1), math.prod(x.shape))
     elements = lookup(x, unravel(offsets, x.shape)).map(lambda t: t.reshape(stored.shape))
@@ -102,7 +98,9 @@ def take(op: OpOverload, x: Dense | Sparse, index: Dense | Sparse) -> Dense | Sp
 
 
 @indexing.index.lowering(Sparse)
-def index(op: OpOverload, x: Dense | Sparse, indices: Sequence[Dense | Sparse | None]) -> Any:
+@on_call
+def index(c: Bound) -> Any:
+    x, indices = c.self, c.indices
     dims = [d for d, i in enumerate(indices) if i is not None]
     used = [i for i in indices if i is not None]
     if any(indexing.is_boolean(i) for i in used):
@@ -152,23 +150,14 @@ def _by_mask(x: Dense | Sparse, first: Dense | Sparse | None, used: Sequence[Den
     return lookup(x, sorted_coordinates(flat.filled(0), coordinates, x.shape))
 
 
-def index_select_of_dense(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse) -> Dense:
-    if not isinstance(x, Dense) or index.ndim > 1:
-        raise NotLowered("the tensor that it reads is sparse, or the index has more than one dimension")
-    result: Dense = indexing.index_select.run(x, dim, to_dense(index))  # the index is as long as the result
-    return result
+@on_call(dense="self")
+def index_select_of_dense(c: Bound) -> Any:
+    return c.with_(index=to_dense(c.index)).run()  # the index is as long as the result
 
 
-def embedding_of_sparse(
-    op: OpOverload,
-    weight: Dense | Sparse,
-    indices: Dense | Sparse,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    if not isinstance(weight, Sparse) or not isinstance(indices, Dense) or scale_grad_by_freq or weight.ndim != 2:
-        raise NotLowered("its weight is no sparse matrix, or its indices are sparse, or scale_grad_by_freq=True")
+@on_call(sparse="weight", dense="indices", only=(("scale_grad_by_freq", False),))
+def embedding_of_sparse(c: Bound) -> Any:
+    weight, indices, padding_idx = c.weight, c.indices, c.padding_idx
     aten.embedding(as_tensor_of(weight.shape, weight, torch.float32), indices.filled(0))  # raises torch's errors
     if 0 <= padding_idx < weight.shape[0]:
         rows = weight.pattern.fold(weight.pattern.coordinates()[0])
@@ -180,9 +169,10 @@ def embedding_of_sparse(
 
 
 @indexing.masked_select.lowering(Sparse)
-def masked_select(op: OpOverload, x: Dense | Sparse, mask: Dense | Sparse) -> Dense:
-    if mask.dtype is not torch.bool or being_traced(stored_values(mask).data):
-        raise NotLowered("torch refuses its mask, or while tracing it is unknown how much the mask selects")
+@on_call(eager=True)
+def masked_select(c: Bound) -> Dense:
+    x, mask = c.self, c.mask
+    aten.masked_select(as_tensor_of((), x), as_tensor_of((), mask, mask.dtype))  # raises torch's error for its dtype
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     coordinates = true_coordinates(mask, shape)
     if isinstance(x, Dense) and x.ndim == 0:
@@ -206,22 +196,19 @@ def true_coordinates(mask: Dense | Sparse, shape: Sequence[int]) -> Coordinates:
 # ---------------------------------------------------------------------------------------- one index along a dimension
 
 
-def index_select_of_sparse(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse) -> Sparse:
+@on_call(sparse="self")
+def index_select_of_sparse(c: Bound) -> Sparse:
     """`index_select` from a sparse tensor."""
-    if not isinstance(x, Sparse):
-        raise NotLowered("the tensor that it reads is stored densely")
-    return index_select(x, dim, index)
+    return index_select(c.self, c.dim, c.index)
 
 
 def index_select(x: Sparse, dim: int, index: Dense | Sparse) -> Sparse:
     axis = wrap_dim(dim, x.ndim)
     index = to_dense(index)  # as long as the result
-    if index.ndim > 1:
-        raise NotLowered("the index has more than one dimension")
     if axis >= x.pattern.ndim:
         return _index_select_dense_dim(x, axis, index)
+    aten.index_select(as_tensor_of((x.shape[axis],), x), 0, index.filled(0))  # raises torch's errors
     safe = index.filled(0).reshape(-1).to(torch.int64)
-    aten.index_select(as_tensor_of((x.shape[axis],), x), 0, index.filled(0))  # raises where one is out of range
     flat, coordinates = unpadded_elements(x)
     # We join the index with the stored coordinates, and sort these first.
     ordered, order = coordinates[axis].sort(stable=True)

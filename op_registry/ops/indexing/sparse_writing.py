@@ -7,30 +7,30 @@ are summed with them. An assignment that writes to one element twice has no lowe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    Bound,
     Coordinates,
     Dense,
     NotLowered,
-    Number,
     Sparse,
     as_bool,
     as_int8,
-    being_traced,
     broadcast_to,
     concat_values,
     from_elements,
     full_mask,
     grid_coordinates,
     lookup,
+    on_call,
+    packet_name,
+    raise_error_of_torch,
     ravel,
-    shape_alone,
     sorted_coordinates,
     to_dense,
     unravel,
@@ -41,17 +41,13 @@ from op_registry.authoring import (
 )
 from op_registry.ops.indexing import assignment, scatter
 from op_registry.ops.indexing import rules as indexing
-from op_registry.ops.indexing.sparse import as_tensor_of, check_range, in_range, stored_values
+from op_registry.ops.indexing.sparse import as_tensor_of, check_range, in_range
 
 aten = torch.ops.aten
 
+TWICE = "it writes to one element twice"
+
 # --------------------------------------------------------------------------------- elements replaced, elements summed
-
-
-def require_eager(*records: Dense | Sparse | None) -> None:
-    """NotLowered where a record is traced."""
-    if any(record is not None and being_traced(stored_values(record).data) for record in records):
-        raise NotLowered("while tracing it is unknown how many elements are kept")
 
 
 def joined(
@@ -89,26 +85,23 @@ def written(x: Sparse, flat: Dense, coordinates: Coordinates, accumulate: bool) 
         return summed(x, flat, coordinates)
     overwritten = ravel(coordinates, x.shape).unique()
     if overwritten.shape != coordinates[0].shape:
-        raise NotLowered("it writes to one element twice")
+        raise NotLowered(TWICE)
     return replaced(x, overwritten, flat, coordinates)
 
 
 # ---------------------------------------------------------------------------------------- one index along a dimension
 
 
-def written_rows(
-    x: Dense | Sparse, dim: int, index: Dense | Sparse, source: Dense | Sparse
-) -> tuple[Sparse, Tensor, Dense, list[Tensor]]:
+WRITES_ROWS = on_call(sparse="self", one_dtype="self, source", one_ndim="self, source", eager=True)
+
+
+def written_rows(c: Bound) -> tuple[Sparse, Tensor, Dense, list[Tensor]]:
     """`x`, the valid indices into `dim`, and the elements of `source` with the coordinates that they are written to."""
-    require_eager(x, index, source)
-    if not isinstance(x, Sparse) or source.ndim != x.ndim or index.ndim > 1:
-        raise NotLowered("the target is stored densely, or its operands have different numbers of dimensions")
+    x, dim, source = c.self, c.dim, c.source
+    raise_error_of_torch(c)
     axis = wrap_dim(dim, x.ndim)
-    flat_index = to_dense(index).map(torch.flatten)
-    aten.index_select(as_tensor_of(x.shape, x), dim, flat_index.filled(0))  # raises where one is out of range
-    expected = [len(flat_index.data) if d == axis else n for d, n in enumerate(x.shape)]
-    if list(source.shape) != expected or source.dtype is not x.dtype:
-        raise NotLowered("its operands do not fit in shape or dtype")
+    flat_index = to_dense(c.index).map(torch.flatten)
+    check_range(x, axis, flat_index)
     flat, coordinates = valid_elements_of(source)
     rows, valid = flat_index.filled(0).to(torch.int64), flat_index.valid
     if valid is None:
@@ -119,11 +112,12 @@ def written_rows(
 
 
 @assignment.index_copy.lowering(Sparse)
-def index_copy(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, source: Dense | Sparse) -> Any:
-    x, rows, flat, coordinates = written_rows(x, dim, index, source)
+@WRITES_ROWS
+def index_copy(c: Bound) -> Any:
+    x, rows, flat, coordinates = written_rows(c)
     if rows.unique().shape != rows.shape:
-        raise NotLowered("an index is written to twice")
-    axis = wrap_dim(dim, x.ndim)
+        raise NotLowered(TWICE)
+    axis = wrap_dim(c.dim, x.ndim)
     own, own_coordinates = valid_elements(x)
     not_written = torch.ones(x.shape[axis], dtype=torch.bool, device=x.device).index_fill(0, rows, False)
     kept = not_written[own_coordinates[axis]].nonzero()[:, 0]
@@ -131,23 +125,22 @@ def index_copy(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Spars
 
 
 @scatter.index_add.lowering(Sparse)
-def index_add(
-    op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, source: Dense | Sparse, *, alpha: Number = 1
-) -> Any:
-    x, _, flat, coordinates = written_rows(x, dim, index, source)
-    return summed(x, flat if alpha == 1 else Dense(alpha * flat.filled(0), flat.validity), coordinates)
+@WRITES_ROWS
+def index_add(c: Bound) -> Any:
+    x, _, flat, coordinates = written_rows(c)
+    return summed(x, flat if c.alpha == 1 else Dense(c.alpha * flat.filled(0), flat.validity), coordinates)
 
 
 @assignment.index_fill.lowering(Sparse)
-def index_fill(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, value: Number | Dense) -> Sparse:
-    if not isinstance(x, Sparse) or index.ndim > 1:
-        raise NotLowered("the target is stored densely")
-    axis, flat_index = wrap_dim(dim, x.ndim), to_dense(index).map(torch.flatten)
+@on_call(sparse="self")
+def index_fill(c: Bound) -> Sparse:
+    x, value, index = c.self, c.value, to_dense(c.index)
+    axis, flat_index = wrap_dim(c.dim, x.ndim), index.map(torch.flatten)
+    none = torch.zeros(x.shape[axis], dtype=torch.bool, device=x.device)
+    aten.index_fill(none, 0, index.filled(0), 0)  # raises torch's errors
     if axis >= x.pattern.ndim:
         values_dim = axis - x.pattern.ndim + x.pattern.lead
-        return x.like(assignment.index_fill.run(op, x.values, values_dim, flat_index, value))
-    none = torch.zeros(x.shape[axis], dtype=torch.bool, device=x.device)
-    aten.index_fill(none, 0, flat_index.filled(0), 0)  # raises where one is out of range
+        return x.like(c.with_(self=x.values, dim=values_dim, index=flat_index).run())
     rows, valid = in_range(flat_index.filled(0), x.shape[axis]), flat_index.valid
     filled_rows = none.index_fill(0, rows if valid is None else rows[valid], True)
     filled = filled_rows[x.pattern.fold(x.pattern.coordinates()[axis])]
@@ -165,20 +158,15 @@ def index_fill(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Spars
 
 
 @assignment.select_scatter.lowering(Sparse)
-def select_scatter(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, *args: Any, **kwargs: Any) -> Any:
-    require_eager(x, source)
-    op(shape_alone(x.shape), shape_alone(source.shape), *args, **kwargs)  # raises torch's errors
+@on_call(eager=True)
+def select_scatter(c: Bound) -> Any:
+    x, source = c.self, c.src
+    raise_error_of_torch(c)
     if not isinstance(x, Sparse):
-        return assignment.select_scatter.run(op, x, to_dense(source), *args, **kwargs)  # the result is dense anyway
-    ways: dict[str, Callable[..., tuple[Tensor, list[Tensor]]]] = {
-        "select_scatter": _written_by_select,
-        "slice_scatter": _written_by_slice,
-        "diagonal_scatter": _written_by_diagonal,
-    }
+        return c.with_(src=to_dense(source)).run()  # the result is dense anyway
     flat, source_coordinates = valid_elements_of(source)
     own, own_coordinates = valid_elements(x)
-    way = ways[op._schema.name.partition("::")[2]]
-    in_view, coordinates = way(x, own_coordinates, source_coordinates, *args, **kwargs)
+    in_view, coordinates = _WAYS[packet_name(c.op)](c, x, own_coordinates, source_coordinates)
     kept = (~in_view).nonzero()[:, 0]
     return from_elements(x, *joined(own, own_coordinates, kept, flat, coordinates), x.shape)
 
@@ -186,54 +174,43 @@ def select_scatter(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, *a
 # Each returns which elements of `x` are in the view, and the coordinates in `x` of the source's elements.
 
 
-def _written_by_select(
-    x: Sparse, own: Coordinates, source: Coordinates, dim: int, index: int
-) -> tuple[Tensor, list[Tensor]]:
-    dim = wrap_dim(dim, x.ndim)
-    index = index % x.shape[dim]
+def _written_by_select(c: Bound, x: Sparse, own: Coordinates, source: Coordinates) -> tuple[Tensor, list[Tensor]]:
+    dim = wrap_dim(c.dim, x.ndim)
+    index = c.index % x.shape[dim]
     new = torch.full((source[0].shape[0] if source else 1,), index, device=x.device)
     return own[dim] == index, [*source[:dim], new, *source[dim:]]
 
 
-def _written_by_slice(
-    x: Sparse,
-    own: Coordinates,
-    source: Coordinates,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> tuple[Tensor, list[Tensor]]:
-    dim = wrap_dim(dim, x.ndim)
-    indices = range(x.shape[dim])[start:end:step]
+def _written_by_slice(c: Bound, x: Sparse, own: Coordinates, source: Coordinates) -> tuple[Tensor, list[Tensor]]:
+    dim, step = wrap_dim(c.dim, x.ndim), c.step
+    indices = range(x.shape[dim])[c.start : c.end : step]
     first = indices[0] if len(indices) else 0
     in_view = (own[dim] >= first) & (own[dim] < first + len(indices) * step) & ((own[dim] - first) % step == 0)
     return in_view, [c * step + first if d == dim else c for d, c in enumerate(source)]
 
 
-def _written_by_diagonal(
-    x: Sparse, own: Coordinates, source: Coordinates, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> tuple[Tensor, list[Tensor]]:
-    a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
+def _written_by_diagonal(c: Bound, x: Sparse, own: Coordinates, source: Coordinates) -> tuple[Tensor, list[Tensor]]:
+    a, b, offset = wrap_dim(c.dim1, x.ndim), wrap_dim(c.dim2, x.ndim), c.offset
     diagonal, others = source[-1], iter(source[:-1])
     moved = {a: diagonal - min(offset, 0), b: diagonal + max(offset, 0)}
     return own[b] - own[a] == offset, [moved[d] if d in moved else next(others) for d in range(x.ndim)]
 
 
+_WAYS = {
+    "select_scatter": _written_by_select,
+    "slice_scatter": _written_by_slice,
+    "diagonal_scatter": _written_by_diagonal,
+}
+
+
 # ----------------------------------------------------------------------------------------- an index for every element
 
 
-def contributions(
-    x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse
-) -> tuple[Dense, list[Tensor]]:
+def contributions(c: Bound) -> tuple[Dense, list[Tensor]]:
     """The elements that a scatter writes, and their coordinates; only those with a valid index."""
-    require_eager(x, index, src)
-    if x.ndim == 0 or index.ndim != x.ndim or src.ndim != x.ndim:
-        raise NotLowered("its operands have different numbers of dimensions")
-    axis = wrap_dim(dim, x.ndim)
-    for d in range(x.ndim):
-        if index.shape[d] > src.shape[d] or (d != axis and index.shape[d] > x.shape[d]):
-            raise NotLowered("its operands do not fit in shape")
+    x, index, src = c.self, c.index, c.src
+    raise_error_of_torch(c)
+    axis = wrap_dim(c.dim, x.ndim)
     flat, coordinates = valid_elements_of(index)
     rows = flat.data.to(torch.int64)
     aten.gather(as_tensor_of((x.shape[axis],), x), 0, rows)  # raises where one is out of range
@@ -241,10 +218,9 @@ def contributions(
 
 
 @scatter.scatter_add.lowering(Sparse)
-def scatter_add(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse) -> Any:
-    flat, coordinates = contributions(x, dim, index, src)
-    if x.dtype is not src.dtype:
-        raise NotLowered("its operands have different dtypes")
+@on_call(one_ndim="self, index, src", one_dtype="self, src", eager=True)
+def scatter_add(c: Bound) -> Any:
+    x, (flat, coordinates) = c.self, contributions(c)
     if isinstance(x, Sparse):
         return summed(x, flat, coordinates)
     offsets = ravel(coordinates, x.shape)
@@ -256,25 +232,17 @@ def scatter_add(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Spar
 
 
 @scatter.scatter.lowering(Sparse)
-def scatter_src(op: OpOverload, x: Dense | Sparse, dim: int, index: Dense | Sparse, src: Dense | Sparse) -> Any:
-    flat, coordinates = contributions(x, dim, index, src)
-    if not isinstance(x, Sparse) or x.dtype is not src.dtype:
-        raise NotLowered("the target is stored densely, or its operands have different dtypes")
-    return written(x, flat, tuple(coordinates), accumulate=False)
+@on_call(sparse="self", one_ndim="self, index, src", one_dtype="self, src", eager=True)
+def scatter_src(c: Bound) -> Any:
+    flat, coordinates = contributions(c)
+    return written(c.self, flat, tuple(coordinates), accumulate=False)
 
 
 @assignment.index_put.lowering(Sparse)
-def index_put(
-    op: OpOverload,
-    x: Dense | Sparse,
-    indices: Sequence[Dense | Sparse | None],
-    values: Dense | Sparse,
-    accumulate: bool = False,
-) -> Any:
-    require_eager(x, values, *indices)
+@on_call(sparse="self", one_dtype="self, values", eager=True)
+def index_put(c: Bound) -> Any:
+    x, indices, values = c.self, c.indices, c.values
     used = [i for i in indices if i is not None]
-    if not isinstance(x, Sparse) or x.dtype is not values.dtype:
-        raise NotLowered("the target is stored densely, or its operands have different dtypes")
     # Values are no larger than the indices, so they may be dense.
     if len(used) == 1 and indexing.is_boolean(used[0]) and used[0].shape == x.shape:
         flat_mask, coordinates = valid_elements_of(used[0])
@@ -283,7 +251,7 @@ def index_put(
         flat, coordinates = _writes_by_index(x, [to_dense(i) for i in used], to_dense(values))
     else:
         raise NotLowered("it has a mask among other indices, or an index behind a dimension without one")
-    return written(x, flat.map(lambda t: t.expand(coordinates[0].shape)), coordinates, accumulate)
+    return written(x, flat.map(lambda t: t.expand(coordinates[0].shape)), coordinates, c.accumulate)
 
 
 def _writes_by_index(x: Sparse, indices: Sequence[Dense], values: Dense) -> tuple[Dense, Coordinates]:
@@ -309,29 +277,23 @@ def _writes_by_index(x: Sparse, indices: Sequence[Dense], values: Dense) -> tupl
 
 
 @assignment.put.lowering(Sparse)
-def put(
-    op: OpOverload, x: Dense | Sparse, index: Dense | Sparse, source: Dense | Sparse, accumulate: bool = False
-) -> Any:
-    require_eager(x, index, source)
-    if not isinstance(x, Sparse) or x.dtype is not source.dtype or math.prod(x.shape) == 0:
-        raise NotLowered("the target is stored densely or empty, or its operands have different dtypes")
-    flat_index, values = to_dense(index).map(torch.flatten), to_dense(source).map(torch.flatten)
-    if flat_index.shape != values.shape:
-        raise NotLowered("there is not one value for each index")
+@on_call(sparse="self", one_dtype="self, source", eager=True, elements=True)
+def put(c: Bound) -> Any:
+    x, flat_index, values = c.self, to_dense(c.index).map(torch.flatten), to_dense(c.source).map(torch.flatten)
+    raise_error_of_torch(c)
     aten.take(as_tensor_of(x.shape, x), flat_index.filled(0))  # raises where one is out of range
     offsets = in_range(flat_index.filled(0), math.prod(x.shape))
     if flat_index.valid is not None:
         kept = flat_index.valid.nonzero()[:, 0]
         offsets, values = offsets[kept], values.take_rows(kept)
-    return written(x, values, unravel(offsets, x.shape), accumulate)
+    return written(x, values, unravel(offsets, x.shape), c.accumulate)
 
 
 # -------------------------------------------------------------------------------------------------- all of the target
 
 
 @assignment.copy.lowering(Sparse)
-def copy(op: OpOverload, x: Dense | Sparse, source: Dense | Sparse, non_blocking: bool = False) -> Sparse:
-    if not isinstance(source, Sparse):
-        raise NotLowered("the source is stored densely, and so is the result")
-    expanded: Sparse = broadcast_to(source, x.shape)
-    return expanded.like(expanded.values.like(expanded.values.data.to(x.device, x.dtype, copy=True)))
+@on_call(sparse="src")
+def copy(c: Bound) -> Sparse:
+    expanded: Sparse = broadcast_to(c.src, c.self.shape)
+    return expanded.like(expanded.values.like(expanded.values.data.to(c.self.device, c.self.dtype, copy=True)))

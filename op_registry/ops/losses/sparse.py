@@ -2,103 +2,72 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    Bound,
     Dense,
     NotLowered,
     Sparse,
     as_bool,
     as_int8,
-    being_traced,
     call,
     distance,
     grid_coordinates,
     intersect,
     joint_sums,
     lookup,
-    refuse_permuted,
+    on_call,
+    raise_error_of_torch,
     to_dense,
     valid_in_all,
 )
 from op_registry.ops.losses import rules as losses
-from op_registry.ops.losses.rules import MEAN, NONE, SUM, reduced
+from op_registry.ops.losses.rules import NONE, SUM, reduced
 
 aten = torch.ops.aten
 
 
 @losses.cosine_embedding_loss.lowering(Sparse)
-def cosine_embedding_loss(
-    op: OpOverload,
-    input1: Dense | Sparse,
-    input2: Dense | Sparse,
-    target: Dense | Sparse,
-    margin: float = 0.0,
-    reduction: int = MEAN,
-) -> Dense:
-    product, squared1, squared2 = joint_sums(input1, input2, -1)
-    target = to_dense(target)  # one value per row
+@on_call
+def cosine_embedding_loss(c: Bound) -> Dense:
+    raise_error_of_torch(c)
+    product, squared1, squared2 = joint_sums(c.input1, c.input2, -1)
+    target = to_dense(c.target)  # one value per row
     epsilon = 1e-12
     cosine = product.data / ((squared1.data + epsilon) * (squared2.data + epsilon)).sqrt()
     signs = target.filled(1)
-    if signs.ndim != cosine.ndim:
-        raise NotLowered("torch refuses the target")
-    unreduced = torch.where(signs == 1, 1 - cosine, torch.where(signs == -1, (cosine - margin).clamp_min(0), 0))
-    return reduced(Dense(unreduced, intersect(product.full_validity, target.full_validity)), reduction)
+    unreduced = torch.where(signs == 1, 1 - cosine, torch.where(signs == -1, (cosine - c.margin).clamp_min(0), 0))
+    return reduced(Dense(unreduced, intersect(product.full_validity, target.full_validity)), c.reduction)
 
 
 @losses.triplet_margin_loss.lowering(Sparse)
-def triplet_margin_loss(
-    op: OpOverload,
-    anchor: Dense | Sparse,
-    positive: Dense | Sparse,
-    negative: Dense | Sparse,
-    margin: float = 1.0,
-    p: float = 2.0,
-    eps: float = 1e-6,
-    swap: bool = False,
-    reduction: int = MEAN,
-) -> Dense:
-    if len({r.ndim for r in (anchor, positive, negative)}) > 1:
-        raise NotLowered("torch refuses it")
-    to_positive = distance(anchor, positive, p, [-1], eps)
-    to_negative = distance(anchor, negative, p, [-1], eps)
+@on_call(one_ndim="anchor, positive, negative")
+def triplet_margin_loss(c: Bound) -> Dense:
+    to_positive = distance(c.anchor, c.positive, c.p, [-1], c.eps)
+    to_negative = distance(c.anchor, c.negative, c.p, [-1], c.eps)
     nearest, validity = to_negative.data, valid_in_all(to_positive, to_negative)
-    if swap:
-        between = distance(positive, negative, p, [-1], eps)
+    if c.swap:
+        between = distance(c.positive, c.negative, c.p, [-1], c.eps)
         nearest, validity = torch.minimum(nearest, between.data), intersect(validity, between.validity)
-    return reduced(Dense((margin + to_positive.data - nearest).clamp_min(0), validity), reduction)
+    return reduced(Dense((c.margin + to_positive.data - nearest).clamp_min(0), validity), c.reduction)
 
 
-def nll_loss(
-    op: OpOverload,
-    self: Dense | Sparse,
-    target: Dense | Sparse,
-    weight: Dense | Sparse | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
-) -> Dense:
+@on_call(sparse="self", dense="weight", eager=True, elements=True)
+def nll_loss(c: Bound) -> Dense:
     """Look up the stored element at each row's class, then reduce as in classification.py."""
-    refuse_permuted(self, target, weight)
-    if not isinstance(self, Sparse) or isinstance(weight, Sparse) or target.dtype.is_floating_point:
-        raise NotLowered("the input is stored densely, the weight is sparse, or torch refuses the target")
-    if not self.dtype.is_floating_point:
-        raise NotLowered("torch refuses the dtype")
+    raise_error_of_torch(c)
+    self, target, weight, reduction, ignore_index = c.self, c.target, c.weight, c.reduction, c.ignore_index
     dim = 1 if self.ndim > 1 else 0
     classes = self.shape[dim]
-    if tuple(target.shape) != tuple(n for d, n in enumerate(self.shape) if d != dim) or 0 in self.shape:
-        raise NotLowered("the shapes do not match, or it is empty")
-    if weight is not None and tuple(weight.shape) != (classes,):
-        raise NotLowered("torch refuses the weight")
-    if being_traced(self.values.data):
-        raise NotLowered("whether labels are in range is not known while tracing")
     targets = to_dense(target).map(lambda t: t.reshape(-1))  # one value per row
     labels = targets.filled(ignore_index).to(torch.int64)
     ignored = labels == ignore_index
     out_of_range = (~ignored & ((labels < 0) | (labels >= classes))).nonzero()[:1, 0]
-    if out_of_range.shape[0]:
-        aten.nll_loss(torch.zeros((1, classes), device=self.device), labels[out_of_range])  # raises torch's error
+    one_row = torch.zeros((1, classes), dtype=self.dtype, device=self.device)
+    aten.nll_loss(one_row, labels[out_of_range if len(out_of_range) else slice(1)])  # raises torch's error
     index = labels.clamp(0, classes - 1)
     rows = list(grid_coordinates(target.shape, self.device)) if target.ndim else []
     at_label = lookup(self, [*rows[:dim], index, *rows[dim:]])
@@ -121,16 +90,9 @@ def nll_loss(
     return Dense(total / torch.where(exists, denominator, 1), as_int8(exists))
 
 
-def cross_entropy_loss(
-    op: OpOverload,
-    self: Dense | Sparse,
-    target: Dense | Sparse,
-    weight: Dense | Sparse | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Dense:
-    if label_smoothing != 0 or not isinstance(self, Sparse):
-        raise NotLowered("labels are smoothed, or the input is stored densely")
-    logp = call(aten.log_softmax.int, self, 1 if self.ndim > 1 else 0)
-    return nll_loss(aten.nll_loss_nd.default, logp, target, weight, reduction, ignore_index)
+@on_call(sparse="self", only=(("label_smoothing", 0.0),))
+def cross_entropy_loss(c: Bound) -> Any:
+    if c.target.dtype.is_floating_point:
+        raise NotLowered("its target has probabilities of classes")
+    logp = call(aten.log_softmax.int, c.self, 1 if c.self.ndim > 1 else 0)
+    return call(aten.nll_loss_nd.default, logp, c.target, c.weight, c.reduction, c.ignore_index)

@@ -11,13 +11,15 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     COO,
+    Bound,
     Dense,
-    NotLowered,
     Permuted,
     Sparse,
     as_int8,
-    being_traced,
+    broadcast_to,
     lookup,
+    on_call,
+    raise_error_of_torch,
     ravel,
     shape_alone,
     sorted_coordinates,
@@ -42,17 +44,15 @@ def count_nonzero(op: OpOverload, self: Sparse, dim: int | Sequence[int] | None 
 
 
 @queries.nonzero.lowering(Sparse)
-def nonzero(op: OpOverload, self: Sparse, *, size: int | None = None, fill_value: int = -1) -> Tensor:
-    if being_traced(self.values.data):
-        raise NotLowered("while tracing the number of nonzero elements is unknown")
-    flat, coordinates = valid_elements(self)
-    indices = torch.stack(sorted_coordinates(flat.filled(0) != 0, coordinates, self.shape), 1)
-    if size is None:
+@on_call(eager=True)
+def nonzero(c: Bound) -> Tensor:
+    flat, coordinates = valid_elements(c.self)
+    indices = torch.stack(sorted_coordinates(flat.filled(0) != 0, coordinates, c.self.shape), 1)
+    if "size" not in c:
         return indices
-    if size < 0:
-        raise NotLowered("torch refuses its size")
-    missing = max(size - indices.shape[0], 0)
-    return torch.cat([indices[:size], indices.new_full((missing, indices.shape[1]), fill_value)])
+    raise_error_of_torch(c)
+    missing = max(c.size - indices.shape[0], 0)
+    return torch.cat([indices[: c.size], indices.new_full((missing, indices.shape[1]), c.fill_value)])
 
 
 @queries.histc.lowering(Sparse)
@@ -61,54 +61,28 @@ def histc(op: OpOverload, self: Sparse, *args: Any, **kwargs: Any) -> Any:
 
 
 @queries.histogram.lowering(Sparse)
-def histogram(
-    op: OpOverload,
-    self: Dense | Sparse,
-    bins: int | Dense | Sparse = 100,
-    *,
-    weight: Dense | Sparse | None = None,
-    **options: Any,
-) -> Any:
-    if not isinstance(self, Sparse) or isinstance(bins, Sparse):
-        raise NotLowered("its bins are sparse, or its values are not")
-    flat, coordinates = valid_elements(self)
-    weights = None if weight is None else lookup(weight, coordinates)
-    if flat.shape[0] == 0:  # the rule's range for one invalid element, not torch's for none
+@on_call(sparse="self", dense="bins")
+def histogram(c: Bound) -> Any:
+    flat, coordinates = valid_elements(c.self)
+    weights = None if c.weight is None else lookup(c.weight, coordinates)
+    if flat.shape[0] == 0:  # an invalid element instead, to get the range of the rule for dense storage, not torch's
         flat = Dense(flat.data.new_full((1,), 0.5), torch.zeros(1, dtype=torch.int8, device=flat.device))
         weights = None if weights is None else Dense(weights.data.new_zeros(1))
-    return queries.histogram.run(op, flat, bins, weight=weights, **options)
+    return c.with_(self=flat, weight=weights).run()
 
 
 # ---------------------------------------------------------------------------------------------------- distinct values
 
 
 @queries._unique.lowering(Sparse)
-def _unique(op: OpOverload, self: Sparse, sorted: bool = True, return_inverse: bool = False) -> Any:
-    return _distinct(aten._unique.default, self, sorted, return_inverse, inverse=return_inverse)
-
-
 @queries._unique2.lowering(Sparse)
-def _unique2(
-    op: OpOverload, self: Sparse, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
-    return _distinct(aten._unique2.default, self, sorted, return_inverse, return_counts, inverse=return_inverse)
-
-
 @queries.unique_consecutive.lowering(Sparse)
-def unique_consecutive(
-    op: OpOverload, self: Sparse, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> Any:
-    if dim is not None:
-        raise NotLowered("it compares slices, which is refused unless every element is valid")
-    op = aten.unique_consecutive.default
-    return _distinct(op, self, return_inverse, return_counts, inverse=return_inverse)
-
-
-def _distinct(op: OpOverload, x: Sparse, *flags: Any, inverse: bool) -> tuple[Any, ...]:
-    coo = to_layout(x, COO)  # whose values are in row-major order
+@on_call(only=(("dim", None),))
+def distinct(c: Bound) -> tuple[Any, ...]:
+    coo = to_layout(c.self, COO)  # whose values are in row-major order
     flat = coo.flat
-    result = list(queries.distinct(op, Dense(flat.data, as_int8(_validity(flat))), *flags, inverse=inverse))
-    if inverse:
+    result = list(c.with_(self=Dense(flat.data, as_int8(_validity(flat)))).run())
+    if c.return_inverse:
         result[1] = coo.folded(result[1])
     return tuple(result)
 
@@ -121,40 +95,29 @@ def _validity(flat: Dense) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------- equality
 
 
-def _agree(op: OpOverload, self: Dense | Sparse, other: Dense | Sparse, *args: Any, **kwargs: Any) -> bool:
-    """Whether both masks are the same, and `op` is true of the valid values."""
-    if self.shape != other.shape:
-        if op is aten.allclose.default:
-            raise NotLowered("its operands have different shapes")
+@queries.equal.lowering(Sparse)
+@queries.allclose.lowering(Sparse)
+@on_call
+def agree(c: Bound) -> bool:
+    """Whether both masks are the same, and the operator is true of the valid values."""
+    records = (c.self, c.other)
+    if c.self.shape != c.other.shape and c.op is aten.equal.default:
         return False
-    op(*(torch.empty(0, dtype=r.dtype, device=r.device) for r in (self, other)), *args, **kwargs)  # torch's errors
-    (values, offsets), (other_values, other_offsets) = (_valid_in_order(record) for record in (self, other))
-    return bool(torch.equal(offsets, other_offsets)) and bool(op(values, other_values, *args, **kwargs))
+    empty = (torch.empty(0, dtype=r.dtype, device=r.device) for r in records)
+    c.with_(**dict(zip(("self", "other"), empty, strict=True))).applied(c.op)  # raises torch's errors
+    shape = torch.broadcast_shapes(*(r.shape for r in records))
+    (values, offsets), (other_values, other_offsets) = (_valid_in_order(r, shape) for r in records)
+    same_mask = bool(torch.equal(offsets, other_offsets))
+    return same_mask and bool(c.with_(self=values, other=other_values).applied(c.op))
 
 
-def _valid_in_order(x: Dense | Sparse) -> tuple[Tensor, Tensor]:
-    """The valid values in row-major order, and their offsets in a contiguous dense tensor."""
-    flat, coordinates = valid_elements_of(x)
-    offsets = ravel(coordinates, x.shape)
+def _valid_in_order(x: Dense | Sparse, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The valid values of a record expanded to a shape, in row-major order, and their offsets in a dense tensor."""
+    expanded = broadcast_to(x, shape) if isinstance(x, Sparse) else x.map(lambda t: t.expand(shape))
+    flat, coordinates = valid_elements_of(expanded)
+    offsets = ravel(coordinates, shape)
     order = offsets.argsort()
     return flat.data[order], offsets[order]
-
-
-@queries.equal.lowering(Sparse)
-def equal(op: OpOverload, self: Dense | Sparse, other: Dense | Sparse) -> bool:
-    return _agree(aten.equal.default, self, other)
-
-
-@queries.allclose.lowering(Sparse)
-def allclose(
-    op: OpOverload,
-    self: Dense | Sparse,
-    other: Dense | Sparse,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
-) -> bool:
-    return _agree(aten.allclose.default, self, other, rtol, atol, equal_nan)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
