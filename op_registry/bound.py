@@ -78,22 +78,25 @@ class Bound:
 
     def applied(self, function: Callable[..., Any]) -> Any:
         """`function` of the arguments as torch passes them: without last arguments that equal their defaults."""
-        positional, defaults = _schema(self.op)
+        positional, defaults, required = _schema(self.op)
+        given = {name for name, value in self.named.items() if name in required or value is not defaults[name]}
         args = [self.named[name] for name in positional]
-        while args and args[-1] is defaults[positional[len(args) - 1]]:
+        while args and positional[len(args) - 1] not in given:
             args.pop()
-        rest = {name: v for name, v in self.named.items() if name not in positional and v is not defaults[name]}
-        return function(*args, **rest)
+        return function(
+            *args, **{name: self.named[name] for name in self.named if name in given.difference(positional)}
+        )
 
 
 def bind_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names in the schema, defaults included."""
-    positional, defaults = _schema(op)
+    positional, defaults, _ = _schema(op)
     return {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
 
 
 @functools.lru_cache(maxsize=4096)
-def _schema(op: OpOverload) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    """The names of positional arguments, and the defaults of all: None for what has to be given."""
+def _schema(op: OpOverload) -> tuple[tuple[str, ...], Mapping[str, Any], frozenset[str]]:
+    """The names of positional arguments, the defaults of all (None where there is none), and the required ones."""
     arguments = op._schema.arguments
-    return tuple(a.name for a in arguments if not a.kwarg_only), {a.name: a.default_value for a in arguments}
+    required = frozenset(a.name for a in arguments if not a.has_default_value())
+    return tuple(a.name for a in arguments if not a.kwarg_only), {a.name: a.default_value for a in arguments}, required

@@ -38,6 +38,11 @@ def test_a_call_has_the_arguments_that_differ_from_the_defaults() -> None:
     assert norm.applied(lambda *args, **kwargs: (len(args), kwargs)) == (4, {})
 
 
+def test_an_argument_without_a_default_is_passed_though_it_is_none() -> None:
+    call = bound(aten.upsample_nearest1d.vec, Dense(torch.ones(1, 1, 2)), [4], None)
+    assert call.applied(lambda *args, **kwargs: (len(args), kwargs)) == (3, {})
+
+
 def test_changed_arguments_run_by_the_rule() -> None:
     call = bound(aten.sum.dim_IntList, Dense(torch.ones(2, 3), torch.tensor([[1], [0]], dtype=torch.int8)), [1])
     changed = call.with_(keepdim=True)
