@@ -11,11 +11,12 @@ from torch import Tensor
 from masked_dispatch.api.along_dim import last_true, next_true, positions
 from masked_dispatch.api.construct import as_masked_tensor, from_nan
 from masked_dispatch.interop.crossing import filled, mask_of
-from masked_dispatch.missing.moments import is_inexact
+from masked_dispatch.missing.moments import is_inexact, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dims import Number
 
 
+@takes_tensor
 def nan_to_invalid(x: Tensor) -> MaskedTensor:
     """`x`, of floating point or complex dtype, invalid where it is NaN too. (`from_nan` does it for plain tensors.)"""
     if not isinstance(x, MaskedTensor):
@@ -25,6 +26,7 @@ def nan_to_invalid(x: Tensor) -> MaskedTensor:
     return x.mask_with(~filled(x).detach().isnan())
 
 
+@takes_tensor
 def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
     """`x` with `value` where it is invalid.
 
@@ -40,6 +42,7 @@ def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
     return as_masked_tensor(torch.where(mask, filled(x), filled(value)), mask | mask_of(value))
 
 
+@takes_tensor
 def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
     """Replace each invalid element by the last valid one before it along `dim`; before the first it stays invalid.
 
@@ -49,6 +52,7 @@ def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
     return _taken_from(x, last, last >= 0, dim, limit)
 
 
+@takes_tensor
 def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
     """Replace each invalid element by the next valid one along `dim`; after the last it stays invalid.
 
@@ -58,6 +62,7 @@ def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
     return _taken_from(x, following, following < x.shape[dim], dim, limit)
 
 
+@takes_tensor
 def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     """Interpolate each invalid element linearly between its valid neighbours along `dim`, which is evenly spaced.
 
@@ -80,6 +85,7 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     return as_masked_tensor(torch.where(mask, values, between), (last >= 0) & (following < steps))
 
 
+@takes_tensor
 def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> MaskedTensor:
     """`x` without the slices along `dim` that have an invalid element, or no valid one: rows, for ``dim=0``."""
     if how not in ("any", "all"):
@@ -89,6 +95,7 @@ def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> Maske
     return as_masked_tensor(x).index_select(dim, keep.nonzero()[:, 0])  # type: ignore[return-value]
 
 
+@takes_tensor
 def shift(x: Tensor, periods: int, dim: int) -> MaskedTensor:
     """Each element `periods` places further along `dim`; the vacated places are invalid.
 

@@ -6,7 +6,7 @@ in the order of their groups, and of their values within, and takes what stands 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from masked_dispatch.api.along_dim import average_ranks, order_by_group
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.interop.crossing import filled, mask_of
 from masked_dispatch.missing.labels import Labels, counted_from_zero, numbered
-from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype
+from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
+@takes_tensor
 def groupby(x: Tensor, labels: Labels, dim: int = 0, *, num_groups: int | None = None) -> GroupBy:
     """The groups of `x` along `dim`, with their statistics: ``groupby(x, years).mean()``.
 
@@ -29,7 +30,8 @@ def groupby(x: Tensor, labels: Labels, dim: int = 0, *, num_groups: int | None =
     num_groups  labels count from 0 to num_groups - 1, and each has a row, whether it occurs or not. So the shape of the
                 results doesn't depend on the labels, and `torch.compile` makes one graph
 
-    Raises TypeError for labels of floating point in a tensor, ValueError for labels that do not fit.
+    Raises TypeError for an `x` that is no tensor, for labels of floating point in a tensor and for one string (a
+    column's name, say), ValueError for labels that do not fit.
     """
     return GroupBy(x, labels, dim, num_groups)
 
@@ -63,6 +65,15 @@ class GroupBy:
 
     def __repr__(self) -> str:
         return f"<{self._count} groups along dim={self._dim} of a tensor of shape {tuple(self._filled.shape)}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"groups have count, sum, mean, std, var, min, max, median, first, last and rank, not {name}; a statistic "
+            "with a row for each element again is groups.mean()[groups.inverse]; for others, reduce one group at a "
+            "time, x[groups.inverse == number] along the first dimension",
+            name=name,
+            obj=self,
+        )
 
     @property
     def inverse(self) -> MaskedTensor:

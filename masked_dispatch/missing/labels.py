@@ -34,6 +34,11 @@ def numbered(labels: Labels) -> tuple[Tensor, Any]:
     """
     if isinstance(labels, Tensor):
         return _numbered_by_torch(labels)
+    if isinstance(labels, (str, bytes)):
+        raise TypeError(
+            f"labels have to be one for each index, not the one {type(labels).__name__} {labels!r}: a tensor has no "
+            "columns with names. Pass the labels themselves, such as the column frame[name] of a frame"
+        )
     if hasattr(labels, "get_fill_value"):  # of numpy.ma
         found, different = _numbered_by_torch(interop.from_numpy_masked(labels))  # type: ignore[arg-type]
         return found, different.numpy()

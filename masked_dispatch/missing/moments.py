@@ -1,11 +1,17 @@
-"""What the statistics of groups and of rolling windows share."""
+"""What the functions for missing values share."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import takes
 from op_registry.records.dtypes import accumulation_dtype
+
+# Decorates a function of `x`, so that a frame or an array is refused with what to pass.
+takes_tensor = takes(
+    x=Tensor, instead="pass masked_dispatch.interop.from_pandas(x) of a frame, masked_tensor(x, mask) of an array"
+)
 
 
 def is_inexact(x: Tensor) -> bool:

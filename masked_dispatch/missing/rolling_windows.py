@@ -16,7 +16,7 @@ from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.interop.crossing import filled, mask_of
-from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype
+from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import highest, lowest
@@ -25,6 +25,7 @@ from op_registry.records.dtypes import highest, lowest
 State = tuple[Tensor, ...]
 
 
+@takes_tensor
 def rolling(x: Tensor, window: int, dim: int, center: bool = False, min_count: int | None = None) -> Rolling:
     """Windows of `window` elements along `dim`, one for each element: ``rolling(x, 3, 0).mean()``.
 
@@ -36,7 +37,7 @@ def rolling(x: Tensor, window: int, dim: int, center: bool = False, min_count: i
 
     The windows themselves, n - window + 1 of them, are a view: ``x.unfold(dim, window, step)``.
 
-    Raises ValueError for a window below 1 and a `min_count` that does not fit it.
+    Raises TypeError for an `x` that is no tensor, ValueError for a window below 1 and a `min_count` that does not fit.
     """
     return Rolling(x, window, dim, center, min_count)
 

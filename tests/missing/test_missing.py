@@ -225,6 +225,13 @@ def test_samples_that_pad_stack_cannot_collate(samples: list[Any], error: type[E
         md.pad_stack(samples)
 
 
+@pytest.mark.parametrize("word", ["bfill", "dropna", "ffill", "fillna", "interpolate", "nan_to_invalid", "shift"])
+def test_a_series_is_refused_with_what_to_pass(word: str) -> None:
+    others = {"shift": (1, 0), "dropna": (), "nan_to_invalid": ()}.get(word, (0,))
+    with pytest.raises(TypeError, match=rf"{word} takes a tensor as x, not a Series: pass .*from_pandas\(x\)"):
+        getattr(missing, word)(pd.Series([1.0, N]), *others)
+
+
 @given(st.lists(masked((torch.int32,), shapes(2)), min_size=1, max_size=3))
 def test_pad_stack_gives_its_parts_back(tensors: list[md.MaskedTensor]) -> None:
     stack = md.pad_stack(tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -79,6 +80,7 @@ def test_a_window_of_thousands_of_elements() -> None:
         (lambda: missing.rolling(X, 2, 2), IndexError, "Dimension out of range"),
         (lambda: missing.rolling(X.long(), 2, 0).mean(), TypeError, "mean needs .* got torch.int64"),
         (lambda: missing.rolling(X.to(torch.complex64), 2, 0).min(), TypeError, "complex values have no order"),
+        (lambda: missing.rolling(pd.Series([1.0]), 2, 0), TypeError, r"not a Series: pass masked_dispatch\.interop\."),
         (lambda: missing.rolling(X, 2, 0).median(), AttributeError, r"not median; .* x\.unfold\(dim, window, 1\)"),
     ],
 )

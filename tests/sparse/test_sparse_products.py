@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import masked_dispatch as md
+from op_registry.errors import MaskedSemanticsError
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from sparse_layouts import BY_NAME as LAYOUTS
 
@@ -102,6 +103,17 @@ def test_sampled_addmm_of_a_masked_tensor_is_addmm_in_its_places():
         found = torch.sparse.sampled_addmm(x, a, b, beta=2.0, alpha=3.0)
     assert torch.equal(found.get_mask(), x.get_mask())
     torch.testing.assert_close(filled(found), filled(x.to_dense() * 2 + 3 * (a @ b)))
+
+
+def test_sampled_addmm_of_two_dtypes_says_that_they_differ():
+    x, a, b = masked(M, K).double().to_sparse_csr(), plain(M, 3).float(), plain(3, K).float()
+    with pytest.raises(RuntimeError, match=r"of torch\.float64 with factors of .*, x\.to\(torch\.float32\)"):
+        torch.sparse.sampled_addmm(x, a, b, beta=0)
+
+
+def test_sampled_addmm_of_dense_storage_says_how_to_store_it_sparsely():
+    with pytest.raises(MaskedSemanticsError, match=r"in sparse storage, .* x\.to_sparse_csr\(\) of a masked one"):
+        torch.sparse.sampled_addmm(masked(M, K), plain(M, 3), plain(3, K), beta=0)
 
 
 @pytest.mark.parametrize("shape", [(0, K), (M, 0), (0, 0)])

@@ -235,5 +235,6 @@ def _affine_grids(make: Callable[[tuple[int, ...]], Tensor]) -> Iterator[tuple[A
 sampled_addmm = refused(
     aten.sparse_sampled_addmm.default,
     reason="it works on a torch.sparse tensor, in which unspecified elements are zero",
-    instead="Make the first operand a masked tensor, as_masked_tensor(x), in which they are invalid",
+    instead="Make the first operand a masked tensor in sparse storage, as_masked_tensor(x) of a torch.sparse tensor or "
+    "x.to_sparse_csr() of a masked one, in which they are invalid",
 )

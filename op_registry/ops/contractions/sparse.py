@@ -297,4 +297,9 @@ def sampled_by_sparse(
 ) -> Any:
     if not isinstance(mat1, Dense) or not isinstance(mat2, Dense) or mat1.ndim != 2 or mat2.ndim != 2:
         raise NotLowered("its factors are not dense matrices")
+    if not self.dtype == mat1.dtype == mat2.dtype:  # torch refuses it as well
+        raise RuntimeError(
+            f"sampled_addmm of {self.dtype} with factors of {mat1.dtype} and {mat2.dtype}: it needs one dtype. Convert "
+            f"the first operand, x.to({mat1.dtype}), or the factors"
+        )
     return sampled(matrix(self), mat1, mat2, beta, alpha)
