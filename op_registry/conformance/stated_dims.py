@@ -66,17 +66,17 @@ Roles = frozenset[tuple[Label, str]]
 class Together:
     """What the calls of all overloads with one statement show together.
 
-    mixing     for each label that is not batch, among the same others: whether a change at one index reached another
-               in some call
+    mixing     for each label that is not batch: whether a change at one index reached another in some call with the
+               same roles and the same arguments that may be dimensions
     reaching   for each operand: whether it reached several indices of batch labels that it does not have in some call
     """
 
-    mixing: dict[tuple[Label, Roles], bool] = field(default_factory=dict)
+    mixing: dict[tuple[Label, Roles, str], bool] = field(default_factory=dict)
     reaching: dict[str, bool] = field(default_factory=dict)
 
     def wrong(self) -> str | None:
         """What is wrong that no call shows by itself."""
-        for (label, roles), mixed in self.mixing.items():
+        for (label, roles, _), mixed in self.mixing.items():
             if not mixed:
                 stated = f"{'a label' if label is None else repr(label)} is stated {dict(roles)[label]}"
                 return f"{stated}, but no change at one of its indices reached another: it may be batch"
@@ -117,6 +117,7 @@ class _Asked:
         self.results = self._run({})
         assert self.results is not None
         self.sizes: dict[Label, int] = dict(labels.sizes)
+        self._numbers = str([v for v in call.bound.values() if type(v) is int or (type(v) is list and _are_ints(v))])
 
     def ask(self) -> None:
         assert self.results is not None
@@ -246,7 +247,11 @@ class _Asked:
                         alone[n] = alone.get(n, along) & along
         if role in MIXING and alone:
             # Windows of one element and rolls by 0 move nothing: other calls show that such roles are right.
-            key = (label, frozenset(self.labels.roles.items())) if role in SLICES else (None, frozenset({(None, role)}))
+            key = (
+                (label, frozenset(self.labels.roles.items()), self._numbers)
+                if role in SLICES
+                else (None, frozenset({(None, role)}), "")
+            )
             mixing = self.shown.together.mixing
             mixing[key] = mixing.get(key, False) or not all(alone.values())
 
@@ -282,6 +287,10 @@ class _Asked:
             reaching[name] = reaching.get(name, False) or all(reached.values())
 
 
+def _are_ints(values: Sequence[object]) -> bool:
+    return all(type(v) is int for v in values)
+
+
 def _copied(leaf: object) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
@@ -299,7 +308,7 @@ def _in_lists(bound: Mapping[str, Any], changed: Mapping[str, Tensor]) -> dict[s
 
 
 def _other_values(operand: Tensor) -> list[Tensor]:
-    """Other values for an operand: its own in another order, and (of numbers with a point) larger and smaller ones."""
+    """Other values for an operand: its own in another order, and (of numbers with a point) larger ones, and zeros."""
     if not operand.numel():
         return []
     if operand.dtype is torch.bool:
@@ -309,7 +318,7 @@ def _other_values(operand: Tensor) -> list[Tensor]:
         found.append(operand + 1)
     elif operand.is_floating_point():
         wide = operand.double()
-        found += [(wide.max() + 1).to(operand.dtype).expand(operand.shape), (wide * 0.5).to(operand.dtype)]
+        found += [(wide.max() + 1).to(operand.dtype).expand(operand.shape), torch.zeros_like(operand)]
     return found
 
 

@@ -216,6 +216,12 @@ def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
     return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(source))))
 
 
+@index_copy.samples
+def some_rows(make: Callable[..., Tensor]) -> list[tuple[Any, ...]]:
+    """torch's own samples overwrite everything."""
+    return [(make((3, 4)), 0, torch.tensor([2, 0]), make((2, 4)))]
+
+
 def checked_index(x: Dense, dim: int, index: Dense) -> Tensor:
     """A 1-d index with 0 where it is invalid; raises torch's error where a valid entry is out of range."""
     safe = index.filled(0)
