@@ -63,15 +63,14 @@ from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.inside import inside
 from op_registry.movements import (
     Along,
+    AtIndices,
     ByArgument,
     Indexed,
     Joined,
     Loss,
     OfSizes,
     Repeated,
-    Reshaped,
     Unknown,
-    View,
     Windows,
 )
 from op_registry.records.broadcast import (
@@ -212,6 +211,7 @@ from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.sparse.takes import raise_error_of_torch
 from op_registry.traits import Traits
+from op_registry.views import Reshaped, View
 from op_registry.whole_slices import (
     MATRIX,
     WHOLE_SLICES,
@@ -286,6 +286,7 @@ __all__ = [
     "Rule",
     "Run",
     "Along",
+    "AtIndices",
     "ByArgument",
     "Elementwise",
     "Equation",

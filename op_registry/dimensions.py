@@ -345,6 +345,8 @@ class Slices(Dimensions):
                       slices that are valid as a whole or not at all then run torch's own kernel. None: they do not,
                       because it is slower than the rule
     own_memory        whether torch's kernel is wrong where a dimension has stride 0, so that it runs on a copy
+
+    Other tensors (the levels of a quantile) have dimensions of their own, in front of the results'.
     """
 
     gives: Literal["one", "each", "front"] = "one"
@@ -372,7 +374,13 @@ class Slices(Dimensions):
         if self.gives == "one":
             kept = bool(named.get(self.keepdim))
             result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
-        return Labels({first: labels}, (result,) * number_of_results(op), roles)
+        others = {
+            name: tuple(f"{name}.{n}" for n in range(t.ndim))
+            for name, t in tensors_in(op, named).items()
+            if name != first
+        }
+        lead: tuple[Label, ...] = tuple(label for dims in others.values() for label in dims)
+        return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
 
     # (misfit: Registration.arguments_of_slices, which knows what to write instead)
     def __str__(self) -> str:

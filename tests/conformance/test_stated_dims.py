@@ -17,8 +17,8 @@ from op_registry.authoring import (
     Slices,
 )
 from op_registry.conformance import stated_dims
+from op_registry.conformance.dims_of_calls import Shown, Together
 from op_registry.conformance.own_operators import RegisteredOperator
-from op_registry.conformance.stated_dims import Shown, Together
 from op_registry.conformance.trial import Broken
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions import Dimensions
@@ -146,7 +146,12 @@ def wrong_with(op: Any, dims: Dimensions, *calls: tuple[Any, ...]) -> str:
         (aten.cumsum.default, Elementwise(), (numbers(2, 3), 1), "-1 is stated batch, and a change at index 0 reaches"),
         (aten.exp.default, LastDims(1), (numbers(2, 3),), "-1 is stated each, but no change at one of its indices"),
         (aten.flip.default, Elementwise(), (numbers(2, 3), [0]), "-2 is stated batch, and a change at index 0 reaches"),
-        (aten.add.Tensor, Slices("each", dim=None), (numbers(2, 3), numbers(3)), "the operands are self, other"),
+        (
+            aten.add.Tensor,
+            Slices("each", dim=None),
+            (numbers(2, 3), numbers(3)),
+            "result 0 of shape (2, 3) is stated to have",
+        ),
     ],
 )
 def test_a_wrong_statement_is_noticed(op: Any, dims: Dimensions, args: tuple[Any, ...], said: str) -> None:

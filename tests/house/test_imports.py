@@ -17,7 +17,7 @@ from repository import ROOT
 FLOORS = {
     "op_registry": (
         ("errors", "digests", "progress", "schema", "dimensions"),
-        ("movements",),
+        ("movements", "views"),
         ("traits",),
         ("rule",),
         ("records", "registration", "registry"),

@@ -7,13 +7,25 @@ from typing import Any
 import pytest
 import torch
 
-from op_registry.authoring import Elementwise, Equation, LastDims, Slices
+from op_registry.authoring import (
+    AtIndices,
+    Elementwise,
+    Equation,
+    Indexed,
+    Joined,
+    LastDims,
+    Loss,
+    Reshaped,
+    Slices,
+    View,
+)
 from op_registry.bound import bind_by_name
 from op_registry.dimensions import row_reader
 
 aten = torch.ops.aten
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
 LINEAR = Equation("*k,nk,+->*n")
+GROUPED = Equation("*(gc)x,(go)ci,(go)->*(go)x", window="x", sizes={"g": "groups"})
 NORM = LastDims("normalized_shape", statistics=2)
 
 
@@ -76,6 +88,94 @@ CALLS: list[tuple[Any, Any, list[Any], dict[str, tuple[Any, ...]], tuple[Any, ..
         {-2: "each", -1: "each"},
     ),
     (aten.add.Tensor, Elementwise(), ones(3, 2), {"self": (-3, -2, -1), "other": (-2, -1)}, (-3, -2, -1), {}),
+    (aten.permute.default, View(), [*ones(3), [2, 0, 1]], {"self": (-3, -2, -1)}, (-1, -3, -2), {}),
+    (aten.unsqueeze.default, View(), [torch.ones(1, 1), 0], {"self": (-2, -1)}, (None, -2, -1), {}),
+    (aten.expand.default, View(), [torch.ones(1, 2), [4, 3, 2]], {"self": (-2, -1)}, (-3, -2, -1), {}),
+    (aten.select.int, View(), [*ones(3), 1, 0], {"self": (-3, -2, -1)}, (-3, -1), {-2: "selected"}),
+    (aten.slice.Tensor, View(), [*ones(2), 1, 0, 1], {"self": (-2, -1)}, (-2, -1), {-1: "selected"}),
+    (aten.slice.Tensor, View(), [*ones(2), 1, 0, 2], {"self": (-2, -1)}, (-2, -1), {}),  # all of it
+    (
+        aten.select_scatter.default,
+        View(),
+        [*ones(3, 2), 0, 1],
+        {"self": (-3, -2, -1), "src": (-2, -1)},
+        (-3, -2, -1),
+        {-3: "selected"},
+    ),
+    (aten.view.default, Reshaped(), [torch.ones(2, 3, 4), [6, 4]], {"self": (-3, -2, -1)}, ((-3, -2), -1), {}),
+    (
+        aten.view.default,
+        Reshaped(),
+        [torch.ones(6, 4), [2, -1, 4]],
+        {"self": (("-2.0", "-2.1"), -1)},
+        ("-2.0", "-2.1", -1),
+        {},
+    ),
+    (aten.view.default, Reshaped(), [torch.ones(1, 5, 4), [5, 4]], {"self": (-3, -2, -1)}, ((-3, -2), -1), {}),
+    (
+        aten.view.default,
+        Reshaped(),
+        [torch.ones(6, 4), [4, 6]],
+        {"self": (-2, -1)},
+        ("new0", "new1"),
+        {-2: "moved", -1: "moved", "new0": "new", "new1": "new"},
+    ),
+    (
+        aten.cat.default,
+        Joined(),
+        [ones(2, 2), 1],
+        {"tensors[0]": (-2, -1), "tensors[1]": (-2, -1)},
+        (-2, -1),
+        {-1: "joined"},
+    ),
+    (
+        aten.stack.default,
+        Joined(stacked=True),
+        [ones(1, 1), 0],
+        {"tensors[0]": (-1,), "tensors[1]": (-1,)},
+        (-2, -1),
+        {-2: "joined"},
+    ),
+    (
+        aten.conv1d.default,
+        GROUPED,
+        [torch.ones(2, 6, 5), torch.ones(4, 3, 2), None, [1], [0], [1], 2],
+        {"input": (-1, ("g", "c"), "x"), "weight": (("g", "o"), "c", "i")},
+        (-1, ("g", "o"), "x"),
+        {"x": "window", "i": "contracted"} | {"c": "contracted"},
+    ),
+    (
+        aten.gather.default,
+        Indexed(aligned=True),
+        [*ones(2), 1, torch.zeros(2, 3, dtype=torch.int64)],
+        {"self": (-2, -1), "index": (-2, "position-1")},
+        (-2, "position-1"),
+        {-1: "indexed"},
+    ),
+    (
+        aten.index.Tensor,
+        AtIndices(),
+        [*ones(3), [None, torch.tensor([0, 1]), torch.tensor(1)]],
+        {"self": (-3, -2, -1), "indices[1]": ("position-1",), "indices[2]": ()},
+        (-3, "position-1"),
+        {-2: "indexed", -1: "indexed"},
+    ),
+    (
+        aten.index.Tensor,
+        AtIndices(),
+        [*ones(3), [torch.tensor([0, 1]), None, torch.tensor([1])]],
+        {"self": (-3, -2, -1), "indices[0]": ("position-1",), "indices[2]": ("position-1",)},
+        ("position-1", -2),
+        {-3: "indexed", -1: "indexed"},
+    ),
+    (
+        aten.mse_loss.default,
+        Loss(Elementwise()),
+        [*ones(1, 1), 1],
+        {"self": (-1,), "target": (-1,)},
+        (),
+        {-1: "reduced"},
+    ),
 ]
 
 

@@ -28,7 +28,6 @@ from op_registry.authoring import (
     Dense,
     Equation,
     MaskedSemanticsError,
-    Unknown,
     aligned_validity,
     all_valid,
     as_bool,
@@ -233,7 +232,11 @@ def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 @masked_rule(
     aten._scaled_dot_product_attention_math.default,
     category=ATTENTION,
-    dims=Unknown("it returns weights of other dimensions than its mask"),
+    dims=ByArgument(
+        "enable_gqa",
+        Equation("*(hr)qd,*hKd,*hKv,*(hr)qK,*(hr)qK->*(hr)qv,*(hr)qK"),
+        Equation("*qd,*Kd,*Kv,*qK,*qK->*qv,*qK"),
+    ),
 )
 def _scaled_dot_product_attention_math(
     query: Dense,

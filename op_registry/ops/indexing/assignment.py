@@ -21,8 +21,10 @@ from op_registry.authoring import (
     ACCUMULATION,
     ASSIGNMENT,
     ELEMENTWISE,
+    AtIndices,
     Dense,
     Elementwise,
+    Equation,
     Indexed,
     Number,
     Unknown,
@@ -152,7 +154,7 @@ def ones_or(validity: Tensor | None, data: Tensor) -> Tensor:
     aten._unsafe_index_put.default,
     category=ASSIGNMENT,
     takes_op=True,
-    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+    dims=AtIndices(),
 )
 def index_put(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False) -> Dense:
     return write(op, x, indices, values, accumulate)
@@ -162,7 +164,7 @@ def index_put(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumul
     aten._index_put_impl.default,
     category=ASSIGNMENT,
     takes_op=True,
-    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+    dims=AtIndices(),
 )
 def _index_put_impl(
     op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, unsafe: bool = False
@@ -188,7 +190,7 @@ def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices,
     return Dense(data, as_int8(contributions > 0))
 
 
-@masked_rule(aten.put.default, category=ASSIGNMENT, dims=Unknown("positions count the elements of the whole tensor"))
+@masked_rule(aten.put.default, category=ASSIGNMENT, dims=Equation("*,?,?->*", indexed="*"))
 def put(x: Dense, index: Dense, source: Dense, accumulate: bool = False) -> Dense:
     if x.validity is None and index.validity is None and source.validity is None:
         return Dense(aten.put(x.data, index.data, source.data, accumulate))
@@ -214,6 +216,12 @@ def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
     if x.validity is None and source.validity is None:
         return Dense(data)
     return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(source))))
+
+
+@index_copy.samples
+def some_rows(make: Callable[..., Tensor]) -> list[tuple[Any, ...]]:
+    """torch's own samples overwrite everything."""
+    return [(make((3, 4)), 0, torch.tensor([2, 0]), make((2, 4)))]
 
 
 def checked_index(x: Dense, dim: int, index: Dense) -> Tensor:
@@ -292,7 +300,7 @@ def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
 @masked_rule(
     aten.masked_scatter.default,
     category=ASSIGNMENT,
-    dims=Unknown("what is written to an element depends on how many are written before it"),
+    dims=Equation("*,*,?->*", indexed="*"),
 )
 def masked_scatter(x: Dense, mask: Dense, source: Dense) -> Dense:
     """The elements of `source`, in order, where `mask` is True; an invalid entry of it consumes none."""

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     INDEXING,
+    AtIndices,
     Dense,
     Equation,
     Indexed,
@@ -93,7 +94,7 @@ def validity_of_indices(indices: Indices, ndim: int) -> Tensor | None:
     aten._unsafe_index.Tensor,
     category=INDEXING,
     takes_op=True,
-    dims=Unknown("positions come in lists or as masks, in as many dimensions"),
+    dims=AtIndices(),
 )
 def index(op: OpOverload, x: Dense, indices: Indices) -> Dense:
     v = aligned_validity(x)
@@ -163,9 +164,7 @@ def take(x: Dense, index: Dense) -> Dense:
     return Dense(data, intersect(None if v is None else aten.take(v, safe), index.validity))
 
 
-@masked_rule(
-    aten.masked_select.default, category=INDEXING, dims=Unknown("how many elements it selects depends on the mask")
-)
+@masked_rule(aten.masked_select.default, category=INDEXING, dims=Equation("*,*->N", indexed="*"))
 def masked_select(x: Dense, mask: Dense) -> Dense:
     selected = mask.filled(False)
     if x.validity is None or selected.dtype is not torch.bool:

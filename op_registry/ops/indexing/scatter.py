@@ -25,6 +25,7 @@ from op_registry.authoring import (
     MaskedSemanticsError,
     Number,
     Unknown,
+    Windows,
     accumulation_dtype,
     aligned_validity,
     as_bool,
@@ -209,7 +210,7 @@ def _reshaped_along(index: Tensor, dim: int, ndim: int) -> Tensor:
     aten.max_unpool3d.default,
     category=ASSIGNMENT,
     takes_op=True,
-    dims=Unknown("positions count the elements of a whole image"),
+    dims=Windows(),
 )
 def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[int], *options: Sequence[int]) -> Dense:
     """Elements at the positions from which they were pooled, in valid zeros; an invalid index writes nothing."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from op_registry.authoring import (
     WHOLE_SLICES,
     Dense,
-    Unknown,
+    Equation,
     as_int8,
     intersect,
     masked_rule,
@@ -24,7 +24,7 @@ from op_registry.ops.transforms.fft import first_entries
 aten = torch.ops.aten
 
 
-@masked_rule(aten.istft.default, category=WHOLE_SLICES, dims=Unknown("frames overlap"))
+@masked_rule(aten.istft.default, category=WHOLE_SLICES, dims=Equation("*fn,w->*S"))
 def istft(
     self: Dense,
     n_fft: int,
