@@ -97,6 +97,7 @@ from op_registry.records.slices import (
     DenseSlices,
     Moments,
     Order,
+    Over,
     Spread,
     abs_squared,
     any_masked,
@@ -135,7 +136,7 @@ from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
 from op_registry.rule import Category, Gap, Rule, Run, packet_name
-from op_registry.slice_rules import masked_slices
+from op_registry.slice_rules import masked_slices, over_slices
 from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
 from op_registry.sparse.compose import (
     broadcast_to,
@@ -193,7 +194,7 @@ from op_registry.sparse.record import (
     with_sparse_dims,
     without_invalid,
 )
-from op_registry.sparse.segments import Segments, few_of, segment_exponentials, segment_validity
+from op_registry.sparse.segments import Segments, few_of, segment_exponentials
 from op_registry.sparse.slicewise import lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.traits import Traits
@@ -266,6 +267,7 @@ __all__ = [
     "run_movement",
     "run_opaque",
     "masked_slices",
+    "over_slices",
     "Category",
     "Gap",
     "Rule",
@@ -340,6 +342,7 @@ __all__ = [
     "DenseSlices",
     "Moments",
     "Order",
+    "Over",
     "Spread",
     "abs_squared",
     "any_masked",
@@ -415,7 +418,6 @@ __all__ = [
     "lowers_by_segments",
     "Segments",
     "segment_exponentials",
-    "segment_validity",
     "expand_sparse",
     "few_of",
     "repeat_sparse",

@@ -234,6 +234,10 @@ class Slices(Dimensions):
             result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
         return Labels({first: labels}, (result,) * number_of_results(op), roles)
 
+    def is_of_elements(self, op: OpOverload, result: int) -> bool:
+        """Whether a result has the first operand's dimensions."""
+        return self.gives != "one"
+
     def misfit(self, op: OpOverload) -> str | None:
         return None  # Registration.arguments_of_slices, which knows what to write instead
 
@@ -261,8 +265,22 @@ class LastDims(Dimensions):
         roles: dict[Label, Role] = dict.fromkeys(batch_labels(count), "each")
         result = operands[first]
         statistic = tuple(None if label in roles else label for label in result)
-        elements = number_of_results(op) - self.statistics
-        return Labels(operands, (result,) * elements + (statistic,) * self.statistics, roles)
+        number = number_of_results(op)
+        return Labels(
+            operands, tuple(result if self.is_of_elements(op, n) else statistic for n in range(number)), roles
+        )
+
+    def is_of_elements(self, op: OpOverload, result: int) -> bool:
+        """Whether a result has the first operand's dimensions; the first one always has."""
+        return result < max(1, number_of_results(op) - self.statistics)
+
+    def sizes_match(self, op: OpOverload, named: Mapping[str, Any]) -> bool:
+        """Whether parameters, and the sizes that an argument lists, are those of a slice of the first operand."""
+        first, *parameters = tensors_in(op, named).values()
+        sizes = [tuple(p.shape) for p in parameters]
+        if isinstance(self.count, str):
+            sizes.append(tuple(named[self.count]))
+        return all(size and len(size) <= first.ndim and tuple(first.shape[-len(size) :]) == size for size in sizes)
 
     def misfit(self, op: OpOverload) -> str | None:
         names = [a.name for a in op._schema.arguments]

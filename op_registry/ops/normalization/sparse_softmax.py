@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import Dense, NotLowered, Segments, autocast_on, lowers_by_segments, segment_exponentials
@@ -11,8 +12,8 @@ from op_registry.ops.normalization import softmax as softmax_rules
 
 @lowers_by_segments(softmax_rules.softmax, softmax_rules._softmax)
 def softmax(
-    over: Segments, x: Dense, op: OpOverload, *, dtype: torch.dtype | None = None, half_to_float: bool = False
-) -> Dense:
+    op: OpOverload, over: Segments, x: Dense, dtype: torch.dtype | None = None, half_to_float: bool = False
+) -> Tensor:
     name = op._schema.name
     if not (dtype or x.dtype).is_floating_point or "safe" in name:
         raise NotLowered("torch refuses it, or it is _safe_softmax")
@@ -23,5 +24,5 @@ def softmax(
     total = over.sum(exponentials)
     total = torch.where(total == 0, 1, total)  # 0 only if nothing in the slice is valid; else at least 1, or NaN
     if "log" in name:
-        return x.like((shifted.filled(0) - over.broadcast_to_elements(total.log())).to(result))
-    return x.like((exponentials / over.broadcast_to_elements(total)).to(result))
+        return (shifted.filled(0) - over.broadcast_to_elements(total.log())).to(result)
+    return (exponentials / over.broadcast_to_elements(total)).to(result)
