@@ -22,6 +22,7 @@ A lowering runs the rule on :class:`Sparse` records without making them dense, `
 """
 
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
+from op_registry.bound import Bound, bind_by_name
 from op_registry.categories import (
     ACCUMULATION,
     ASSIGNMENT,
@@ -56,7 +57,7 @@ from op_registry.categories import (
     run_movement,
     run_opaque,
 )
-from op_registry.derivatives import bind_by_name, derivative, requested_gradients, run_plain, vjp
+from op_registry.derivatives import derivative, requested_gradients, run_plain, vjp
 from op_registry.dimensions import Elementwise, Equation, LastDims, Slices
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.inside import inside
@@ -169,7 +170,7 @@ from op_registry.sparse.elementwise import ON_PERMUTED_VALUES, ON_VALUES, align_
 from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import register_layout
 from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
-from op_registry.sparse.lowering import first_of, never
+from op_registry.sparse.lowering import first_of, never, on_call
 from op_registry.sparse.permuted import (
     AnyRecord,
     Groups,
@@ -409,8 +410,10 @@ __all__ = [
     "sparse_dims_first",
     "to_base_order",
     "to_dense",
+    "Bound",
     "first_of",
     "never",
+    "on_call",
     "ON_PERMUTED_VALUES",
     "ON_VALUES",
     "align_to",

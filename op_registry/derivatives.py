@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.autocast import autocast_off
+from op_registry.bound import bind_by_name
 from op_registry.categories import DERIVATIVE, data_of, results_like
 from op_registry.records.dense import Dense, all_valid, valid_in_all
 from op_registry.records.fill import fill_where_invalid
@@ -53,19 +54,6 @@ def vjp(forward: Callable[..., Any], inputs: Sequence[Dense | None], grad: Dense
         counted = fill_where_invalid(incoming, valid_in_all(grad, *(Dense(result, v) for v in validity)), 0)
         grads = iter(pull(counted.to(result.dtype)))
     return tuple(None if x is None else x.like(next(grads)) for x in inputs)
-
-
-def bind_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names in the schema, defaults included."""
-    arguments = {}
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.name in kwargs:
-            arguments[argument.name] = kwargs[argument.name]
-        elif position < len(args):
-            arguments[argument.name] = args[position]
-        else:
-            arguments[argument.name] = argument.default_value
-    return arguments
 
 
 def run_plain(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

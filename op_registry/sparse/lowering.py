@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from torch._ops import OpOverload
 
+from op_registry.bound import Bound
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import map_tensors
 from op_registry.rule import Rule, name_rule
@@ -31,13 +32,25 @@ class ForRule:
 
 
 @dataclass(frozen=True)
+class OnCall:
+    """A lowering that takes the bound call in place of the overload and its arguments."""
+
+    run: Callable[[Bound], Any]
+
+
+@dataclass(frozen=True)
 class FirstOf:
     """Alternatives; the first one that handles a call runs it."""
 
     alternatives: tuple[Any, ...]
 
 
-Lowering = Callable[..., Any] | ForRule | FirstOf
+Lowering = Callable[..., Any] | ForRule | OnCall | FirstOf
+
+
+def on_call(run: Callable[[Bound], Any]) -> OnCall:
+    """Decorator: a lowering that is a function of the bound call, ``def layer_norm(c): ... c.weight ...``."""
+    return OnCall(run)
 
 
 def first_of(*alternatives: Lowering) -> FirstOf:
@@ -68,7 +81,7 @@ def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
             return tuple(f for alternative in lowering.alternatives for f in functions(alternative))
         if lowering is None:
             return ()
-        return (lowering.run if isinstance(lowering, ForRule) else lowering,)
+        return (lowering.run if isinstance(lowering, (ForRule, OnCall)) else lowering,)
 
     return functions(lowering_of(rule, record))
 
@@ -102,6 +115,8 @@ def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kw
         return lowering.run(rule, op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):
         try:
+            if isinstance(lowering, OnCall):
+                return lowering.run(Bound.of(rule, op, args, kwargs))
             return lowering(op, *args, **kwargs)
         except (NotLowered, MaskedSemanticsError):
             raise

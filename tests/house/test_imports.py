@@ -20,7 +20,7 @@ FLOORS = {
         ("traits",),
         ("rule",),
         ("records", "registration", "registry"),
-        ("autocast", "resolve"),
+        ("autocast", "bound", "resolve"),
         ("sparse",),
         ("categories",),
         ("words",),

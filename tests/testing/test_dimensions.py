@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from op_registry.authoring import Elementwise, Equation, LastDims, Slices
-from op_registry.derivatives import bind_by_name
+from op_registry.bound import bind_by_name
 from op_registry.dimensions import row_reader
 
 aten = torch.ops.aten

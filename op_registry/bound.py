@@ -1,0 +1,99 @@
+"""Bound calls: the arguments of an operator's call by name, for functions that run it on other storage.
+
+A lowering reads ``c.weight`` and ``c.dim``, and changes arguments by ``c.with_(input=rows).run()``: it need not
+repeat the operator's signature. Dense rules keep it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch._ops import OpOverload
+
+from op_registry.dimensions import Labels, tensors_in
+from op_registry.records.dense import map_tensors
+from op_registry.rule import Rule
+
+
+class Bound:
+    """A call of `op`, which `rule` serves. Every argument is an attribute, by its name in the schema: ``c.weight``;
+    those that are not given have their defaults. Arguments called as an attribute here are items: ``c["tensors"]``.
+
+    op, rule  the overload and its rule
+    named     all arguments by name
+    """
+
+    def __init__(self, rule: Rule, op: OpOverload, named: Mapping[str, Any]) -> None:
+        self.rule, self.op, self.named = rule, op, named
+
+    @classmethod
+    def of(cls, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        """The call ``op(*args, **kwargs)``."""
+        return cls(rule, op, bind_by_name(op, args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.named[name]
+        except KeyError:
+            raise AttributeError(f"the arguments of {self.op} are {', '.join(self.named)}; none is {name}") from None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.named[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.named
+
+    @property
+    def first(self) -> Any:
+        """The first argument, whatever its name."""
+        return next(iter(self.named.values()))
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The arguments that are a tensor, in the order of the schema; of optional ones, those that are given."""
+        return tensors_in(self.op, self.named)
+
+    @property
+    def labels(self) -> Labels | None:
+        """The labels of all dimensions; None if the rule states none, or what it states does not fit this call."""
+        dims = self.rule.dims
+        return None if dims is None else dims.labels(self.op, self.named)
+
+    def with_(self, **changed: Any) -> Bound:
+        """The same call with other values of some arguments. Raises KeyError for a name that is none's."""
+        unknown = [name for name in changed if name not in self.named]
+        if unknown:
+            raise KeyError(f"the arguments of {self.op} are {', '.join(self.named)}; none is {', '.join(unknown)}")
+        return Bound(self.rule, self.op, {**self.named, **changed})
+
+    def map(self, function: Callable[[Any], Any], kind: type | tuple[type, ...]) -> Bound:
+        """The same call with `function` of each argument of `kind`, in lists as well."""
+        return Bound(self.rule, self.op, {name: map_tensors(function, v, kind) for name, v in self.named.items()})
+
+    def run(self, rule: Rule | None = None) -> Any:
+        """The dense run of the rule, or of another rule with the same arguments."""
+        return self.applied((rule or self.rule).bind(self.op))
+
+    def applied(self, function: Callable[..., Any]) -> Any:
+        """`function` of the arguments as torch passes them; of the last ones, only those that differ from defaults."""
+        positional, defaults = _schema(self.op)
+        args = [self.named[name] for name in positional]
+        while args and args[-1] is defaults[positional[len(args) - 1]]:
+            args.pop()
+        rest = {name: v for name, v in self.named.items() if name not in positional and v is not defaults[name]}
+        return function(*args, **rest)
+
+
+def bind_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names in the schema, defaults included."""
+    positional, defaults = _schema(op)
+    return {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
+
+
+@functools.lru_cache(maxsize=4096)
+def _schema(op: OpOverload) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """The names of positional arguments, and the defaults of all: None for what has to be given."""
+    arguments = op._schema.arguments
+    return tuple(a.name for a in arguments if not a.kwarg_only), {a.name: a.default_value for a in arguments}
