@@ -171,6 +171,7 @@ from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import register_layout
 from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
 from op_registry.sparse.lowering import first_of, never, on_call
+from op_registry.sparse.pattern import pattern_of
 from op_registry.sparse.permuted import (
     AnyRecord,
     Groups,
@@ -196,7 +197,7 @@ from op_registry.sparse.record import (
     without_invalid,
 )
 from op_registry.sparse.segments import Segments, few_of, segment_exponentials
-from op_registry.sparse.slicewise import lowers_by_segments
+from op_registry.sparse.slicewise import at_elements, lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.traits import Traits
 from op_registry.whole_slices import (
@@ -418,7 +419,9 @@ __all__ = [
     "ON_VALUES",
     "align_to",
     "lead_operand",
+    "at_elements",
     "lowers_by_segments",
+    "pattern_of",
     "Segments",
     "segment_exponentials",
     "expand_sparse",

@@ -161,9 +161,7 @@ class Registration:
         read = {getattr(dims, name, None) for name in ("dim", "keepdim", "count")}
         for op in ops:
             arguments = [a for a in op._schema.arguments if a.name not in read]
-            self._callable(
-                function, op, ["the overload", "the slices"], arguments, "what a function of slices gets of "
-            )
+            self._callable(function, op, ["the overload", "the slices"], arguments, "what a body gets for ")
 
     def function_inside(self, function: Run, op: OpOverload) -> None:
         """The same of a function that gets what one caller passes: the required arguments or more."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.bound import bind_by_name
 from op_registry.categories import Operator, argument, categories, results_like
 from op_registry.dimensions import Dimensions, LastDims, Slices
 from op_registry.records.dense import Dense, valid_in_all
@@ -22,7 +23,7 @@ from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, written_at
 from op_registry.sparse.lowering import first_of
 from op_registry.sparse.record import Sparse
-from op_registry.sparse.slicewise import SLICEWISE, Body, bound_by_name, by_segments, for_body
+from op_registry.sparse.slicewise import SLICEWISE, Body, by_segments, for_body
 from op_registry.traits import OF_A_FUNCTION
 
 
@@ -102,7 +103,7 @@ def run_over_slices(
     others_masked = any_masked((*args, *kwargs.values()))
     if known_to_hold(x.data.numel() == 0) or (x.validity is None and not others_masked):
         return run_plainly(op, stated, x, args, kwargs)
-    if isinstance(stated, LastDims) and not stated.sizes_match(op, bound_by_name(op, (x, *args), kwargs)):
+    if isinstance(stated, LastDims) and not stated.sizes_match(op, bind_by_name(op, (x, *args), kwargs)):
         run_plainly(op, stated, x, args, kwargs)  # raises torch's error
     dims = dims_of_slices(op, stated, x, args, kwargs)
     if not others_masked and dims and has_whole_slices(x, dims):

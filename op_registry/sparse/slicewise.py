@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.bound import bind_by_name
 from op_registry.dimensions import Dimensions, Labels, LastDims, Slices, tensor_arguments
 from op_registry.records.dense import Dense, map_tensors, valid_in_all
 from op_registry.records.dims import Dims, known_to_hold, shape_alone
@@ -56,12 +57,6 @@ def for_body(
     for name in read:
         options.pop(name, None)
     return parameters, options
-
-
-def bound_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names in the schema, defaults included."""
-    defaults = {a.name: a.default_value for a in op._schema.arguments}
-    return defaults | dict(zip(defaults, args, strict=False)) | kwargs
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
         raise NotLowered("no form of it for sparse storage is written (in its rule: dims=Slices(…), or a lowering)")
     arguments = op._schema.arguments
     rest = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-    bound = bound_by_name(op, args, kwargs)
+    bound = bind_by_name(op, args, kwargs)
     x = rest.pop(arguments[0].name)
     if not isinstance(x, Sparse):
         raise NotLowered("only the first operand may be sparse")
