@@ -110,6 +110,7 @@ from op_registry.records.slices import (
     DenseSlices,
     Moments,
     Order,
+    Over,
     Spread,
     abs_squared,
     any_masked,
@@ -148,7 +149,7 @@ from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
 from op_registry.rule import Category, Gap, Rule, Run, packet_name
-from op_registry.slice_rules import masked_slices
+from op_registry.slice_rules import masked_slices, over_slices
 from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
 from op_registry.sparse.compose import (
     broadcast_to,
@@ -182,6 +183,7 @@ from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import register_layout
 from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
 from op_registry.sparse.lowering import first_of, never, on_call
+from op_registry.sparse.pattern import pattern_of
 from op_registry.sparse.permuted import (
     AnyRecord,
     Groups,
@@ -206,8 +208,8 @@ from op_registry.sparse.record import (
     with_sparse_dims,
     without_invalid,
 )
-from op_registry.sparse.segments import Segments, few_of, segment_exponentials, segment_validity
-from op_registry.sparse.slicewise import lowers_by_segments
+from op_registry.sparse.segments import Segments, few_of, segment_exponentials
+from op_registry.sparse.slicewise import at_elements, lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.sparse.takes import raise_error_of_torch
 from op_registry.traits import Traits
@@ -281,6 +283,7 @@ __all__ = [
     "run_movement",
     "run_opaque",
     "masked_slices",
+    "over_slices",
     "Category",
     "Gap",
     "Rule",
@@ -367,6 +370,7 @@ __all__ = [
     "DenseSlices",
     "Moments",
     "Order",
+    "Over",
     "Spread",
     "abs_squared",
     "any_masked",
@@ -442,10 +446,11 @@ __all__ = [
     "ON_VALUES",
     "align_to",
     "lead_operand",
+    "at_elements",
     "lowers_by_segments",
+    "pattern_of",
     "Segments",
     "segment_exponentials",
-    "segment_validity",
     "expand_sparse",
     "few_of",
     "repeat_sparse",

@@ -374,15 +374,19 @@ class Slices(Dimensions):
         if self.gives == "one":
             kept = bool(named.get(self.keepdim))
             result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
-        others = {
+        others: dict[str, tuple[Dimension, ...]] = {
             name: tuple(f"{name}.{n}" for n in range(t.ndim))
             for name, t in tensors_in(op, named).items()
             if name != first
         }
-        lead: tuple[Label, ...] = tuple(label for dims in others.values() for label in dims)
+        lead: tuple[Dimension, ...] = tuple(label for dims in others.values() for label in dims)
         return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
 
     # (misfit: Registration.arguments_of_slices, which knows what to write instead)
+    def is_of_elements(self, op: OpOverload, result: int) -> bool:
+        """Whether a result has the first operand's dimensions."""
+        return self.gives != "one"
+
     def __str__(self) -> str:
         along = "the whole tensor" if self.dim is None else f"each slice along `{self.dim}`"
         given = {"one": "one result for", "each": "a result for each element of", "front": "elements in order, of"}
@@ -413,8 +417,21 @@ class LastDims(Dimensions):
         result = operands[first]
         statistic = tuple(None if label in roles else label for label in result)
         number = number_of_results(op)
-        elements = max(number - self.statistics, 1)
-        return Labels(operands, ((result,) * elements + (statistic,) * self.statistics)[:number], roles)
+        return Labels(
+            operands, tuple(result if self.is_of_elements(op, n) else statistic for n in range(number)), roles
+        )
+
+    def is_of_elements(self, op: OpOverload, result: int) -> bool:
+        """Whether a result has the first operand's dimensions; the first one always has."""
+        return result < max(1, number_of_results(op) - self.statistics)
+
+    def sizes_match(self, op: OpOverload, named: Mapping[str, Any]) -> bool:
+        """Whether parameters, and the sizes that an argument lists, are those of a slice of the first operand."""
+        first, *parameters = tensors_in(op, named).values()
+        sizes = [tuple(p.shape) for p in parameters]
+        if isinstance(self.count, str):
+            sizes.append(tuple(named[self.count]))
+        return all(size and len(size) <= first.ndim and tuple(first.shape[-len(size) :]) == size for size in sizes)
 
     def __str__(self) -> str:
         count = self.count if isinstance(self.count, int) else f"`{self.count}`"

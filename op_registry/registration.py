@@ -143,14 +143,25 @@ class Registration:
 
     def function(self, function: Run, ops: Sequence[OpOverload], takes_op: bool) -> None:
         """TypeError unless the function can be called with the arguments that each overload requires."""
+        for op in ops:
+            self._callable(function, op, ["the overload"] * takes_op, op._schema.arguments, "the arguments of ")
+
+    def _callable(
+        self, function: Run, op: OpOverload, first: list[str], arguments: Sequence[torch.Argument], whose: str
+    ) -> None:
         if not callable(function):
             raise self.error(f"{function!r} is no function, which a rule has to be")
+        wrong = _misfit(function, first, [a for a in arguments if not a.has_default_value()])
+        if wrong is not None:
+            names = ", ".join([*first, *(a.name for a in arguments)])
+            raise self.error(f"{wrong} cannot be called with {whose}{spelled(op)}: {names}")
+
+    def body(self, function: Run, ops: Sequence[OpOverload], dims: Dimensions) -> None:
+        """TypeError unless a function of slices can be called with what each overload requires besides dimensions."""
+        read = {getattr(dims, name, None) for name in ("dim", "keepdim", "count")}
         for op in ops:
-            required = [a for a in op._schema.arguments if not a.has_default_value()]
-            wrong = _misfit(function, [op] * takes_op, required)
-            if wrong is not None:
-                names = ", ".join(["the overload"] * takes_op + [a.name for a in op._schema.arguments])
-                raise self.error(f"{wrong} cannot be called with the arguments of {spelled(op)}: {names}")
+            arguments = [a for a in op._schema.arguments if a.name not in read]
+            self._callable(function, op, ["the overload", "the slices"], arguments, "what a body gets for ")
 
     def function_inside(self, function: Run, op: OpOverload) -> None:
         """The same of a function that gets what one caller passes: the required arguments or more."""

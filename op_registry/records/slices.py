@@ -6,10 +6,11 @@ between, so that anomaly detection finds no NaN. Divisions by a count use the ac
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from op_registry.records.dtypes import accumulation_dtype, highest, lowest, on_s
 from op_registry.records.fill import fill_in_place
 from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8
+
+Extremum = Literal["amax", "amin"]
 
 
 def any_masked(arguments: tuple[Any, ...]) -> bool:
@@ -128,32 +131,71 @@ class Moments(Spread):
 _NO_SPREAD = 1e-3
 
 
-class DenseSlices:
-    """The slices of a dense record along `dims`: sums them, counts them, and broadcasts numbers to their elements.
+class Over(Protocol):
+    """The slices of an operator, in dense storage (:class:`DenseSlices`) or among stored elements (Segments).
 
-    Slices of sparse records have the same methods (segments.py).
+    What rules are written in: values of elements, and one value for each slice. In dense storage elements have the
+    shape of the tensor; among stored elements, (stored, *dense).
     """
 
-    def __init__(self, dims: tuple[int, ...]) -> None:
-        self.dims = dims
+    def sum(self, t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Σ over each slice, computed in `dtype` (None: as the storage sums `t`)."""
+        ...
 
-    def sum(self, t: Tensor) -> Tensor:
-        """The sum over each slice, with kept dimensions."""
-        return t.sum(self.dims, keepdim=True) if self.dims else t
-
-    def broadcast_to_elements(self, per_slice: Tensor) -> Tensor:
-        """A per-slice value for each element of the slice; dense storage broadcasts it unchanged."""
-        return per_slice
+    def extremum(self, t: Tensor, reduction: Extremum) -> Tensor:
+        """The maximum or minimum of each slice."""
+        ...
 
     def count(self, x: Dense) -> Tensor:
-        """How many elements of `x` are valid in each slice."""
-        count = x.count(self.dims, keepdim=True)
+        """How many elements of `x` are valid in each slice, int64."""
+        ...
+
+    def exists(self, x: Dense) -> Tensor | None:
+        """The validity of one result for each slice: where it has a valid element, or no elements at all."""
+        ...
+
+    def broadcast_to_elements(self, per_slice: Tensor) -> Tensor:
+        """The value of its slice for each element; it may be broadcast."""
+        ...
+
+
+class DenseSlices:
+    """The slices of a dense record along `dims`; what is one for each has these dimensions if `keepdim`."""
+
+    def __init__(self, dims: tuple[int, ...], keepdim: bool = True) -> None:
+        self.dims = dims
+        self.keepdim = keepdim
+        self._existing: tuple[Dense, Tensor | None] | None = None  # of the last record that was asked for
+
+    def sum(self, t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        if self.dims:
+            return t.sum(self.dims, self.keepdim, dtype=dtype)
+        return t if dtype is None else t.to(dtype)
+
+    def extremum(self, t: Tensor, reduction: Extremum) -> Tensor:
+        """Differentiable as torch's."""
+        result: Tensor = getattr(torch, reduction)(t, self.dims, self.keepdim) if self.dims else t
+        return result
+
+    def count(self, x: Dense) -> Tensor:
+        count = x.count(self.dims, self.keepdim)
         assert isinstance(count, Tensor), "where all is valid, use torch's own operator"
         return count
 
+    def exists(self, x: Dense) -> Tensor | None:
+        if self._existing is None or self._existing[0] is not x:
+            self._existing = x, x.any_valid(self.dims, self.keepdim)
+        return self._existing[1]
 
-def moments(x: Dense, over: Any) -> Moments:
-    """Moments of the slices that `over` describes (see :class:`DenseSlices`), by the corrected two-pass formula.
+    def broadcast_to_elements(self, per_slice: Tensor) -> Tensor:
+        if not self.keepdim:
+            for d in sorted(self.dims):
+                per_slice = per_slice.unsqueeze(d)
+        return per_slice
+
+
+def moments(x: Dense, over: Over) -> Moments:
+    """Moments of the slices that `over` describes (see :class:`Over`), by the corrected two-pass formula.
 
     The first pass finds a pivot, the mean up to rounding. The second sums the deviations from the pivot and their
     squares, and corrects for the pivot's error. The sum of squares about the mean does not depend on the pivot, and nor
@@ -167,7 +209,7 @@ def moments(x: Dense, over: Any) -> Moments:
     return Moments(count, pivot + shift, _about_mean(square, deviations, some), pivot, deviation, shift)
 
 
-def spread(x: Dense, over: Any) -> Spread:
+def spread(x: Dense, over: Over) -> Spread:
     """:func:`moments` without the deviations; their memory then holds their squares, unless derivatives need them.
 
     If the result overflows, we compute it again in float64, in which torch accumulates on CPU.
@@ -179,7 +221,7 @@ def spread(x: Dense, over: Any) -> Spread:
     return _spread(x.like(x.data.to(torch.float64)), over)
 
 
-def _spread(x: Dense, over: Any) -> Spread:
+def _spread(x: Dense, over: Over) -> Spread:
     if gradients_may_flow(x.data) or being_traced(x.data) or x.dtype.is_complex:
         return moments(x, over)
     count = over.count(x)
@@ -190,7 +232,7 @@ def _spread(x: Dense, over: Any) -> Spread:
     return Spread(count, pivot + deviations / some, _about_mean(square, deviations, some))
 
 
-def _pivot(x: Dense, over: Any, count: Tensor) -> Tensor:
+def _pivot(x: Dense, over: Over, count: Tensor) -> Tensor:
     """A separate function, so that Python frees the filled copy before we compute the deviations."""
     filled = Dense(x.data.detach(), x.validity).filled(0).to(accumulation_dtype(x.dtype))
     some = nonzero_count(count)
@@ -199,11 +241,11 @@ def _pivot(x: Dense, over: Any, count: Tensor) -> Tensor:
         if bool(pivot.isfinite().all()):
             return pivot
     # The mean may be finite and the sum infinite; doubling the half may round to infinity.
-    half = over.sum(filled / over.broadcast_to_elements(some * 2))
+    half = over.sum(filled / over.broadcast_to_elements(count.clamp(min=1) * 2))
     return torch.where(half.isfinite(), (half * 2).nan_to_num(), half)
 
 
-def _deviations(x: Dense, over: Any, count: Tensor) -> tuple[Tensor, Tensor]:
+def _deviations(x: Dense, over: Over, count: Tensor) -> tuple[Tensor, Tensor]:
     """A detached pivot near the mean of each slice; and each valid element less the pivot, 0 where invalid."""
     dtype, pivot = accumulation_dtype(x.dtype), _pivot(x, over, count)
     deviation = x.data.to(dtype) - over.broadcast_to_elements(pivot)
@@ -264,10 +306,10 @@ def valid_first_positions(validity: Tensor, dim: int) -> Tensor:
     return torch.where(as_bool(validity), valid_so_far - 1, count + arange_along(size, dim, validity) - valid_so_far)
 
 
-def safe_sqrt(spread: Dense) -> Dense:
-    """Standard deviation; its derivative at 0 is 0, as in torch."""
-    none = spread.data == 0
-    return spread.like(torch.where(none, 0, torch.where(none, 1, spread.data).sqrt()))
+def safe_sqrt(square: Tensor) -> Tensor:
+    """The square root of numbers ≥ 0; its derivative at 0 is 0, as torch's of a standard deviation."""
+    none = square == 0
+    return torch.where(none, 0, torch.where(none, 1, square).sqrt())
 
 
 def is_inexact(dtype: torch.dtype) -> bool:
@@ -282,31 +324,32 @@ def identity_of(op: OpOverload, dtype: torch.dtype) -> Number:
     return lowest(dtype) if "max" in op._schema.name else highest(dtype)
 
 
-def extremum(x: Dense, identity: Number, dim: Dims, keepdim: bool, call: Callable[[Tensor], Tensor]) -> Dense:
-    """`call` on data filled with the identity, as the mean of the valid elements that equal its result.
+def extremum(x: Dense, over: Over, reduction: Extremum, call: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The maximum (minimum) of the valid elements of each slice, as the mean of those that equal it.
 
     The gradient flows through that mean. The operator's own gradient would also go to fills that equal the result, and
     compilers sum its ties slowly. We average the differences from the result, which are exactly 0, unless the result
     is infinite. In eager mode, if no fill can equal a result, we keep the operator's own gradient.
+
+    call  what computes it from filled data, in place of `over`
     """
-    x = slices_on_all(x, dim)
-    exists = x.any_valid(dim, keepdim)
+    call = call or functools.partial(over.extremum, reduction=reduction)
+    identity = lowest(x.dtype) if reduction == "amax" else highest(x.dtype)
+    if is_divided(x.data):
+        x = slices_on_all(x, over.dims)  # type: ignore[attr-defined]
     if not (x.dtype.is_floating_point and gradients_may_flow(x.data)):
-        return Dense(call(x.filled(identity)), exists)
-    if may_be_read(x.data):
-        result = call(x.filled(identity))
+        return call(x.filled(identity))
+    if isinstance(over, DenseSlices) and may_be_read(x.data):
+        result, exists = call(x.filled(identity)), over.exists(x)
         settled = result.detach().isfinite()
         if bool((settled if exists is None else settled | ~as_bool(exists)).all()):
-            return Dense(result, exists)  # no fill equals a finite result
+            return result  # no fill equals a finite result
     seen = Dense(x.data.detach(), x.validity).filled(identity)
-    dims = reduced_dims(x, dim)
-    result = call(seen)
-    peak = result.reshape(keepdim_shape(x, dims))
-    ties = as_int8(Dense((seen == peak) | (seen != seen), x.validity).filled(False))
+    peak = call(seen)
+    ties = as_int8(Dense((seen == over.broadcast_to_elements(peak)) | (seen != seen), x.validity).filled(False))
     base = torch.where(peak.isinf(), 0, peak)
-    rest = Dense(x.data - base, ties).filled(0).sum(dims, keepdim=True)
-    shares = nonzero_count(Dense(x.data, ties).count(dims, keepdim=True))
-    return Dense((base + rest / shares).reshape(result.shape), exists)
+    rest = over.sum(Dense(x.data - over.broadcast_to_elements(base), ties).filled(0))
+    return (base + rest / nonzero_count(over.count(Dense(x.data, ties)))).to(x.dtype)
 
 
 @dataclass(frozen=True)

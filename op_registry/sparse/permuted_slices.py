@@ -7,14 +7,14 @@ elements of a slice (scans, sorts, positions) do so for slices over one dimensio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from torch._ops import OpOverload
 
+from op_registry.bound import Bound, bind_by_name
+from op_registry.dimensions import LastDims, Slices
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import wrap_dims
 from op_registry.rule import Rule
 from op_registry.sparse.lowering import ForRule, run_sparsely
 from op_registry.sparse.permuted import Permuted, order_of
@@ -23,41 +23,43 @@ from op_registry.sparse.record import NotLowered, Sparse
 
 def on_base_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The rule on the base, over its dimensions that the given ones show."""
-    names = [argument.name for argument in op._schema.arguments]
-    named = dict(zip(names, args, strict=False)) | kwargs
-    slices, x = rule.slices, named.pop(names[0])
-    if slices is None or not isinstance(x, Permuted) or any(isinstance(a, (Sparse, Permuted)) for a in named.values()):
+    dims, named = rule.dims, bind_by_name(op, args, kwargs)
+    labels = dims.labels(op, named) if isinstance(dims, (Slices, LastDims)) else None
+    x, *others = named.values()
+    if labels is None or not isinstance(x, Permuted) or any(isinstance(a, (Sparse, Permuted)) for a in others):
         raise NotLowered("only the first operand may be sparse")
-    if any(isinstance(a, Dense) and a.ndim > 0 for a in named.values()):
+    if any(isinstance(a, Dense) and a.ndim > 0 and name not in labels.operands for name, a in named.items()):
         raise NotLowered("another operand is dense")
-    dim = None if slices.dim is None else named.get(slices.dim, _default(op, slices.dim))
-    along = range(x.ndim) if dim is None or dim == [] else wrap_dims(dim, x.ndim)
-    if dim == [] and slices.none_for_no_dims:
-        raise NotLowered("an empty list of dimensions reduces nothing")
+    first = op._schema.arguments[0].name
+    along = [d for d, label in enumerate(labels.operands[first]) if label in labels.roles]
     of_base = [d for visible in along for d in x.groups[visible]]
-    in_order = slices.gives != "one" or bool(slices.positions)
-    if in_order and (not isinstance(dim, int) or len(of_base) > 1):
+    call = Bound(rule, op, named).with_(**{first: x.base})
+    if isinstance(dims, LastDims):
+        if of_base != list(range(x.base.ndim - len(along), x.base.ndim)) or of_base[0] < x.base.pattern.ndim:
+            raise NotLowered("the dimensions that it works on stand before sparse ones, or are sparse")
+        return map_tensors(x.like, _run(call), Sparse)
+    assert isinstance(dims, Slices)
+    dim = None if dims.dim is None else named.get(dims.dim)
+    if isinstance(dim, int) and len(of_base) > 1:
+        raise NotLowered("it works along a dimension that is merged of others")
+    if (dims.gives != "one" or dims.positions) and not isinstance(dim, int):
         raise NotLowered("its result depends on the order of elements in several dimensions")
-    if slices.dim in names and dim is not None:
-        if isinstance(dim, int) and len(of_base) > 1:
-            raise NotLowered("it works along a dimension that is merged of others")
-        named[slices.dim] = of_base[0] if isinstance(dim, int) else of_base
-    if slices.gives != "one":
-        result = run_sparsely(op, rule, [x.base], named)
-        return map_tensors(x.like, result, Sparse)
-    if slices.keepdim not in names:
+    if dim is not None:
+        call = call.with_(**{str(dims.dim): of_base[0] if isinstance(dim, int) else of_base})
+    if dims.gives != "one":
+        return map_tensors(x.like, _run(call), Sparse)
+    if dims.keepdim not in call:
         if len(of_base) < x.base.ndim:
             raise NotLowered("it has no keepdim")
-        return run_sparsely(op, rule, [x.base], named)  # one number
-    keepdim = bool(named.get(slices.keepdim, False))
-    result = run_sparsely(op, rule, [x.base], named | {slices.keepdim: True})
-    return map_tensors(lambda r: _shown(r, x, along, keepdim), result, (Dense, Sparse))
+        return _run(call)  # one number
+    keepdim = bool(call[dims.keepdim])
+    return map_tensors(
+        lambda r: _shown(r, x, along, keepdim), _run(call.with_(**{dims.keepdim: True})), (Dense, Sparse)
+    )
 
 
-def _default(op: OpOverload, name: str) -> Any:
-    """The default of an argument; None if it has none."""
-    defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-    return defaults.get(name)
+def _run(call: Bound) -> Any:
+    return call.applied(lambda *args, **kwargs: run_sparsely(call.op, call.rule, args, kwargs))
 
 
 def _shown(reduced: Dense | Sparse, x: Permuted, along: Sequence[int], keepdim: bool) -> Any:
@@ -66,17 +68,8 @@ def _shown(reduced: Dense | Sparse, x: Permuted, along: Sequence[int], keepdim: 
     if isinstance(reduced, Sparse):
         return x.like(reduced) if keepdim else _without_dims(reduced, [groups[d] for d in along], x)
     listed = [d for group in groups for d in group]
-    sizes = [math.prod(reduced.shape[d] for d in group) for group in groups]
-    shape = [size for d, size in enumerate(sizes) if keepdim or d not in along]
-
-    def show(record: Dense) -> Dense:
-        v = record.full_validity
-        return Dense(
-            record.data.permute(listed).reshape(shape),
-            None if v is None else v.expand(record.shape).permute(listed).reshape(shape),
-        )
-
-    return show(reduced)
+    shape = [1 if d in along else size for d, size in enumerate(x.shape) if keepdim or d not in along]
+    return reduced.map(lambda t: t.permute(listed).reshape(shape))
 
 
 def _without_dims(reduced: Sparse, removed: Sequence[tuple[int, ...]], x: Permuted) -> Sparse | Permuted:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from op_registry.records.dense import Dense
-from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.dtypes import SIGNED, accumulation_dtype
 from op_registry.records.own_function import OwnFunction
+from op_registry.records.slices import Extremum
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coordinates import ravel, unique_keys
 from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.record import NotLowered, Sparse
 from op_registry.sparse.segment_kernels import IDENTITY, WIDTH, Reduction, RowChunks, is_worthwhile
 
 
@@ -56,8 +57,9 @@ class Segments:
         if self.occupied:
             self.slices = self._occupied_slices()[0].shape[0]
 
-    def sum(self, t: Tensor) -> Tensor:
-        """Σ over each slice, in the dtype of `t`."""
+    def sum(self, t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Σ over each slice, in the dtype of `t` or in another one."""
+        t = t if dtype is None else t.to(dtype)
         t = t.sum(self.inside, keepdim=True, dtype=t.dtype) if self.inside else t
         if not self.remaining:
             return t.sum(0, keepdim=True, dtype=t.dtype)
@@ -86,8 +88,10 @@ class Segments:
         initial = IDENTITY[reduction]
         return torch.segment_reduce(t, torch_name, offsets=self.ends, axis=0, unsafe=True, initial=initial)
 
-    def extremum(self, t: Tensor, reduction: Literal["amax", "amin"]) -> Tensor:
+    def extremum(self, t: Tensor, reduction: Extremum) -> Tensor:
         """The maximum or minimum of each slice; not differentiable, and arbitrary for one without stored elements."""
+        if t.dtype.is_complex or t.dtype in (torch.bool, *SIGNED):
+            raise NotLowered(f"torch has no segment extremum of {t.dtype}")
         t = forward_ad.unpack_dual(t.detach()).primal
         if self.inside:
             t = torch.amax(t, self.inside, True) if reduction == "amax" else torch.amin(t, self.inside, True)
@@ -112,6 +116,14 @@ class Segments:
         shape = (-1, *(1 if d in self.inside else x.shape[d] for d in range(1, x.ndim)))
         per_slice = (self.stored_counts * inner_numel).reshape(-1, *[1] * (x.ndim - 1))
         return per_slice.expand(self.slices, *shape[1:])
+
+    def exists(self, x: Dense) -> Tensor:
+        """Validity of a reduction: where a slice has a valid element."""
+        if x.validity is not None or x.ndim > 1:
+            return as_int8(self.count(x) > 0)
+        key = ("nonempty", self.along, self.occupied)
+        nonempty: Tensor = self.pattern.cached(key, lambda: as_int8(self.stored_counts > 0))
+        return nonempty
 
     @property
     def segment_ids(self) -> Tensor:
@@ -187,14 +199,5 @@ def segment_exponentials(over: Segments, x: Dense) -> tuple[Dense, Tensor, Tenso
     x = x.like(x.data.to(accumulation_dtype(x.dtype)))
     peak = over.extremum(Dense(x.data.detach(), x.validity).filled(-math.inf), "amax")
     # 0 in place of -inf for slices without a valid element: anomaly detection inspects masked values, too.
-    peak = torch.where(as_bool(segment_validity(over, x)), peak, 0)
+    peak = torch.where(as_bool(over.exists(x)), peak, 0)
     return x, peak, over.broadcast_to_elements(peak)
-
-
-def segment_validity(over: Segments, x: Dense) -> Tensor:
-    """Validity of a reduction: where a slice has a valid element."""
-    if x.validity is not None or x.ndim > 1:
-        return as_int8(over.count(x) > 0)
-    key = ("nonempty", over.along, over.occupied)
-    nonempty: Tensor = over.pattern.cached(key, lambda: as_int8(over.stored_counts > 0))
-    return nonempty

@@ -1,115 +1,155 @@
-"""Slice operators on sparse records: reductions, scans, softmax, sorts.
+"""Slice operators on sparse records: reductions, scans, softmax, norms, sorts.
 
-Law: each result depends on the valid elements of one slice, and all of those are stored. A rule can run on them in
-three ways, tried in the order that a category or a rule states:
+Law: each result depends on the valid elements of one slice, and all of those are stored. Which dimensions a slice and
+each result have, the rule states (``dims=Slices(…)``, ``dims=LastDims(…)``). It runs on stored elements in one of three
+ways, tried in this order:
 
-    by_segments       sums and extrema by segment (segments.py): one pass, regardless of the slices' lengths
+    by_segments       a function of slices (`over_slices`), by segment (segments.py): one pass, whatever their lengths
     ON_DENSE_DIMS     the dense rule on the values, if only dense dimensions are concerned
     ON_PADDED_ROWS    the dense rule on padded rows, the stored elements of each slice side by side (padded_rows.py)
-
-The last two rely on the operator's :class:`~op_registry.rule.Slices`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.dimensions import Slices
-from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import Dims, known_to_hold, shape_alone, wrap_dims
+from op_registry.bound import bind_by_name
+from op_registry.dimensions import Dimensions, Labels, LastDims, Slices, tensor_arguments
+from op_registry.records.dense import Dense, map_tensors, valid_in_all
+from op_registry.records.dims import Dims, known_to_hold, shape_alone
 from op_registry.rule import Rule
-from op_registry.sparse.elementwise import records_among
+from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.lowering import ForRule, first_of
 from op_registry.sparse.padded_rows import PaddedRows
-from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
+from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, to_dense
 from op_registry.sparse.segments import Segments
 
 # What the rule of a slice operator returns.
 Result = Dense | tuple[Dense, ...]
 
 
+# A function of slices: ``body(op, over, x, *parameters, **options)`` returns tensors.
+Body = Callable[..., Any]
+
+
+@functools.lru_cache(maxsize=1024)
+def _kinds_of_arguments(op: OpOverload, dims: Dimensions) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The names of an operator's arguments behind the first; of those that are tensors; of those that `dims` reads."""
+    names = tuple(a.name for a in op._schema.arguments[1:])
+    read = (dims.dim, dims.keepdim) if isinstance(dims, Slices) else (dims.count,) if isinstance(dims, LastDims) else ()
+    return names, tensor_arguments(op)[1:], tuple(name for name in read if name in names)
+
+
+def for_body(
+    op: OpOverload, dims: Dimensions, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The parameters and the options of a function of slices, from the arguments behind the first one."""
+    names, tensors, read = _kinds_of_arguments(op, dims)
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    parameters = [options.pop(name, None) for name in tensors]
+    for name in read:
+        options.pop(name, None)
+    return parameters, options
+
+
 @dataclass(frozen=True)
 class SliceCall:
-    """A call of a slice operator on one sparse record, its arguments bound by the schema.
+    """A call of a slice operator on one sparse record.
 
+    x       the record
+    labels  those of the call's dimensions
     dim     the dimensions as the caller passed them: a number, a list, or None for all
-    dims    the same dimensions, non-negative
-    named   the other arguments by name
+    rest    the other arguments by name
     """
 
     rule: Rule
     op: OpOverload
-    slices: Slices
     x: Sparse
+    labels: Labels
     dim: Dims
-    dims: tuple[int, ...]
-    named: dict[str, Any]
+    rest: dict[str, Any]
 
     @property
-    def along(self) -> tuple[int, ...]:
+    def slices(self) -> Slices:
+        dims = self.rule.dims
+        return dims if isinstance(dims, Slices) else Slices("each", dim=None)
+
+    @property
+    def dims(self) -> list[int]:
+        """The dimensions of a slice, non-negative."""
+        return [d for d, label in enumerate(self._labels_of_x) if label in self.labels.roles]
+
+    @property
+    def along(self) -> list[int]:
         """The sparse dimensions among `dims`."""
-        return tuple(d for d in self.dims if d < self.x.pattern.ndim)
+        return [d for d in self.dims if d < self.x.pattern.ndim]
 
     def inside(self, lead: int) -> list[int]:
         """The dense dimensions among `dims`, as dimensions of values with `lead` dimensions before the dense ones."""
         return [d - self.x.pattern.ndim + lead for d in self.dims if d >= self.x.pattern.ndim]
 
     @property
-    def keepdim(self) -> bool:
-        return bool(self.named.get(self.slices.keepdim, False))
+    def _labels_of_x(self) -> tuple[Any, ...]:
+        return self.labels.operands[self.op._schema.arguments[0].name]
+
+    def shape_of(self, result: int) -> list[int]:
+        """The shape of a result that has one value for each slice."""
+        size = dict(zip(self._labels_of_x, self.x.shape, strict=True))
+        return [1 if label is None else size[label] for label in self.labels.results[result]]
 
     @property
     def number(self) -> int | None:
         """The number of elements that a slice needs at least, if an argument states one (topk's k)."""
-        return None if self.slices.number is None else int(self.named[self.slices.number])
+        return None if self.slices.number is None else int(self.rest[self.slices.number])
 
     def run(self, record: Dense, dim: Dims) -> Any:
         """The rule on a dense record, over its dimensions `dim`."""
-        named = dict(self.named)
+        named = {name: to_dense(v) if isinstance(v, Sparse) else v for name, v in self.rest.items()}
         if any(argument.name == self.slices.dim for argument in self.op._schema.arguments):
             named[str(self.slices.dim)] = dim
         return self.rule.bind(self.op)(record, **named)
 
+    def refusal(self, wanted: str) -> NotLowered:
+        """Why this call is none along `wanted` dimensions alone."""
+        other = "sparse" if wanted == "dense" else "dense"
+        named = ", ".join(map(str, self.along if other == "sparse" else self.dims)) or "none"
+        return NotLowered(f"it works along dimension {named}, {other} here")
+
 
 def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCall:
     """A call as :class:`SliceCall`; NotLowered if it is not one, torch's error for a dimension out of range."""
-    slices = rule.slices
-    if slices is None:
+    dims = rule.dims
+    if not isinstance(dims, (Slices, LastDims)):
         raise NotLowered("no form of it for sparse storage is written (in its rule: dims=Slices(…), or a lowering)")
-    names = [a.name for a in op._schema.arguments]
-    named = dict(zip(names, args, strict=False)) | kwargs
-    x = named.pop(names[0])
-    others = records_among(list(named.values()))
-    if not isinstance(x, Sparse) or any(isinstance(r, Sparse) for r in others):
+    arguments = op._schema.arguments
+    rest = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+    bound = bind_by_name(op, args, kwargs)
+    x = rest.pop(arguments[0].name)
+    if not isinstance(x, Sparse):
         raise NotLowered("only the first operand may be sparse")
-    if any(r.ndim > 0 for r in others):
-        raise NotLowered("another operand is dense")
     if 0 in x.shape:
         raise NotLowered("its input is empty")  # results of empty slices are torch's, computed densely
-    dim = _pop_dim(op, slices, named)
-    if dim == [] and slices.none_for_no_dims:
-        raise NotLowered("an empty list of dimensions reduces nothing")
-    bound = max(x.ndim, 1)
-    for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
-        if not -bound <= d < bound:
+    dim = rest.pop(dims.dim, bound.get(dims.dim)) if isinstance(dims, Slices) and dims.dim is not None else None
+    labels = dims.labels(op, bound)
+    if labels is None:
+        for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
             shape_alone(x.shape).squeeze(d)  # raises torch's own error
-    if slices.needs_elements and known_to_hold(x.values.data.numel() == 0):
+    if labels is None or (isinstance(dims, LastDims) and not dims.sizes_match(op, bound)):
+        raise NotLowered("the shapes do not match")
+    for name, other in rest.items():
+        if isinstance(other, (Dense, Sparse)) and other.ndim > 0 and name not in labels.operands:
+            kind = "sparse" if isinstance(other, Sparse) else "dense"
+            raise NotLowered(f"{name}, {kind}, is no number")
+    if isinstance(dims, Slices) and dims.needs_elements and known_to_hold(x.values.data.numel() == 0):
         raise NotLowered("torch refuses input without elements, and nothing is stored")
-    return SliceCall(rule, op, slices, x, dim, wrap_dims(dim, x.ndim), named)
-
-
-def _pop_dim(op: OpOverload, slices: Slices, named: dict[str, Any]) -> Dims:
-    for argument in op._schema.arguments:
-        if argument.name == slices.dim:
-            dim: Dims = named.pop(argument.name, argument.default_value if argument.has_default_value() else None)
-            return dim
-    return None
+    return SliceCall(rule, op, x, labels, dim, rest)
 
 
 # ---------------------------------------------------------------------------------------------------- on the values
@@ -119,7 +159,9 @@ def on_dense_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The rule on the values, for slices that run over dense dimensions only."""
     call = slice_call(rule, op, *args, **kwargs)
     if call.along:
-        raise NotLowered("it works along sparse dimensions")
+        raise call.refusal("dense")
+    if any(isinstance(r, (Dense, Sparse)) and r.ndim > len(call.x.dense_sizes) for r in call.rest.values()):
+        raise NotLowered("an operand has sparse dimensions of the first one")
     inside = call.inside(call.x.pattern.lead)
     result = call.run(call.x.values, inside[0] if isinstance(call.dim, int) else inside)
     return map_tensors(call.x.like, result, Dense)
@@ -128,27 +170,46 @@ def on_dense_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------ by segments
 
 
-def by_segments(function: Callable[..., Any]) -> ForRule:
-    """A lowering by segments, from ``function(over, x, op, **options)``.
+def at_elements(parameter: Dense | Sparse | None, x: Sparse) -> Dense | None:
+    """A parameter that broadcasts with `x`, for each of its stored elements."""
+    if parameter is None or (isinstance(parameter, Dense) and parameter.ndim <= len(x.dense_sizes)):
+        return parameter
+    return x.like(align_to(parameter, x).map(lambda t: t.expand(x.values.shape))).flat
 
-    over     the slices, as :class:`Segments`
-    x        the stored values in storage order, a dense record
-    options  the operator's arguments by name, except those that state the dimensions
+
+def by_segments(body: Body) -> ForRule:
+    """A lowering by segments, from ``body(op, over, x, *parameters, **options)``.
+
+    over        the slices, as :class:`Segments`
+    x           the stored values in storage order, a dense record
+    parameters  the other tensors at the coordinates of the stored values
+    options     the operator's arguments by name, except those that state the dimensions
+
+    It returns a tensor for each result, with a value for each element or for each slice: what is valid, the law says.
     """
 
     def run(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        call = slice_call(rule, op, *args, **kwargs)
+        call, dims = slice_call(rule, op, *args, **kwargs), rule.dims
+        assert isinstance(dims, (Slices, LastDims))
         if not call.along:
-            raise NotLowered("it works along dense dimensions")
-        x, options = call.x, {k: v for k, v in call.named.items() if k != "keepdim"}
-        of_elements = call.slices.gives != "one"
-        over = Segments(x, call.along, call.inside(1), occupied=of_elements)
-        result = function(over, x.flat, op, **options)
-        if of_elements:
-            return map_tensors(x.folded, result, Dense)
-        keepdim_shape = [1 if d in call.dims else size for d, size in enumerate(x.shape)]
-        shape = keepdim_shape if call.keepdim else [size for d, size in enumerate(x.shape) if d not in call.dims]
-        return _reshaped(result, lambda _: shape)
+            raise call.refusal("sparse")
+        x, flat = call.x, call.x.flat
+        given, options = for_body(op, dims, (), call.rest)
+        parameters = [at_elements(p, x) for p in given]
+        of_elements = [dims.is_of_elements(op, n) for n in range(len(op._schema.returns))]
+        over = Segments(x, call.along, call.inside(1), occupied=all(of_elements))
+        validity = valid_in_all(flat, *parameters)
+
+        def shown(n: int, values: Tensor) -> Dense | Sparse:
+            if of_elements[n]:
+                return x.folded(Dense(values, validity))
+            shape = call.shape_of(n)
+            return Dense(values.reshape(shape), over.exists(flat).reshape(shape))
+
+        results = body(op, over, flat, *parameters, **options)
+        if isinstance(results, Tensor):
+            return shown(0, results)
+        return tuple(shown(n, values) for n, values in enumerate(results))
 
     return ForRule(run)
 
@@ -160,8 +221,8 @@ def on_padded_rows(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any
     """The rule on padded rows, with its results moved back to the coordinates of the elements."""
     call = slice_call(rule, op, *args, **kwargs)
     x, slices, number = call.x, call.slices, call.number
-    if not call.along:
-        raise NotLowered("it works along dense dimensions")
+    if not call.along or not isinstance(rule.dims, Slices):
+        raise call.refusal("sparse" if not call.along else "dense")
     if number is not None and number > math.prod(x.shape[d] for d in call.dims):
         raise NotLowered(f"torch refuses a {slices.number} that is greater than the slice")
     rows = PaddedRows(x, call.along, at_least=max(1, number or 1), occupied=slices.gives != "one")
@@ -172,20 +233,14 @@ def on_padded_rows(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any
     result = _map_results(result, slices.positions, lambda r: _positions_in_slice(r, rows))
     if slices.gives != "one":
         return map_tensors(lambda r: _to_sparse(r, rows, call), result, Dense)
-    return _reshaped(result, lambda shape: _reduced_shape(shape, rows, call))
+    return _reshaped(result, call)
 
 
 def _over_all_elements(call: SliceCall, rows: PaddedRows, record: Dense) -> Any:
     single_row = record.map(lambda t: t.squeeze(0))
     result = call.run(single_row, None if call.dim is None else list(range(single_row.ndim)))
     result = _map_results(result, call.slices.positions, lambda r: _positions_in_tensor(r, rows, call.x))
-
-    def reduced(shape: torch.Size) -> Sequence[int]:
-        if call.keepdim:
-            return (1,) * call.x.ndim
-        return shape[1:] if shape[:1] == (0,) else shape
-
-    return _reshaped(result, reduced)
+    return _reshaped(result, call)
 
 
 def _map_results(result: Result, indices: Sequence[int], change: Callable[[Dense], Dense]) -> Result:
@@ -195,14 +250,9 @@ def _map_results(result: Result, indices: Sequence[int], change: Callable[[Dense
     return tuple(change(r) if n in indices else r for n, r in enumerate(result))
 
 
-def _reshaped(result: Result, shape_of: Callable[[torch.Size], Sequence[int]]) -> Any:
-    return map_tensors(lambda r: r.map(lambda t: t.reshape(tuple(shape_of(t.shape)))), result, Dense)
-
-
-def _reduced_shape(shape: torch.Size, rows: PaddedRows, call: SliceCall) -> tuple[int, ...]:
-    if not call.keepdim:
-        return (*rows.sizes, *shape[1:])
-    return (*(1 if d in call.along else size for d, size in enumerate(call.x.pattern.sizes)), *shape[2:])
+def _reshaped(result: Result, call: SliceCall) -> Any:
+    shape = call.shape_of(0)
+    return map_tensors(lambda r: r.map(lambda t: t.reshape(shape)), result, Dense)
 
 
 def _positions_in_slice(result: Dense, rows: PaddedRows) -> Dense:
@@ -246,10 +296,10 @@ ON_DENSE_DIMS, ON_PADDED_ROWS = ForRule(on_dense_dims), ForRule(on_padded_rows)
 SLICEWISE = first_of(ON_DENSE_DIMS, ON_PADDED_ROWS)
 
 
-def lowers_by_segments(*rules: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def lowers_by_segments(*rules: Rule) -> Callable[[Body], Body]:
     """Decorator: the lowering of rules by segments, tried before the dense rule on values and on padded rows."""
 
-    def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorator(function: Body) -> Body:
         for rule in rules:
             rule.lowering(Sparse)(first_of(by_segments(function), SLICEWISE))
         return function

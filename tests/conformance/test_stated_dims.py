@@ -37,9 +37,7 @@ UNSTATED: dict[str, tuple[str, str]] = {
         "their statements come with their bodies over slices",
     ),
     "normalization": (
-        "group_norm native_group_norm renorm _weight_norm_interface batch_norm native_batch_norm "
-        "_native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
-        "instance_norm",
+        "group_norm batch_norm renorm _weight_norm_interface",
         "their statements come with their bodies over slices",
     ),
     "scan": (

@@ -25,6 +25,7 @@ from op_registry.authoring import (
     Slices,
     elementwise,
     masked_rule,
+    over_slices,
     reduction,
     scan,
 )
@@ -71,6 +72,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "refused": {"reason": "of this", "instead": "Call that"},
     "masked_rule": {"category": authoring.ELEMENTWISE},
     "masked_slices": {"category": authoring.REDUCTION},
+    "over_slices": {"category": authoring.REDUCTION, "dims": Slices()},
     "inside": {"category": authoring.ELEMENTWISE},
 }
 
@@ -135,6 +137,10 @@ OTHER_NAMES: dict[str, list[tuple[Any, dict[str, Any], str]]] = {
     "masked_slices": [
         (OWN.rsum, {"category": REDUCTION, "run": lambda op, x: x}, "d"),
         (OWN.rsum, {"category": REDUCTION, "dims": Slices(dim="dims")}, "dim='dims'"),
+    ],
+    "over_slices": [
+        (OWN.rsum, {}, "d"),
+        (OWN.rsum, {"dims": Slices(dim="d"), "run": lambda op, x: x}, "the slices"),
     ],
     "inside": [(OWN.rsum.default, {"run": lambda x: x}, "d")],
 }
@@ -237,6 +243,15 @@ def test_the_line_is_that_of_the_registration() -> None:
         (
             lambda: masked_rule(OWN.rsum, category=REDUCTION)(len_of_one),
             "len_of_one(x: 'Any') -> 'int' cannot be called with the arguments of torch.ops.registration.rsum: x, d",
+        ),
+        (
+            lambda: over_slices(OWN.rsum, category=REDUCTION, dims=Slices(dim="d"))(len_of_one),
+            "len_of_one(x: 'Any') -> 'int' cannot be called with what a body gets for "
+            "torch.ops.registration.rsum: the overload, the slices, x",
+        ),
+        (
+            lambda: over_slices(OWN.twice, category=REDUCTION, dims=Equation("k->k")),
+            "dims=Equation(equations=('k->k',), sizes=(), roles=()) states no slices, as Slices(…) and LastDims(…) do",
         ),
     ],
 )  # fmt: skip

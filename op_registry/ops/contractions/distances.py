@@ -100,7 +100,7 @@ def euclidean_distances(x: Dense, y: Dense, dtype_of_result: torch.dtype) -> Den
         has_common = as_int8(in_x @ in_y.mT > 0)
         if gradients_may_flow(left, right):
             spread = squares @ in_y.mT + in_x @ others.mT - 2 * (left @ right.mT)
-            return Dense(safe_sqrt(Dense(spread.clamp_min(0))).data.to(dtype_of_result), has_common)
+            return Dense(safe_sqrt(spread.clamp_min(0)).to(dtype_of_result), has_common)
         # In place: each of these is as large as the result.
         spread = squares @ in_y.mT
         spread.add_(in_x @ others.mT)

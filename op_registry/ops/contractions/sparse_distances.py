@@ -34,5 +34,5 @@ def pdist(op: OpOverload, x: Dense | Sparse, p: float = 2.0) -> Dense:
 @distances.cosine_similarity.lowering(Sparse)
 def cosine_similarity(op: OpOverload, x: Dense | Sparse, y: Dense | Sparse, dim: int = 1, eps: float = 1e-8) -> Dense:
     product, x_squared, y_squared = joint_sums(x, y, dim)
-    norms = safe_sqrt(Dense(x_squared.data)).data.clamp_min(eps) * safe_sqrt(Dense(y_squared.data)).data.clamp_min(eps)
+    norms = safe_sqrt(x_squared.data).clamp_min(eps) * safe_sqrt(y_squared.data).clamp_min(eps)
     return Dense(product.data / norms, product.validity)

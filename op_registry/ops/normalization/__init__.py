@@ -3,19 +3,13 @@
 Law: statistics are those of the valid elements of the slice; the result is valid where the input is.
 
     softmax         softmax and log_softmax
-    norms           layer_norm, rms_norm, group_norm, renorm, weight_norm
+    norms           layer_norm, rms_norm, renorm, weight_norm
+    channels        group_norm, and the channels of a dense or a sparse record
     batch_norms     batch_norm and instance_norm, with running statistics
-    sparse          norms along sparse dimensions
-    sparse_softmax  softmax along sparse dimensions
-    packed          norms and softmax along the dense dimensions of hybrid storage
+    sparse          softmax and renorm along sparse dimensions
     backward        torch's gradient formulas, called by hand
 """
 
-from op_registry.authoring import Sparse, first_of
-from op_registry.ops.normalization import backward, batch_norms, norms, packed, softmax, sparse, sparse_softmax
+from op_registry.ops.normalization import backward, batch_norms, channels, norms, softmax, sparse
 
-__all__ = ["backward", "batch_norms", "norms", "packed", "softmax", "sparse", "sparse_softmax"]
-
-# Along sparse dimensions, else row by row along dense ones.
-norms.layer_norm.lowering(Sparse)(first_of(sparse.layer_norm, packed.layer_norm))
-norms.rms_norm.lowering(Sparse)(first_of(sparse.rms_norm, packed.rms_norm))
+__all__ = ["backward", "batch_norms", "channels", "norms", "softmax", "sparse"]

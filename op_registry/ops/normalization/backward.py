@@ -32,7 +32,8 @@ from op_registry.authoring import (
     valid_in_all,
     vjp,
 )
-from op_registry.ops.normalization.norms import affine, grouped, last_dims, standardised, with_validity
+from op_registry.ops.normalization.channels import Channels, by_own_statistics
+from op_registry.ops.normalization.norms import affine, standardised, with_validity
 
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ def native_layer_norm_backward(
     if all_valid(grad_out, input, mean, rstd, weight, bias):
         arguments = (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
         return run_plain(aten.native_layer_norm_backward.default, arguments, {})
-    dims = last_dims(aten.native_layer_norm.default, input, normalized_shape, weight, bias)
+    dims = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     x = input.masked_by(valid_in_all(mean, rstd))
     eps = saved_eps(x, dims, rstd)
 
@@ -97,8 +98,9 @@ def native_group_norm_backward(
     eps = saved_eps(groups, tuple(range(2, groups.ndim)), rstd)
     bias = Dense(x.data.new_zeros(C))
 
-    def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
-        return grouped(x, weight, bias, group, eps, x.dtype)[0]
+    def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Any:
+        channels = Channels(x)
+        return by_own_statistics(channels, *channels.groups(group), weight, bias, eps, x.dtype)[0]
 
     return requested_gradients(vjp(normalised, (x, weight, bias), grad_out), output_mask)
 

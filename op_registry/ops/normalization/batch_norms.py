@@ -9,7 +9,7 @@ updated in place like any other tensor: invalid elements stay invalid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,68 +18,117 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     NORMALIZATION,
+    Bound,
     Dense,
-    DenseSlices,
-    Moments,
+    NotLowered,
+    Sparse,
     Spread,
+    bind_by_name,
     masked_slices,
-    result_dtype,
+    on_call,
     valid_in_all,
 )
-from op_registry.ops.normalization.norms import affine, saved_statistics, shaped, standardised
+from op_registry.ops.normalization.channels import (
+    Channels,
+    StoredChannels,
+    by_own_statistics,
+    check_shapes,
+    dtype_by_channel,
+)
+from op_registry.ops.normalization.norms import saved_statistics
 
 aten = torch.ops.aten
 
-# ------------------------------------------------------------------------------------------------------- shared helpers
+# The tensors of a batch norm behind its input, and fills for them that make nothing infinite.
+FILLS = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
 
 
-def channel_shape(x: Dense) -> tuple[int, ...]:
-    """The shape in which a per-channel parameter broadcasts with the input."""
-    return (1, -1) + (1,) * (x.ndim - 2)
+@masked_slices(
+    aten.batch_norm,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._batch_norm_no_update.default,
+    aten._batch_norm_with_update.default,
+    aten._batch_norm_with_update_functional.default,
+    aten.instance_norm,
+    category=NORMALIZATION,
+)
+def batch_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
+    """By channel: with the batch's statistics while training, with the running ones otherwise.
 
-
-def check_arguments(op: OpOverload, x: Dense, parameters: Sequence[Dense | None], arguments: Sequence[Any]) -> None:
-    """Shapes that do not match, and running statistics that require grad, raise torch's own error.
-
-    torch gets copies of the statistics, so that nothing is written.
+    Of instance_norm, by channel of each sample; running statistics are means over the samples with enough valid
+    elements. The native operators also return the statistics, and the functional ones the running statistics, which
+    the others write.
     """
-    shapes_match = x.ndim >= 2 and all(p is None or p.shape == x.shape[1:2] for p in parameters)
-    if not shapes_match or any(p is not None and p.data.requires_grad for p in parameters[2:]):
-        op(x.data, *(None if p is None else p.data.clone() for p in parameters), *arguments)
+    return by_channel(op, Channels(x), bind_by_name(op, (x, *args), kwargs))
 
 
-def by_own_statistics(
-    x: Dense, weight: Dense | None, bias: Dense | None, dims: tuple[int, ...], eps: float
-) -> tuple[Dense, Moments, Tensor]:
-    """The input standardised over `dims`, scaled and shifted by channel; the moments; 1 / the standard deviation."""
-
-    def one_slice() -> Any:
-        first_channel = [None if p is None else p.data.detach()[:1] for p in (weight, bias)]
-        return aten.batch_norm(x.data.new_zeros((2, 1)), *first_channel, None, None, True, 0.0, 1.0, False)
-
-    dtype = result_dtype(x, (weight, bias), one_slice)
-    values, m, scale = standardised(x, DenseSlices(dims), eps)
-    weight, bias = shaped(weight, channel_shape(x)), shaped(bias, channel_shape(x))
-    return Dense(affine(values, weight, bias).to(dtype), valid_in_all(x, weight, bias)), m, scale
+@batch_norm.lowering(Sparse)
+@on_call
+def batch_norm_of_stored(c: Bound) -> Any:
+    return by_channel(c.op, StoredChannels(c.first), c.named)
 
 
-def by_given_statistics(op: OpOverload, x: Dense, parameters: Sequence[Dense | None], arguments: Sequence[Any]) -> Any:
+def by_channel(op: OpOverload, c: Channels, named: Mapping[str, Any]) -> Any:
+    """One of these operators on the channels of a record."""
+    name = op._schema.name
+    parameters = {n: named.get(n) for n in FILLS}
+    weight, bias, mean, var = parameters.values()
+    check_shapes(op, c, named, not any(p is not None and p.data.requires_grad for p in (mean, var)))
+    by_default = not name.endswith(("_no_training", "_no_update"))
+    if not named.get("training", named.get("use_input_stats", by_default)) and "running_mean" in named:
+        return by_given_statistics(op, c, named, parameters)
+    instance = name == "aten::instance_norm"
+    over = c.slices([d for d in range(c.x.ndim) if d > 1 or (d == 0 and not instance)])
+    dtype = dtype_by_channel(one_channel, c.elements, weight, bias)
+    result, m, scale = by_own_statistics(c, c.elements, over, weight, bias, named["eps"], dtype)
+    updated = updated_statistics(mean, var, m, named.get("momentum", 0), c.x.shape[1])
+    functional = "functional" in name
+    if not functional:
+        for running, values in zip((mean, var), updated, strict=True):
+            write(running, values)
+    if len(op._schema.returns) == 1:
+        return result
+    exists = m.exists.expand(m.mean.shape).reshape(-1)
+    saved = saved_statistics(list(parameters.values()), c.elements, m, scale)
+    results = [result, *(Dense(t.expand(m.mean.shape).reshape(-1), exists) for t in saved)]
+    if "with_update" in name:
+        results.append(c.elements.data.new_empty(0, dtype=torch.uint8))  # the reserve
+    if functional:
+        running = zip((mean, var), updated, strict=True)
+        results += [old.like(new) for old, new in running if old is not None and new is not None]
+    return tuple(results)
+
+
+def one_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+    return aten.batch_norm(x, weight, bias, None, None, True, 0.0, 1.0, False)
+
+
+def by_given_statistics(
+    op: OpOverload, c: Channels, named: Mapping[str, Any], parameters: Mapping[str, Dense | None]
+) -> Any:
     """The operator with a given mean and variance, which is elementwise in the input."""
-    fills = (1, 0, 0, 1)  # weight, bias, mean, variance
-    filled = [None if p is None else p.filled(fill) for p, fill in zip(parameters, fills, strict=True)]
-    result = op(x.filled(0), *filled, *arguments)
-    validity = valid_in_all(x, *(shaped(p, channel_shape(x)) for p in parameters))
-    return Dense(result, validity) if isinstance(result, Tensor) else (Dense(result[0], validity), *result[1:])
+    validity = valid_in_all(c.elements, *(c.parameter(p) for p in parameters.values()))
+    filled = {n: p.filled(FILLS[n]) for n, p in parameters.items() if p is not None}
+    if isinstance(c, StoredChannels) and "functional" in op._schema.name:
+        raise NotLowered("it returns the running statistics")
+    x, filled = c.as_batch(filled)
+    result = op(**{**named, **filled, "input": x.filled(0)})
+    first, *rest = (result,) if isinstance(result, Tensor) else result
+    shown = c.shown(Dense(first.reshape(c.elements.shape), validity))
+    return (shown, *rest) if rest else shown
 
 
 def updated_statistics(
-    mean: Dense | None, var: Dense | None, m: Spread, momentum: float
+    mean: Dense | None, var: Dense | None, m: Spread, momentum: float, channels: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The running mean and variance after a batch with these moments, of shape (slices, channels, 1, …).
+    """The running mean and variance after a batch with these moments, by slice and channel.
 
     Where a channel has several slices (instance_norm), the update is the mean over the slices that have the statistic.
     """
-    channels = m.mean.shape[1]
     count = m.count.expand(m.mean.shape).reshape(-1, channels)
 
     def updated(running: Dense | None, statistic: Tensor, needed: int) -> Tensor | None:
@@ -100,145 +149,3 @@ def write(running: Dense | None, values: Tensor | None) -> None:
     if running is not None and values is not None:
         with torch.no_grad():
             running.data.copy_(values)
-
-
-# ----------------------------------------------------------------------------------------------------------- batch_norm
-
-
-def dims_but_channels(x: Dense) -> tuple[int, ...]:
-    """Every dimension except the channels."""
-    return tuple(d for d in range(x.ndim) if d != 1)
-
-
-@masked_slices(aten.batch_norm, category=NORMALIZATION)
-def batch_norm(
-    op: OpOverload,
-    x: Dense,
-    weight: Dense | None,
-    bias: Dense | None,
-    running_mean: Dense | None,
-    running_var: Dense | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    """By channel: with the batch's statistics while training, with the running ones otherwise."""
-    parameters, arguments = (weight, bias, running_mean, running_var), (training, momentum, eps, cudnn_enabled)
-    check_arguments(op, x, parameters, arguments)
-    if not training:
-        return by_given_statistics(op, x, parameters, arguments)
-    result, m, _ = by_own_statistics(x, weight, bias, dims_but_channels(x), eps)
-    mean, var = updated_statistics(running_mean, running_var, m, momentum)
-    write(running_mean, mean)
-    write(running_var, var)
-    return result
-
-
-@masked_slices(
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit_functional.default,
-    category=NORMALIZATION,
-)
-def native_batch_norm(
-    op: OpOverload,
-    x: Dense,
-    weight: Dense | None,
-    bias: Dense | None,
-    running_mean: Dense | None,
-    running_var: Dense | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """As batch_norm, with saved statistics. The functional overload returns the running ones, the others write them."""
-    parameters, arguments = (weight, bias, running_mean, running_var), (training, momentum, eps)
-    check_arguments(op, x, parameters, arguments)
-    if not training:
-        return by_given_statistics(op, x, parameters, arguments)
-    result, m, scale = by_own_statistics(x, weight, bias, dims_but_channels(x), eps)
-    mean, var = updated_statistics(running_mean, running_var, m, momentum)
-    saved = (result, *saved_statistics(x, parameters, m, scale, (-1,)))
-    if op is not aten._native_batch_norm_legit_functional.default:
-        write(running_mean, mean)
-        write(running_var, var)
-        return saved
-    running = ((running_mean, mean), (running_var, var))
-    return (*saved, *(old.like(new) for old, new in running if old is not None and new is not None))
-
-
-@masked_slices(aten._native_batch_norm_legit.no_stats, category=NORMALIZATION)
-def native_batch_norm_without_running(
-    op: OpOverload, x: Dense, weight: Dense | None, bias: Dense | None, training: bool, momentum: float, eps: float
-) -> tuple[Dense, Dense, Dense]:
-    """Always with the batch's statistics."""
-    check_arguments(op, x, (weight, bias), (training, momentum, eps))
-    result, m, scale = by_own_statistics(x, weight, bias, dims_but_channels(x), eps)
-    return (result, *saved_statistics(x, (weight, bias), m, scale, (-1,)))
-
-
-@masked_slices(
-    aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default, category=NORMALIZATION
-)
-def native_batch_norm_evaluated(
-    op: OpOverload,
-    x: Dense,
-    weight: Dense | None,
-    bias: Dense | None,
-    running_mean: Dense | None,
-    running_var: Dense | None,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """With the running statistics."""
-    return by_given_statistics(op, x, (weight, bias, running_mean, running_var), (momentum, eps))
-
-
-@masked_slices(
-    aten._batch_norm_with_update.default, aten._batch_norm_with_update_functional.default, category=NORMALIZATION
-)
-def batch_norm_with_update(
-    op: OpOverload,
-    x: Dense,
-    weight: Dense | None,
-    bias: Dense | None,
-    running_mean: Dense,
-    running_var: Dense,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """As native_batch_norm while training; the reserve is empty."""
-    functional = op is aten._batch_norm_with_update_functional.default
-    native = aten._native_batch_norm_legit_functional if functional else aten._native_batch_norm_legit
-    arguments = (x, weight, bias, running_mean, running_var, True, momentum, eps)
-    results = native_batch_norm.bind(native.default)(*arguments)
-    return (*results[:3], x.data.new_empty(0, dtype=torch.uint8), *results[3:])
-
-
-# -------------------------------------------------------------------------------------------------------- instance_norm
-
-
-@masked_slices(aten.instance_norm, category=NORMALIZATION)
-def instance_norm(
-    op: OpOverload,
-    x: Dense,
-    weight: Dense | None,
-    bias: Dense | None,
-    running_mean: Dense | None,
-    running_var: Dense | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    """By channel of each sample; running statistics are means over the samples with enough valid elements."""
-    parameters = (weight, bias, running_mean, running_var)
-    check_arguments(op, x, parameters, (use_input_stats, momentum, eps, cudnn_enabled))
-    if not use_input_stats:
-        return by_given_statistics(op, x, parameters, (use_input_stats, momentum, eps, cudnn_enabled))
-    result, m, _ = by_own_statistics(x, weight, bias, tuple(range(2, x.ndim)), eps)
-    mean, var = updated_statistics(running_mean, running_var, m, momentum)
-    write(running_mean, mean)
-    write(running_var, var)
-    return result

@@ -27,6 +27,7 @@ from op_registry.authoring import (
     DenseSlices,
     Dims,
     Number,
+    Over,
     Rule,
     Slices,
     Spread,
@@ -45,6 +46,8 @@ from op_registry.authoring import (
     masked_slices,
     may_be_read,
     nonzero_count,
+    over_slices,
+    packet_name,
     reduced_dims,
     reduction,
     safe_sqrt,
@@ -73,72 +76,35 @@ def any_all_dims(op: OpOverload, x: Dense, dim: list[int] | None = None, keepdim
 # ------------------------------------------------------------------------------------------------------- mean, var, std
 
 
-@masked_slices(
-    aten.mean.default,
-    aten.mean.dim,
-    category=REDUCTION,
-    dims=Slices(),
-    identity=0,
-    divided=True,
-)
-def mean(
-    op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Dense:
+@over_slices(aten.mean.default, aten.mean.dim, category=REDUCTION, dims=Slices(), identity=0, divided=True)
+def mean(op: OpOverload, over: Over, x: Dense, dtype: torch.dtype | None = None) -> Tensor:
     """The sum of the valid elements divided by their number."""
     result = dtype or x.dtype
     if not is_inexact(result):
-        op(x.data, *(() if op is aten.mean.default else (dim, keepdim)), dtype=dtype)  # raises torch's error
-    total = x.filled(0).sum(reduced_dims(x, dim), keepdim, dtype=accumulation_dtype(result))
-    return Dense((total / nonzero_count(x.count(dim, keepdim))).to(result), x.any_valid(dim, keepdim))
+        aten.mean.default(x.data, dtype=dtype)  # raises torch's error
+    total = over.sum(x.filled(0), accumulation_dtype(result))
+    return (total / nonzero_count(over.count(x))).to(result)
 
 
-@masked_slices(aten.var.correction, category=REDUCTION, dims=Slices(neutral=None))
-def var(
-    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> Dense:
-    """The sum of squared deviations divided by n - correction: NaN or infinity where the divisor is not positive."""
-    return rounded(x, variance_and_mean(op, x, dim, correction, keepdim)[0])
+@over_slices(
+    aten.var.correction,
+    aten.std.correction,
+    aten.var_mean.correction,
+    aten.std_mean.correction,
+    category=REDUCTION,
+    dims=Slices(neutral=None),
+)
+def var(op: OpOverload, over: Over, x: Dense, correction: Number | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """The sum of squared deviations divided by n - correction: NaN or infinity where the divisor is not positive.
 
-
-@masked_slices(aten.var_mean.correction, category=REDUCTION, dims=Slices(neutral=None))
-def var_mean(
-    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> tuple[Dense, Dense]:
-    var, mean = variance_and_mean(op, x, dim, correction, keepdim)
-    return rounded(x, var), mean
-
-
-@masked_slices(aten.std.correction, category=REDUCTION, dims=Slices(neutral=None))
-def std(
-    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> Dense:
-    return rounded(x, safe_sqrt(variance_and_mean(op, x, dim, correction, keepdim)[0]))
-
-
-@masked_slices(aten.std_mean.correction, category=REDUCTION, dims=Slices(neutral=None))
-def std_mean(
-    op: OpOverload, x: Dense, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> tuple[Dense, Dense]:
-    squared_std, mean = variance_and_mean(op, x, dim, correction, keepdim)
-    return rounded(x, safe_sqrt(squared_std)), mean
-
-
-def rounded(x: Dense, spread: Dense) -> Dense:
-    """A variance or standard deviation in the dtype that torch returns: the root of what overflows there may not."""
-    return spread.like(spread.data.to(x.dtype.to_real()))
-
-
-def variance_and_mean(
-    op: OpOverload, x: Dense, dim: Dims, correction: Number | None, keepdim: bool
-) -> tuple[Dense, Dense]:
-    """Variance over `dim`, in the dtype that it is computed in, and mean, in that of the input."""
+    It is cast last to the dtype that torch returns: the root of what overflows there may not.
+    """
     if not is_inexact(x.dtype) or isinstance(correction, complex):
-        op(x.data, dim, correction=correction, keepdim=keepdim)  # raises torch's error
-    dims = reduced_dims(x, dim)
-    m = spread(x, DenseSlices(dims))
-    exists = squeeze_reduced(dims, m.exists, keepdim)
-    squared_std = squeeze_reduced(dims, variance(m, correction), keepdim)
-    return Dense(squared_std, exists), Dense(squeeze_reduced(dims, m.mean, keepdim).to(x.dtype), exists)
+        op(x.data, correction=correction)  # raises torch's error
+    m, name = spread(x, over), packet_name(op)
+    result = variance(m, correction)
+    result = (safe_sqrt(result) if "std" in name else result).to(x.dtype.to_real())
+    return (result, m.mean.to(x.dtype)) if "mean" in name else result
 
 
 def variance(m: Spread, correction: Number | None) -> Tensor:
@@ -161,12 +127,13 @@ def variance(m: Spread, correction: Number | None) -> Tensor:
 def extreme(*operators: OpOverload | OpOverloadPacket, identity: Callable[[torch.dtype], Number]) -> Rule:
     """The rule of the maximum or the minimum."""
 
-    @masked_slices(*operators, category=REDUCTION, dims=Slices(), identity=identity)
-    def of_valid_elements(op: OpOverload, x: Dense, dim: Dims = None, keepdim: bool = False) -> Dense:
+    @over_slices(*operators, category=REDUCTION, dims=Slices(), identity=identity)
+    def of_valid_elements(op: OpOverload, over: Over, x: Dense) -> Tensor:
         """The maximum (minimum) of the valid elements; those that equal it share its gradient."""
         if x.dtype.is_complex:
             op(x.data)  # raises torch's error
-        return extremum(x, identity(x.dtype), dim, keepdim, op if dim is None else lambda t: op(t, dim, keepdim))
+        whole = isinstance(over, DenseSlices) and op._schema.name in ("aten::max", "aten::min")  # faster than amax
+        return extremum(x, over, "amax" if identity is lowest else "amin", op if whole else None)
 
     return of_valid_elements
 
@@ -175,14 +142,12 @@ amax = extreme(aten.amax, aten.max.default, identity=lowest)
 amin = extreme(aten.amin, aten.min.default, identity=highest)
 
 
-@masked_slices(aten.aminmax, category=REDUCTION, dims=Slices(), exact_out=True)
-def aminmax(op: OpOverload, x: Dense, *, dim: int | None = None, keepdim: bool = False) -> tuple[Dense, Dense]:
+@over_slices(aten.aminmax, category=REDUCTION, dims=Slices(), exact_out=True)
+def aminmax(op: OpOverload, over: Over, x: Dense) -> tuple[Tensor, Tensor]:
     """Minimum and maximum. They need different fills, so each is a reduction of its own."""
     if x.dtype.is_complex:
-        op(x.data, dim=dim, keepdim=keepdim)  # raises torch's error
-    dims = reduced_dims(x, dim)
-    least = extremum(x, highest(x.dtype), dim, keepdim, lambda t: aten.amin(t, dims, keepdim))
-    return least, extremum(x, lowest(x.dtype), dim, keepdim, lambda t: aten.amax(t, dims, keepdim))
+        op(x.data)  # raises torch's error
+    return extremum(x, over, "amin"), extremum(x, over, "amax")
 
 
 @masked_slices(aten.max.dim, aten.min.dim, category=REDUCTION, dims=Slices(positions=(1,)))
@@ -303,7 +268,7 @@ def filled_norm(x: Dense, p: float | None, dim: Dims, keepdim: bool, compute: Ca
         return Dense(compute(x.filled(0)), exists)
     x = x.like(x.filled(1).abs())  # the sign of a complex infinity is NaN
     if math.isinf(p):
-        return extremum(x, math.inf, dim, keepdim, compute)
+        return Dense(extremum(x, DenseSlices(reduced_dims(x, dim), keepdim), "amin", compute), exists)
     slice_exists = x.any_valid(dim, keepdim=True)
     assert slice_exists is not None
     return Dense(compute(x.filled(torch.where(as_bool(slice_exists), math.inf, 1.0).to(x.dtype))), exists)

@@ -26,6 +26,7 @@ from op_registry.authoring import (
     REDUCTION,
     SORTING,
     Dense,
+    DenseSlices,
     Equation,
     MaskedSemanticsError,
     Order,
@@ -42,7 +43,6 @@ from op_registry.authoring import (
     gradients_may_flow,
     known_all_valid,
     known_to_hold,
-    lowest,
     masked_rule,
     masked_slices,
     may_be_read,
@@ -206,8 +206,7 @@ def median_of_all(op: OpOverload, x: Dense) -> Dense:
     value = order.values.gather(0, rank)
     equal = (flat.data.detach() == value) | (flat.data.detach() != flat.data.detach()) & (value != value)
     ties = flat.masked_by(as_int8(equal))
-    result = extremum(ties, lowest(x.dtype), None, False, lambda t: t.amax())
-    return Dense(result.data, x.any_valid())
+    return Dense(extremum(ties, DenseSlices((0,), keepdim=False), "amax"), x.any_valid())
 
 
 @masked_slices(aten.mode, category=REDUCTION, dims=Slices(positions=(1,)))
