@@ -77,8 +77,9 @@ def densify(when: When, *, limit: int = 2**30) -> Iterator[None]:
 
     when   "auto" (the default): they are stored densely if that takes at most `limit` bytes together.
            "warn": as "auto", with a :class:`DensificationWarning` for each line and operator of the caller's code, once
-           in a block; also where a dense operand, such as a product of matrices, is only read where a sparse one stores
-           elements. "never": the operator is refused. "always": they are stored densely, however large.
+           in a block. It also warns of a dense operand, such as a product of matrices, of which the operator uses only
+           the elements that a sparse operand stores. "never": the operator is refused.
+           "always": the operands are stored densely, however large.
     limit  in bytes, for "auto" and "warn"
 
     Compiled code warns while it is traced, at the line that calls the compiled function; backward warns at the line

@@ -334,9 +334,9 @@ def _averaged(
 
 
 def _mean_over_classes(defined: MaskedTensor, actual: Tensor, average: Average) -> MaskedTensor:
-    """Of what is defined: each class alike for "macro", weighted by how often it is the target for "weighted".
+    """The mean over classes with a defined measure: equal weights for "macro", counts of targets for "weighted".
 
-    All alike too, as in scikit-learn, if no class that is defined is a target.
+    The weights are equal too, as in scikit-learn, if no class with a defined measure is a target.
     """
     weights = torch.where(defined.get_mask(), actual, 0).to(torch.float32)
     if average == "macro":

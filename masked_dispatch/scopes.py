@@ -2,8 +2,8 @@
 
 What autograd runs later belongs to the scopes in which it was recorded: the backward of an autograd function, and what
 a checkpoint computes again. But a scope is the value of a ContextVar, in the thread and for the time of its block, and
-backward runs at another time, perhaps in another thread. So the values are stored with what is recorded, and put in
-force again. (For the formulas of torch's own nodes, masked_dispatch/dispatch/overlays.py does so.)
+backward runs at another time, perhaps in another thread. So the values are stored with the recorded function,
+and put in force again when it runs. (masked_dispatch/dispatch/overlays.py does this for torch's own nodes.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scopes = tuple[object, ...]
 
 
 class Kind(NamedTuple):
-    """A kind of scope: what is in force, how to put a value in force inside a block, and the value outside of all."""
+    """A kind of scope: the value in force, how to put one in force inside a block, and the value outside all blocks."""
 
     current: Callable[[], object]
     within: Callable[[Any], contextlib.AbstractContextManager[None]]

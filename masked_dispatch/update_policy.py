@@ -103,8 +103,8 @@ _TO_SET = f"{_MODES}('silent') allows it, {_MODES}('refuse') raises."
 
 
 def _writes_for_itself(module: str) -> bool:
-    """Whether code of this module assigns for its own sake: torch's optimizers, and this library, but for the parts of
-    it that run between a call of an operator and its kernel.
+    """Whether code of this module assigns for its own sake: torch's optimizers, and this library, except for
+    the parts of it that run between a call of an operator and its kernel.
     """
     if module.startswith("torch.optim."):
         return True

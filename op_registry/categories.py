@@ -61,7 +61,7 @@ def run_elementwise(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **k
                 where it is invalid itself); "general" (the default) otherwise
     neutral     the fill value: the function and its first two derivatives are finite there (default 1)
     keeps_zero  True if it gives 0 for tensors that are 0: a result of operands that are all known to be zero where it
-                is invalid is so too. (A number among them is not: x + 5.)
+                is invalid is also zero there. (A number among them is not: x + 5.)
     traps       True if the kernel must not see masked data: it may raise, crash, fail to terminate, or let it affect
                 neighbouring elements; "integers" or "complex" if only the kernel for these does
     """

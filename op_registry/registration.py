@@ -52,8 +52,8 @@ class Registration:
     def overloads(self, operators: Iterable[Any], category: Category) -> tuple[OpOverload, ...]:
         """The overloads that a rule of `category` gives a meaning: those passed, and of packets the functional ones.
 
-        TypeError for what is no operator, and for one that writes to its arguments where no rule of the category may;
-        ValueError for one that takes no tensor.
+        Raises TypeError for a value that is not an operator, and for an operator that writes to its arguments if rules
+        of the category must not; ValueError for an operator that takes no tensor.
         """
         found = [overload for operator in operators for overload in self._overloads_of(operator, category)]
         if not found:
@@ -197,7 +197,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def no_operator(value: object) -> str:
-    """Why what was passed in place of an operator is none, and what to pass."""
+    """Why `value`, passed in place of an operator, is not an operator, and what to pass instead."""
     named = re.search(r"(\w+)::(\w+)", repr(value))  # what torch.library.custom_op returns prints its name
     if isinstance(value, str):
         named = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.\w+)?", value)

@@ -160,7 +160,7 @@ class Rule:
         return dims if isinstance(dims, Slices) else None
 
     def is_plain(self, result: int) -> bool:
-        """Whether a result is meant to be a plain tensor: all of the category's are, or the rule says ``plain=(…)``."""
+        """Whether this result is meant to be a plain tensor, by the category or by the rule's trait ``plain=(…)``."""
         return self.category.plainly or result in self.traits.plain
 
     def lowering(self, record: type) -> Callable[[Lowering], Lowering]:

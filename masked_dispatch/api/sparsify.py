@@ -99,8 +99,8 @@ def sparse_topk(
 
     Differentiable. The others are absent: invalid, not 0. A slice with fewer than k valid elements keeps them all; ties
     are broken as by torch.topk.
-    layout, blocksize  as for :meth:`MaskedTensor.to_layout` (CSR by default, COO for a vector and for what is stored in
-        COO); every dimension is stored sparsely
+    layout, blocksize  as for :meth:`MaskedTensor.to_layout` (CSR by default, COO for a vector and for a tensor stored
+        in COO); every dimension is stored sparsely
 
     Raises torch.topk's own errors for k and dim, and ValueError for a layout that does not fit the shape.
     """

@@ -161,7 +161,7 @@ def _in_mode(mode: str, assign: Callable[[Tensor], Tensor], make: Callable[[], T
 
 
 def _compiled(value: str, make: Callable[[], Tensor], v: Any) -> Iterator[tuple[str, str, Callable[[], Tensor]]]:
-    """In one graph, so that a table takes seconds, but for the indices that end graphs."""
+    """The writes in one graph, so that a table takes seconds; an index that ends graphs is compiled by itself."""
 
     def region(x: Tensor, indices: list[Any]) -> list[Tensor]:
         return [_assigned(x, i, v, True) for i in indices]

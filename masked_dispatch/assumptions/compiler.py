@@ -42,7 +42,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def with_own_code(function: _Function) -> _Function:
-    """Decorator: what is never to be compiled is remembered by its code, which all runs of a check would share."""
+    """Decorator: give the function a code object of its own.
+
+    torch remembers by its code object that a function must not be compiled, and all runs of a check would share one.
+    """
     function.__code__ = function.__code__.replace()
     return function
 

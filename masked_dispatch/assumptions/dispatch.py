@@ -1,6 +1,6 @@
 """What masked_dispatch/torch_internals.py assumes of torch, by the numbers in its docstring.
 
-Most use torch alone and a bare wrapper: where one fails after torch has been upgraded, that is what has changed.
+Most checks use torch alone and a bare wrapper. So if one fails after an upgrade of torch, torch has changed there.
 """
 
 from __future__ import annotations

@@ -116,8 +116,9 @@ def in_layout_of_gradient(data: Tensor) -> Tensor:
 def keep_validity(ctx: Context, validity: Tensor | None) -> None:
     """Keep the validity for reverse and forward mode.
 
-    Not by `save_for_backward`: torch frees what is saved so in the first backward, and a second one through this node
-    would raise where plain torch, whose operator saves nothing, allows it. Nobody writes to a validity that is shared.
+    Not by `save_for_backward`: torch frees tensors saved in that way during the first backward. A second backward
+    through this node would then raise, although plain torch, whose operator saves nothing, allows it. Nobody writes to
+    a validity that is shared.
     """
     ctx.validity = validity
     ctx.set_materialize_grads(False)

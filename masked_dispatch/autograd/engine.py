@@ -120,7 +120,7 @@ def _record_of(tensor: Tensor) -> AnyRecord:
 
 
 def accumulate_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:
-    """The result of the engine's in-place sum into the masked `.grad` of a plain leaf; None if it is no such sum."""
+    """The sum of `target` and `addend`, if the engine is adding into the masked `.grad` of a plain leaf; else None."""
     leaf = leaf_accumulated_into()
     if leaf is None or isinstance(leaf, MaskedTensor):
         return None
@@ -140,8 +140,9 @@ def needs_plain_gradient(grad: Tensor, depth: int) -> bool:
 
 
 def wrapper_of_gradient(table: Tensor) -> Wrapper:
-    """How the sparse gradient of an embedding table becomes a tensor: masked, but for a table of a
-    DistributedDataParallel, whose reducer takes torch's sparse tensors alone, before a hook could convert one.
+    """How the sparse gradient of an embedding table becomes a tensor: masked, except for a table inside
+    DistributedDataParallel. There it becomes torch's sparse tensor, because the reducer takes no other and runs before
+    a hook could convert it.
     """
     return torch_sparse_of if inside_data_parallel() and table.is_leaf else wrap_sparse_record
 

@@ -49,7 +49,7 @@ def devices() -> list[str]:
 
 
 def extras() -> dict[str, dict[str, str | None]]:
-    """For each extra, its libraries with their versions; None for what is not installed."""
+    """For each extra, its libraries with their versions; None for a library that is not installed."""
     try:
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Statistics of groups, which labels along a dimension tell apart.
 
-Sums add up what has the same number; everything that chooses elements (min, max, median, first, last, rank) puts them
-in the order of their groups, and of their values within, and takes what stands at a place.
+Sums add up the elements with the same group number. Functions that choose elements (min, max, median, first, last,
+rank) sort the elements by group, and by value within each group, and take the element at a certain place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GroupBy:
     """Statistics of the groups of a tensor along `dim`, made by `groupby`.
 
     labels   the different labels, sorted, one for each row of a result: a tensor for a tensor or a list of integers,
-             an array for an array, an Index for what is pandas'
+             an array for an array, an Index for labels of pandas
     inverse  the row of each index along `dim`, a masked int64 tensor, invalid for an index in no group:
              ``g.mean()[g.inverse]`` has a row for each row of `x` (``index_select(dim, …)`` for other dimensions)
 
@@ -142,7 +142,7 @@ class GroupBy:
         return as_masked_tensor(ranks, self._members() < self._count)
 
     def _sums(self, values: Tensor) -> Tensor:
-        """Sums along `dim` over what has the same number, in one row more, for what belongs to no group."""
+        """Sums along `dim` over the elements of each group, and a last row for the elements in no group."""
         sizes = list(values.shape)
         sizes[self._dim] = self._count + 1
         return values.new_zeros(sizes).index_add(self._dim, self._numbers, values)
@@ -161,7 +161,7 @@ class GroupBy:
         return squares / torch.where(counts > 0, (counts - correction).clamp(min=0), 1)
 
     def _members(self) -> Tensor:
-        """The number of each element's group, in the shape of `x`; what is invalid belongs to none."""
+        """The number of each element's group, in the shape of `x`; an invalid element belongs to no group."""
         numbers = self._numbers.view(-1, *[1] * (self._filled.ndim - self._dim - 1))
         return torch.where(self._mask, numbers, self._count)
 

@@ -44,7 +44,7 @@ _stance_is_set = [False]
 
 
 def recorders_here() -> Sequence[Recorder]:
-    """Return the recorders of this thread or task; in an engine thread, those of the threads that wait for it."""
+    """Return the recorders of this thread or task; in a thread of autograd's engine, those of the waiting threads."""
     own = _recorders.get()
     if own:
         return [recorder for recorder in own if recorder.active]

@@ -203,7 +203,7 @@ def to_base_order(record: AnyRecord, permuted: Permuted) -> Dense | Sparse:
 
 
 def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A lowering of sparse records that leaves elements at their coordinates, for permuted records."""
+    """A lowering for permuted records, made from `run`, which lowers sparse records and keeps their coordinates."""
 
     def permuted_run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         permuted = first_permuted([*args, *kwargs.values()])
@@ -218,9 +218,10 @@ def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_last_dims(run: Callable[..., Any], count: Callable[..., int]) -> Callable[..., Any]:
-    """A lowering of sparse records that changes only the last dimensions of its first operand, for permuted records.
+    """A lowering for permuted records, made from `run`, which lowers sparse records.
 
-    `count`, called with the operator's arguments, returns the number of those dimensions.
+    `run` changes only the last dimensions of its first operand. `count`, called with the operator's arguments, returns
+    the number of those dimensions.
     """
 
     def permuted_run(op: OpOverload, x: AnyRecord, *args: Any, **kwargs: Any) -> Any:

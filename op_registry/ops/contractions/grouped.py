@@ -1,7 +1,7 @@
 """Products of groups of rows, each with a matrix of its own (torch.nn.functional.grouped_mm).
 
 Law: that of matmul.py for each group. ``offs`` says where groups end: of the rows of a matrix `self`, of the columns of
-a matrix `mat2`, or of what is contracted if both are matrices. torch leaves rows and columns after the last group
+a matrix `mat2`, or of the contracted dimension if both are matrices. torch leaves rows and columns after the last group
 uninitialised, in the result and in the gradient, so they are invalid here. A group without elements sums nothing: 0,
 valid.
 """

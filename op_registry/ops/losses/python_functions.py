@@ -1,6 +1,6 @@
 """Losses that torch writes in Python: those that divide by a size, and one that asks where its targets lie.
 
-Law: the size is the number of what is valid. One operator in the function's body gets a rule that makes up for the
+Law: the size is the number of valid elements. One operator in the function's body gets a rule that makes up for the
 division that follows it; where no mask is stored its factor is exactly 1.
 """
 

@@ -64,7 +64,7 @@ def elementwise_loss(
     reduction: int,
     zero: bool = False,
 ) -> Dense:
-    """`losses(tensors, reduction)` over what is valid in all operands.
+    """`losses(tensors, reduction)` over the elements that are valid in all operands.
 
     `fills` has a value for each operand to fill it with where the loss is invalid, so that the loss and its derivatives
     are finite. `zero` says that this loss is 0, which saves another fill.
