@@ -374,13 +374,12 @@ class Slices(Dimensions):
         if self.gives == "one":
             kept = bool(named.get(self.keepdim))
             result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
-        others = {
-            name: tuple(f"{name}.{n}" for n in range(t.ndim))
-            for name, t in tensors_in(op, named).items()
-            if name != first
-        }
-        lead: tuple[Label, ...] = tuple(label for dims in others.values() for label in dims)
-        return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
+        operands, lead = {first: labels}, tuple[Label, ...]()
+        for name, tensor in tensors_in(op, named).items():
+            if name != first:
+                operands[name] = tuple(f"{name}.{n}" for n in range(tensor.ndim))
+                lead += operands[name]
+        return Labels(operands, ((*lead, *result),) * number_of_results(op), roles)
 
     # (misfit: Registration.arguments_of_slices, which knows what to write instead)
     def __str__(self) -> str:
