@@ -13,7 +13,10 @@ along a label is its *role*::
 
 Along a *batch* label, an operator treats every index by itself: the result at one index depends on the operands at this
 index alone. From that follow the lowerings to sparse and packed storage, the fast path for rows, slices that are valid
-as a whole or not at all, the oracles of operators of other libraries, and the text of a refusal.
+as a whole or not at all, the oracles of operators of other libraries, and the text of a refusal. A statement is true of
+plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conformance.stated_dims`).
+
+Movements, joins, windows, lookups and losses are in movements.py, views in views.py.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch._ops import OpOverload
 
-# A letter of an equation; a negative number for a dimension that broadcasts, counted from the last one of those; None
-# for a dimension of size 1 that a reduction keeps.
+# A letter of an equation, or another name; a negative number for a dimension that broadcasts, counted from the last one
+# of those; None for a dimension of size 1 that an operator makes or keeps.
 Label = str | int | None
 # A dimension: a label, or those that it is merged of, outermost first.
 Dimension = Label | tuple[Label, ...]
