@@ -94,7 +94,7 @@ class Dimensions:
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         """The labels of a call, whose arguments are given by name; None if the statement does not fit the call.
 
-        Tensors may be records or anything else that has `ndim`; the labels do not depend on sizes.
+        Tensors may be records or anything else that has `ndim`, and `shape` where labels depend on sizes.
         """
         raise NotImplementedError
 
