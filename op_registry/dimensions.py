@@ -270,8 +270,8 @@ def _sizes_agree(labels: Labels, tensors: Mapping[str, Any]) -> bool:
     sizes: dict[Label, set[int]] = {}
     for name, tensor in tensors.items():
         for dim, size in zip(labels.operands[name], getattr(tensor, "shape", ()), strict=False):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, set()).add(size)
+            if isinstance(dim, str) or dim is None:
+                sizes.setdefault(dim, {1} if dim is None else set()).add(size)
     return all(len(found) == 1 for found in sizes.values())
 
 
