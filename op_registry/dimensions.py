@@ -463,6 +463,8 @@ def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
             return 0
         operand, (result, *_) = labels.operands[names[0]], labels.results
         row = labels.row_of(names[0])
+        if any(labels.roles.get(a) == "window" for dim in operand[len(operand) - row :] for a in atoms(dim)):
+            return 0  # a window that lies in zeros around the row has a result, whatever the row holds
         fits = 0 < row < len(operand) and len(result) == len(operand) and result[:-row] == operand[:-row]
         return row if fits else 0
 

@@ -215,6 +215,7 @@ def test_a_call_of_other_ranks_has_no_labels() -> None:
         (aten.softmax.int, Slices("each"), [*ones(3), -1], 1),
         (aten.softmax.int, Slices("each"), [*ones(3), 2], 0),  # counted from the front
         (aten.layer_norm.default, NORM, [*ones(3), [2, 2], *ones(2, 2)], 2),
+        (aten.conv1d.default, GROUPED, ones(3, 3), 0),  # windows may lie in zeros around the row
     ],
 )
 def test_rows(op: Any, dims: Any, args: list[Any], row: int) -> None:
