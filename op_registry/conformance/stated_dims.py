@@ -94,7 +94,7 @@ def _samples(operator: Operator) -> list[Sample]:
     if not operator.dtypes or not operator.leading:
         return []
     samples = [s for s in operator.samples(operator.preferred_dtype) if s.tensors]
-    if all(t.ndim < 2 for s in samples for t in s.tensors):
+    if all(t.ndim < 2 or t.numel() < 2 for s in samples for t in s.tensors):
         samples += storable(samples)  # folded: unary operators have none of two dimensions
     return chosen([s for s in samples if all(t.numel() for t in s.tensors)] or samples, MOST_ASKED)
 
