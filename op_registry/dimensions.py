@@ -13,7 +13,10 @@ along a label is its *role*::
 
 Along a *batch* label, an operator treats every index by itself: the result at one index depends on the operands at this
 index alone. From that follow the lowerings to sparse and packed storage, the fast path for rows, slices that are valid
-as a whole or not at all, the oracles of operators of other libraries, and the text of a refusal.
+as a whole or not at all, the oracles of operators of other libraries, and the text of a refusal. A statement is true of
+plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conformance.stated_dims`).
+
+Movements, joins, windows, lookups and losses are in movements.py, views in views.py.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch._ops import OpOverload
 
-# A letter of an equation; a negative number for a dimension that broadcasts, counted from the last one of those; None
-# for a dimension of size 1 that a reduction keeps.
+# A letter of an equation, or another name; a negative number for a dimension that broadcasts, counted from the last one
+# of those; None for a dimension of size 1 that an operator makes or keeps.
 Label = str | int | None
 # A dimension: a label, or those that it is merged of, outermost first.
 Dimension = Label | tuple[Label, ...]
@@ -91,7 +94,7 @@ class Dimensions:
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         """The labels of a call, whose arguments are given by name; None if the statement does not fit the call.
 
-        Tensors may be records or anything else that has `ndim`; the labels do not depend on sizes.
+        Tensors may be records or anything else that has `ndim`, and `shape` where labels depend on sizes.
         """
         raise NotImplementedError
 
@@ -267,8 +270,8 @@ def _sizes_agree(labels: Labels, tensors: Mapping[str, Any]) -> bool:
     sizes: dict[Label, set[int]] = {}
     for name, tensor in tensors.items():
         for dim, size in zip(labels.operands[name], getattr(tensor, "shape", ()), strict=False):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, set()).add(size)
+            if isinstance(dim, str) or dim is None:
+                sizes.setdefault(dim, {1} if dim is None else set()).add(size)
     return all(len(found) == 1 for found in sizes.values())
 
 
@@ -478,6 +481,8 @@ def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
             return 0
         operand, (result, *_) = labels.operands[names[0]], labels.results
         row = labels.row_of(names[0])
+        if any(labels.roles.get(a) == "window" for dim in operand[len(operand) - row :] for a in atoms(dim)):
+            return 0  # a window that lies in zeros around the row has a result, whatever the row holds
         fits = 0 < row < len(operand) and len(result) == len(operand) and result[:-row] == operand[:-row]
         return row if fits else 0
 

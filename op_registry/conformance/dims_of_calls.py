@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,36 +201,46 @@ class _Asked:
             return None
         return [leaf.clone() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
-    def _changes(self, name: str, changed: Tensor) -> list[Tensor] | None:
+    def _changes(self, name: str, changed: Tensor, before: list[Tensor]) -> list[Tensor] | None:
         """Where each result changes with an operand, with a dimension for each label; None if that cannot be said."""
-        results, before = self._run({name: changed}), self.results or []
+        results = self._run({name: changed})
         if results is None or [r.shape for r in results] != [r.shape for r in before]:
             return None
         where = [_differs(a, b) for a, b in zip(results, before, strict=True)]
         self.shown.changes += sum(bool(w.any()) for w in where)
         return [self._split(w, dims) for w, dims in zip(where, self.labels.results, strict=True)]
 
+    def _changed_along(self, name: str, operand: Tensor, at: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Where results change with an operand at one index of a dimension: the index, which result, and where.
+
+        If nothing changes from the values as they are, all of them are first made 0, then 1 (``any``, ``all``).
+        """
+        shape, size = self.operands[name].shape, operand.shape[at]
+        found = False
+        for base in (operand, torch.zeros_like(operand), torch.ones_like(operand)):
+            if found:
+                return
+            before = self.results if base is operand else self._run({name: base.reshape(shape)})
+            for index, other in itertools.product((0, size - 1), _other_values(base) if before else ()):
+                changed = base.clone()
+                changed.select(at, index).copy_(other.select(at, index))
+                where = self._changes(name, changed.reshape(shape), before or [])
+                for n, w in enumerate(where or []):
+                    if bool(w.any()):
+                        found = True
+                        yield index, n, w
+
     def _change_along(self, name: str, operand: Tensor, at: int, label: Label) -> None:
         """Change an operand at single indices of a dimension."""
-        size, shape = operand.shape[at], self.operands[name].shape
-        if size < 2:
-            return
-        role = self.labels.roles.get(label)
+        size, role = operand.shape[at], self.labels.roles.get(label)
         # For each result that changed: along which of its dimensions it has changed at this index alone so far.
         alone: dict[int, set[int]] = {}
-        for index in (0, size - 1):
-            for other in _other_values(operand):
-                changed = operand.clone()
-                changed.select(at, index).copy_(other.select(at, index))
-                where = self._changes(name, changed.reshape(shape))
-                for n, w in enumerate(where or []):
-                    if not bool(w.any()):
-                        continue
-                    if role is None:
-                        self._only_at(name, label, index, n, w)
-                    else:
-                        along = {d for d in range(w.ndim) if w.shape[d] == size and _only(w, d, index)}
-                        alone[n] = alone.get(n, along) & along
+        for index, n, where in self._changed_along(name, operand, at) if size > 1 else ():
+            if role is None:
+                self._only_at(name, label, index, n, where)
+            else:
+                along = {d for d in range(where.ndim) if where.shape[d] == size and _only(where, d, index)}
+                alone[n] = alone.get(n, along) & along
         if role in MIXING and alone:
             # Windows of one element and rolls by 0 move nothing: other calls show that such roles are right.
             key = (
@@ -261,7 +272,7 @@ class _Asked:
         ]
         reached: dict[tuple[int, int], bool] = {}
         for other in _other_values(operand) if missing else ():
-            where = self._changes(name, other)
+            where = self._changes(name, other, self.results or [])
             for n, at in missing if where is not None else ():
                 assert where is not None
                 w = where[n]

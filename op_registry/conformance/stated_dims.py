@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from op_registry.conformance.dims_of_calls import Shown, Together, copied
 from op_registry.conformance.report import Status
 from op_registry.conformance.sample import Operator, Sample, chosen
+from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken
 from op_registry.conformance.watching import Recorder
@@ -93,6 +94,8 @@ def _samples(operator: Operator) -> list[Sample]:
     if not operator.dtypes or not operator.leading:
         return []
     samples = [s for s in operator.samples(operator.preferred_dtype) if s.tensors]
+    if all(t.ndim < 2 or t.numel() < 2 for s in samples for t in s.tensors):
+        samples += storable(samples)  # folded: unary operators have none of two dimensions
     return chosen([s for s in samples if all(t.numel() for t in s.tensors)] or samples, MOST_ASKED)
 
 

@@ -55,6 +55,11 @@ def test_every_rule_states_its_dimensions() -> None:
     )
 
 
+def test_what_is_not_asked_has_a_rule() -> None:
+    rules = {rule.name for rule in registry.rules()}
+    assert set(stated_dims.NOT_ASKED) <= rules
+
+
 def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 

@@ -54,6 +54,14 @@ def test_rows_are_those_of_the_rule(name: str, hidden: float) -> None:
     assert tuple(fast._stored_validity.shape) == (B, T, 1)
 
 
+def test_a_window_in_zeros_around_an_invalid_sample_is_valid() -> None:
+    """A convolution has no rows of this kind: such windows read nothing of the sample."""
+    x = md.as_masked_tensor(torch.ones(2, 1, 4), torch.tensor([True, False])[:, None, None])
+    with torch.no_grad():
+        found = F.conv1d(x, torch.ones(1, 1, 2), None, 1, 3)
+    assert found.get_mask()[1, 0].tolist() == [True, True, *[False] * 5, True, True]
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_nothing_is_filled(name: str) -> None:
     call, x = OPERATORS[name], batch([3, 5], torch.nan)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from op_registry.authoring import (
+    Along,
     AtIndices,
+    ByArgument,
     Elementwise,
     Equation,
     Indexed,
@@ -18,6 +20,7 @@ from op_registry.authoring import (
     Reshaped,
     Slices,
     View,
+    Windows,
 )
 from op_registry.bound import bind_by_name
 from op_registry.dimensions import row_reader
@@ -212,10 +215,80 @@ def test_a_call_of_other_ranks_has_no_labels() -> None:
         (aten.softmax.int, Slices("each"), [*ones(3), -1], 1),
         (aten.softmax.int, Slices("each"), [*ones(3), 2], 0),  # counted from the front
         (aten.layer_norm.default, NORM, [*ones(3), [2, 2], *ones(2, 2)], 2),
+        (aten.conv1d.default, GROUPED, ones(3, 3), 0),  # windows may lie in zeros around the row
     ],
 )
 def test_rows(op: Any, dims: Any, args: list[Any], row: int) -> None:
     assert row_reader(op, dims)(*args) == row
+
+
+def test_a_parameter_and_a_list_have_one_term_each() -> None:
+    """What a recurrent network makes of its steps, states and parameters."""
+    lstm = Equation("t*i,L*K,?->t*O,L*H,L*C", scanned="t")
+    args = [torch.ones(5, 2, 3), [torch.ones(1, 2, 4)] * 2, [torch.ones(16, 3)], False, 1, 0.0, False, False, False]
+    labels = lstm.labels(aten.lstm.input, bind_by_name(aten.lstm.input, args, {}))
+    assert labels is not None
+    assert labels.operands == {
+        "input": ("t", -1, "i"),
+        "hx[0]": ("L", -1, "K"),
+        "hx[1]": ("L", -1, "K"),
+        "params[0]": ("params[0].0", "params[0].1"),
+    }
+    assert labels.results == (("t", -1, "O"), ("L", -1, "H"), ("L", -1, "C"))
+    assert {a: labels.roles[a] for a in ("t", "i", "L", "params[0].0")} == {
+        "t": "scanned",
+        "i": "contracted",
+        "L": "each",
+        "params[0].0": "parameter",
+    }
+
+
+def test_sizes_choose_among_equations_of_one_rank() -> None:
+    solve = Equation("bMN,bN->bM", "*MN,*Nk->*Mk")
+    for shape, result in (((2, 3), ("b", "M")), ((3, 4), (-1, "M", "k"))):
+        args = [torch.ones(2, 3, 3), torch.ones(shape)]
+        labels = solve.labels(aten.linalg_solve.default, bind_by_name(aten.linalg_solve.default, args, {}))
+        assert labels is not None
+        assert labels.results == (result,)
+
+
+def test_the_sizes_of_parts_are_arguments() -> None:
+    args = [torch.ones(2, 6, 5), torch.ones(4, 3, 2), None, [1], [0], [1], 2]
+    labels = GROUPED.labels(aten.conv1d.default, bind_by_name(aten.conv1d.default, args, {}))
+    assert labels is not None
+    assert labels.sizes == {"g": 2}
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        (Windows(), "Windows(): aten.add.Tensor does not say of how many dimensions"),
+        (Windows("pad"), "Windows('pad')"),
+        (Indexed(), "Indexed(): the operator has no dim and index"),
+        (AtIndices(), "AtIndices(): the operator has no indices"),
+        (Along("moved"), "Along(dim='dim'): the operator's arguments are self, other, alpha"),
+        (Reshaped(), "Reshaped(): the operator has no size"),
+        (ByArgument("left", Elementwise(), Elementwise()), "ByArgument('left'): the operator has no argument"),
+        (Equation("mk->m"), "'mk->m' has 1 operands, and the operator's tensors are self, other"),
+    ],
+)
+def test_an_operator_without_the_arguments_is_a_misfit(dims: Any, said: str) -> None:
+    assert said in str(dims.misfit(aten.add.Tensor))
+
+
+@pytest.mark.parametrize(
+    ("dims", "words"),
+    [
+        (Equation("mk,kn->mn"), "mk,kn->mn; batch m, n; contracted k"),
+        (GROUPED, "*(gc)x,(go)ci,(go)->*(go)x; batch *, g, o; contracted c, i; window x"),
+        (Slices("one"), "one result for each slice along `dim`; other dimensions are batch"),
+        (Slices("front", dim=None), "elements in order, of the whole tensor; other dimensions are batch"),
+        (Loss(Elementwise()), "every dimension is batch; reduced with `reduction`"),
+        (View(), "a view: each dimension goes where its stride does"),
+    ],
+)
+def test_in_words(dims: Any, words: str) -> None:
+    assert str(dims) == words
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ from op_registry.sparse.record import Sparse, from_dense
 
 # Each way once: a kind of operator that it fits, and the first law that sees it ("≡": no law may).
 SEEN = [
+    ("movement", "states a wrong axis", "dims"),
+    ("contraction", "states a contracted dimension as batch", "dims"),
+    ("whole slices", "states a batch dimension as contracted", "dims"),
+    ("choice", "leaves an operand out of its dimensions", "dims"),
+    ("normalization", "exchanges each and reduced", "dims"),
     ("movement", "mask lost", "P2"),
     ("elementwise", "mask too large", "P2"),
     ("join", "mask too small", "P2"),
