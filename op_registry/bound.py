@@ -61,7 +61,7 @@ class Bound:
         dims = self.rule.dims
         return None if dims is None else dims.labels(self.op, self.named)
 
-    def with_(self, **changed: Any) -> Bound:
+    def with_(self, /, **changed: Any) -> Bound:
         """The same call with other values of some arguments. Raises KeyError for a name that is none's."""
         unknown = [name for name in changed if name not in self.named]
         if unknown:

@@ -42,11 +42,13 @@ class Labels:
     operands  the labels of each tensor argument's dimensions, by its name
     results   those of each result
     roles     the role of each label that is not batch
+    added     the operands that are added to a contraction
     """
 
     operands: Mapping[str, tuple[Label, ...]]
     results: tuple[tuple[Label, ...], ...]
     roles: Mapping[Label, Role] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
 
     def row_of(self, name: str) -> int:
         """How many last dimensions of the operand make up a row, which the operator treats by itself: it works along
@@ -68,11 +70,16 @@ class Dimensions:
         """
         raise NotImplementedError
 
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The same arguments with dimensions counted from the last one, so that they hold for stored rows as well."""
+        return dict(named)
+
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
         raise NotImplementedError
 
 
+@functools.lru_cache(maxsize=4096)
 def tensor_arguments(op: OpOverload) -> tuple[str, ...]:
     """The names of the arguments that are one tensor, or an optional one."""
     return tuple(a.name for a in op._schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
@@ -83,6 +90,7 @@ def tensors_in(op: OpOverload, named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: named[name] for name in tensor_arguments(op) if named.get(name) is not None}
 
 
+@functools.lru_cache(maxsize=4096)
 def number_of_results(op: OpOverload) -> int:
     return len(op._schema.returns)
 
@@ -182,7 +190,8 @@ def _labels_of(equation: str, names: tuple[str, ...], ranks: tuple[int | None, .
                 return None
             operands[name] = result[len(result) - rank :]
     contracted = {label for labels in operands.values() for label in labels} - set(result)
-    return Labels(operands, (result,) * results, dict.fromkeys(contracted, "contracted"))
+    added = tuple(name for name, term in zip(names, terms, strict=True) if term == ADDED and name in operands)
+    return Labels(operands, (result,) * results, dict.fromkeys(contracted, "contracted"), added)
 
 
 # --------------------------------------------------------------------------------------------------------------- slices
@@ -233,6 +242,13 @@ class Slices(Dimensions):
             kept = bool(named.get(self.keepdim))
             result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
         return Labels({first: labels}, (result,) * number_of_results(op), roles)
+
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        ndim, name = next(iter(named.values())).ndim, self.dim or ""
+        dim = named.get(name)
+        if isinstance(dim, int):
+            return {**named, name: dim - ndim if dim >= 0 else dim}
+        return dict(named) if dim is None else {**named, name: [d - ndim if d >= 0 else d for d in dim]}
 
     def misfit(self, op: OpOverload) -> str | None:
         return None  # Registration.arguments_of_slices, which knows what to write instead

@@ -35,7 +35,16 @@ from op_registry.report import database_calls
 from op_registry.rule import Rule, path_in_package
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.layout_registry import BUILT_IN
-from op_registry.sparse.lowering import FirstOf, ForRule, Lowering, lowering_of, never, run_sparsely
+from op_registry.sparse.lowering import (
+    FirstOf,
+    ForRule,
+    Lowering,
+    OnCall,
+    lowering_of,
+    never,
+    run_lowering,
+    run_sparsely,
+)
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse, from_dense
 
@@ -89,7 +98,7 @@ def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[st
     map_tensors(permuted.append, [*args, *kwargs.values()], Permuted)
     for way in _ways(lowering_of(rule, Permuted if permuted else Sparse)):
         try:
-            way.run(rule, op, *args, **kwargs) if isinstance(way, ForRule) else way(op, *args, **kwargs)
+            run_lowering(way, rule, op, args, kwargs)
         except NotLowered:
             continue
         except Exception:
@@ -98,8 +107,8 @@ def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[st
     return ""
 
 
-# A function of a lowering, with or without the rule as its first argument.
-Way = ForRule | Callable[..., Any]
+# A function of a lowering, in whichever way it is called.
+Way = ForRule | OnCall | Callable[..., Any]
 
 
 def _ways(lowering: Lowering | None) -> Iterator[Way]:
@@ -113,7 +122,7 @@ def _ways(lowering: Lowering | None) -> Iterator[Way]:
 
 def _titled(way: Way, shared: str = "") -> str:
     """What a function of a lowering does, and where it is defined; for one that supports no call, its reason."""
-    run = way.run if isinstance(way, ForRule) else way
+    run = way.run if isinstance(way, (ForRule, OnCall)) else way
     if getattr(run, "__code__", None) is never("").__code__:
         return f"stored densely: {inspect.getclosurevars(run).nonlocals['reason']}"
     summary = first_sentence(run) or written_as(run).__qualname__.replace(".<locals>", "")

@@ -10,7 +10,7 @@ operands densely and call again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -33,9 +33,13 @@ class ForRule:
 
 @dataclass(frozen=True)
 class OnCall:
-    """A lowering that takes the bound call in place of the overload and its arguments."""
+    """A lowering that takes the bound call in place of the overload and its arguments.
+
+    of_dims  whether it is for rules that state their dimensions, and serves a category's others not at all
+    """
 
     run: Callable[[Bound], Any]
+    of_dims: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,16 @@ def never(reason: str) -> Callable[..., NoReturn]:
 def lowering_of(rule: Rule, record: type) -> Lowering | None:
     """The lowering of a rule for a kind of sparse record: its own, else its category's, else None."""
     own: Lowering | None = rule.lowerings.get(record)
-    return own if own is not None else rule.category.lowerings.get(record)
+    if own is not None:
+        return own
+    shared: Lowering | None = rule.category.lowerings.get(record)
+    return None if rule.dims is None and _reads_dims(shared) else shared
+
+
+def _reads_dims(lowering: Lowering | None) -> bool:
+    if isinstance(lowering, FirstOf):
+        return all(_reads_dims(alternative) for alternative in lowering.alternatives)
+    return isinstance(lowering, OnCall) and lowering.of_dims
 
 
 def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
@@ -92,12 +105,12 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
         lowering = lowering_of(rule, Sparse)
         if lowering is None:
             raise NotLowered(rule.category.why_dense)
-        return _run(lowering, rule, op, args, kwargs)
+        return run_lowering(lowering, rule, op, args, kwargs)
     reason = "dense dimensions stand before sparse ones"
     lowering = lowering_of(rule, Permuted)
     if lowering is not None:
         try:
-            return _run(lowering, rule, op, args, kwargs)
+            return run_lowering(lowering, rule, op, args, kwargs)
         except NotLowered as refusal:
             reason = str(refusal)
     lowering = lowering_of(rule, Sparse)
@@ -107,10 +120,11 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
         args, named = map_tensors(sparse_dims_first, (list(args), list(kwargs.items())), Permuted)
     except NotLowered:
         raise NotLowered(reason) from None
-    return _run(lowering, rule, op, args, dict(named))
+    return run_lowering(lowering, rule, op, args, dict(named))
 
 
-def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one lowering of a rule; NotLowered, with all reasons, if none of its alternatives can."""
     if isinstance(lowering, ForRule):
         return lowering.run(rule, op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):
@@ -126,7 +140,7 @@ def _run(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kw
     reasons = []
     for alternative in lowering.alternatives:
         try:
-            return _run(alternative, rule, op, args, kwargs)
+            return run_lowering(alternative, rule, op, args, kwargs)
         except NotLowered as reason:  # noqa: PERF203
             reasons.append(str(reason))
     raise NotLowered("; ".join(dict.fromkeys(reasons)))
