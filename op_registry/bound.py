@@ -78,9 +78,9 @@ class Bound:
 
     def applied(self, function: Callable[..., Any]) -> Any:
         """`function` of the arguments as torch passes them; of the last ones, only those that differ from defaults."""
-        positional, defaults = _schema(self.op)
+        positional, defaults, required = _schema(self.op)
         args = [self.named[name] for name in positional]
-        while args and args[-1] is defaults[positional[len(args) - 1]]:
+        while len(args) > required and args[-1] is defaults[positional[len(args) - 1]]:
             args.pop()
         rest = {name: v for name, v in self.named.items() if name not in positional and v is not defaults[name]}
         return function(*args, **rest)
@@ -88,12 +88,16 @@ class Bound:
 
 def bind_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names in the schema, defaults included."""
-    positional, defaults = _schema(op)
+    positional, defaults, _ = _schema(op)
     return {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
 
 
 @functools.lru_cache(maxsize=4096)
-def _schema(op: OpOverload) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    """The names of positional arguments, and the defaults of all: None for what has to be given."""
-    arguments = op._schema.arguments
-    return tuple(a.name for a in arguments if not a.kwarg_only), {a.name: a.default_value for a in arguments}
+def _schema(op: OpOverload) -> tuple[tuple[str, ...], Mapping[str, Any], int]:
+    """The names of positional arguments; the defaults of all, None for what has to be given; the number of positional
+    ones that have to be.
+    """
+    positional = [a for a in op._schema.arguments if not a.kwarg_only]
+    required = [n + 1 for n, a in enumerate(positional) if not a.has_default_value()]
+    defaults = {a.name: a.default_value for a in op._schema.arguments}
+    return tuple(a.name for a in positional), defaults, max(required, default=0)

@@ -35,7 +35,7 @@ def on_stored_rows(c: Bound) -> Any:
     if reason is not None:
         raise NotLowered(reason)
     outside = labels.operands[name][: x.ndim - inner]
-    others = {n: at_rows(y, labels.operands[n], outside, base) for n, y in c.tensors.items() if n != name}
+    others = {n: at_rows(c[n], theirs, outside, base) for n, theirs in labels.operands.items() if n != name}
     rows = Bound(c.rule, c.op, dims.from_the_end(c.named) | others | {name: base.flat})
     found = rows.labels
     if found is None or any(result[:1] != found.operands[name][:1] for result in found.results):
@@ -62,11 +62,15 @@ def misfit(c: Bound, labels: Labels, name: str, x: Sparse | Permuted, outside: i
         if label in labels.roles:
             return f"it {DOES[labels.roles[label]]} dimension {d} of its operand `{name}`, which is sparse here"
     if isinstance(x, Permuted):
-        end, inner = x.base.ndim, x.ndim - outside
-        if x.order[end - inner :] != tuple(range(end - inner, end)) or end - inner < x.base.pattern.ndim:
-            return f"dimension {outside} of its operand `{name}`, which it works along, stands before sparse ones"
+        first = x.base.ndim - x.ndim + outside
+        for n, place in enumerate(x.order[len(x.order) - x.ndim + outside :]):
+            if place != first + n or place < x.base.pattern.ndim:
+                does = DOES.get(labels.roles.get(own[outside + n], ""), "combines with another operand")
+                return f"it {does} dimension {outside + n} of its operand `{name}`, which stands before sparse ones"
     for other, y in c.tensors.items():
-        theirs = labels.operands[other]
+        theirs = labels.operands.get(other)
+        if theirs is None:
+            return f"its rule does not say which dimensions its operand `{other}` has"
         if any(label in labels.roles and y.shape[d] == 0 for d, label in enumerate(theirs)):
             return f"it works along an empty dimension of its operand `{other}`"
         shared = [d for d, label in enumerate(theirs) if label in own[:outside] and y.shape[d] != 1]

@@ -38,6 +38,15 @@ def test_a_call_has_the_arguments_that_differ_from_the_defaults() -> None:
     assert norm.applied(lambda *args, **kwargs: (len(args), kwargs)) == (4, {})
 
 
+def test_none_is_passed_for_an_optional_tensor_that_has_no_default() -> None:
+    call = bound(aten.mse_loss_backward.default, *map(Dense, torch.ones(3, 2)), 1)
+    assert len(call.applied(lambda *args: args)) == 4
+    library = torch.library.Library("bound_calls", "FRAGMENT")
+    library.define("plus(Tensor x, Tensor? y) -> Tensor")
+    op = torch.ops.bound_calls.plus.default
+    assert Bound(call.rule, op, {"x": 1, "y": None}).applied(lambda *args: args) == (1, None)
+
+
 def test_changed_arguments_run_by_the_rule() -> None:
     call = bound(aten.sum.dim_IntList, Dense(torch.ones(2, 3), torch.tensor([[1], [0]], dtype=torch.int8)), [1])
     changed = call.with_(keepdim=True)
