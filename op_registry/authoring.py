@@ -53,6 +53,7 @@ from op_registry.categories import (
     known_all_valid,
     refusal,
     results_like,
+    run_contraction,
     run_elementwise,
     run_movement,
     run_opaque,
@@ -151,6 +152,7 @@ from op_registry.resolve import by_rule
 from op_registry.rule import Category, Gap, Rule, Run, packet_name
 from op_registry.slice_rules import masked_slices, over_slices
 from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
+from op_registry.sparse.by_rows import ON_STORED_ROWS
 from op_registry.sparse.compose import (
     broadcast_to,
     call,
@@ -168,6 +170,7 @@ from op_registry.sparse.compose import (
     slice_of,
 )
 from op_registry.sparse.compressed import CSR, PACKED
+from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION, sampled_sum
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
 from op_registry.sparse.elements import (
     from_elements,
@@ -279,6 +282,7 @@ __all__ = [
     "masked_rule",
     "refusal",
     "results_like",
+    "run_contraction",
     "run_elementwise",
     "run_movement",
     "run_opaque",
@@ -442,7 +446,10 @@ __all__ = [
     "never",
     "on_call",
     "raise_error_of_torch",
+    "BY_ELEMENTS",
+    "BY_EQUATION",
     "ON_PERMUTED_VALUES",
+    "ON_STORED_ROWS",
     "ON_VALUES",
     "align_to",
     "lead_operand",
@@ -477,6 +484,7 @@ __all__ = [
     "valid_elements",
     "valid_elements_of",
     "RowColumn",
+    "sampled_sum",
     "sddmm",
     "spmm",
     "Lookup",

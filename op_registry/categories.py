@@ -14,19 +14,24 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
+from op_registry.bound import bind_by_name
 from op_registry.dimensions import Elementwise, Slices
 from op_registry.errors import MaskedSemanticsError
 from op_registry.movements import Loss, Unknown, Windows
+from op_registry.records.contracted import validity_of_sum
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
 from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.slices import has_whole_slices
 from op_registry.records.tracing import gradients_may_flow, has_values
-from op_registry.records.validity import as_int8
+from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.rule import Category, packet_name
+from op_registry.sparse.by_rows import ON_STORED_ROWS
+from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION
 from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
 from op_registry.sparse.elementwise import ON_VALUES as ELEMENTWISE_LOWERING
+from op_registry.sparse.lowering import first_of
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.permuted_slices import SLICEWISE_ON_BASE
 from op_registry.sparse.record import Sparse
@@ -255,13 +260,36 @@ SCAN = Category(
 # ---------------------------------------------------------------------------------------------------- contraction
 
 
+def run_contraction(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **kwargs: Any) -> Dense:
+    """A sum of products over index tuples whose factors are all valid: the operator on data filled with 0.
+
+    The mask follows from the equation that the rule states, ``dims=Equation("mk,kn->mn")``; an operand that is added
+    takes part elementwise, and not at all with ``beta=0``. Without an equation, index tuples are counted.
+    """
+    named = bind_by_name(op, args, kwargs)
+    labels = _traits.dims.labels(op, named) if _traits.dims is not None else None
+    if labels is None or not labels.is_sum_of_products:
+        return contract(op, *args, **kwargs)
+    tensors = {name: named[name] for name in labels.operands}
+    filled, options = map_tensors(zeros_filled, (args, list(kwargs.items())), Dense)
+    data = op(*filled, **dict(options))
+    validity = validity_of_sum(labels, tensors)
+    for name in labels.added if named.get("beta", 1) != 0 else ():
+        validity = intersect(validity, tensors[name].validity)
+    return Dense(data, validity)
+
+
+def zeros_filled(record: Dense) -> Tensor:
+    return record.filled(0)
+
+
 def contract(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
-    """A sum of products over index tuples whose factors are all valid: fill with 0, count tuples to find the mask.
+    """The same for an operator whose rule states no equation: it counts tuples to find the mask.
 
     The mask is the same contraction of the validities. With one masked factor, the all-ones validity of the others is
     still contracted: a convolution's padding or a size-0 dimension may leave an output without any contribution.
     """
-    data = op(*map_tensors(lambda r: r.filled(0), args, Dense), **kwargs)
+    data = op(*map_tensors(zeros_filled, args, Dense), **kwargs)
     if all(record.validity is None for record in records_in(args)):
         return Dense(data)
 
@@ -283,9 +311,11 @@ def contract(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
 CONTRACTION = Category(
     "contraction",
     "the sum over index tuples whose factors are all valid; valid where at least one such tuple exists",
-    contract,
+    run_contraction,
     by_rows=True,
+    lowerings={Sparse: first_of(BY_EQUATION, ON_STORED_ROWS, BY_ELEMENTS), Permuted: ON_STORED_ROWS},
     why_dense="it sums products over index tuples, and no kernel does so for sparse operands of this operator",
+    traits=("dims",),
 )
 
 # ---------------------------------------------------------------------------------------------------------- opaque

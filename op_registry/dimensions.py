@@ -69,12 +69,24 @@ class Labels:
     results   those of each result
     roles     the role of each label that is not batch
     sizes     the sizes of labels that are parts of merged dimensions, where no tensor has them alone
+    added     the operands that are added to a contraction
     """
 
     operands: Mapping[str, tuple[Dimension, ...]]
     results: tuple[tuple[Dimension, ...], ...]
     roles: Mapping[Label, Role] = field(default_factory=dict)
     sizes: Mapping[Label, int] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+
+    @property
+    def is_sum_of_products(self) -> bool:
+        """Whether the operator is what einsum computes: no dimension is merged, and each is contracted or batch."""
+        merged = any(isinstance(dim, tuple) for dims in self.operands.values() for dim in dims)
+        return not merged and set(self.roles.values()) <= {"contracted"}
+
+    def role_of(self, dimension: Dimension) -> Role | None:
+        """What the operator does along a dimension, or along a part of it; None if all of it is batch."""
+        return next((self.roles[label] for label in atoms(dimension) if label in self.roles), None)
 
     def row_of(self, name: str) -> int:
         """How many last dimensions of the operand make up a row that the operator processes independently.
@@ -97,6 +109,10 @@ class Dimensions:
         Tensors may be records or anything else that has `ndim`, and `shape` where labels depend on sizes.
         """
         raise NotImplementedError
+
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The same arguments with dimensions counted from the last one, so that they hold for stored rows as well."""
+        return dict(named)
 
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
@@ -130,6 +146,7 @@ def tensors_in(op: OpOverload, named: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+@functools.lru_cache(maxsize=4096)
 def number_of_results(op: OpOverload) -> int:
     return len(op._schema.returns)
 
@@ -313,7 +330,9 @@ def _labels_of(
     for name, term, rank in terms:
         if term == PARAMETER:
             inferred |= dict.fromkeys([f"{name}.{n}" for n in range(rank or 0)], "parameter")
-    return Labels(operands, outcomes, inferred | {a: role for a, role in stated.items() if a in every})
+    added = tuple(name for name, term, rank in terms if term == ADDED and rank is not None)
+    roles = inferred | {a: role for a, role in stated.items() if a in every}
+    return Labels(operands, outcomes, roles, added=added)
 
 
 def _mixes(label: Label, kept: Collection[Label]) -> bool:
@@ -384,6 +403,13 @@ class Slices(Dimensions):
         }
         lead: tuple[Dimension, ...] = tuple(label for dims in others.values() for label in dims)
         return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
+
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        ndim, name = next(iter(named.values())).ndim, self.dim or ""
+        dim = named.get(name)
+        if isinstance(dim, int):
+            return {**named, name: dim - ndim if dim >= 0 else dim}
+        return dict(named) if dim is None else {**named, name: [d - ndim if d >= 0 else d for d in dim]}
 
     # (misfit: Registration.arguments_of_slices, which knows what to write instead)
     def is_of_elements(self, op: OpOverload, result: int) -> bool:

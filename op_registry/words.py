@@ -50,7 +50,7 @@ def of_category(category: Category) -> Callable[..., Rule]:
     assert category.run is not None
     run: Run = category.run
     word = category.name.replace(" ", "_")
-    known = (*category.traits, *OF_ANY_RULE)
+    known = tuple(dict.fromkeys((*category.traits, *OF_ANY_RULE)))
 
     def register(*operators: Operator, **traits: Any) -> Rule:
         registration = Registration.of_caller(word)

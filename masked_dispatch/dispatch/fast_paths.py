@@ -144,7 +144,9 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return wrap(call(data, *rest), validity)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
                 data, validity, pattern = x._kept.copied()
-                if validity is None and 0 < plain_rows(dims_of_row, x, data, rest) < data.ndim:
+                row = 0 if validity is not None else plain_rows(dims_of_row, x, data, rest)
+                # An operator that takes the rows, (n, D), need not take what they are the rows of, (B, T, D): so mm.
+                if 0 < row < data.ndim and dims_of_row(x, *rest):
                     return wrap_sparse(Sparse(Dense(call(data, *rest)), pattern))
         return general(keyset, x, *rest, **kwargs)
 

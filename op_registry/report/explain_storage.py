@@ -98,7 +98,7 @@ def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[st
     map_tensors(permuted.append, [*args, *kwargs.values()], Permuted)
     for way in _ways(lowering_of(rule, Permuted if permuted else Sparse)):
         try:
-            run_lowering(way, rule, op, args, dict(kwargs))
+            run_lowering(way, rule, op, args, kwargs)
         except NotLowered:
             continue
         except Exception:
@@ -107,7 +107,7 @@ def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[st
     return ""
 
 
-# A function of a lowering, with or without the rule as its first argument.
+# A function of a lowering, in whichever way it is called.
 Way = ForRule | OnCall | Callable[..., Any]
 
 

@@ -26,6 +26,8 @@ from torch._ops import OpOverload
 from op_registry.categories import COMPOSITE
 from op_registry.report.database_calls import provenance
 from op_registry.resolve import resolve
+from op_registry.sparse.by_rows import ON_STORED_ROWS
+from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION
 from op_registry.sparse.elementwise import ON_VALUES
 from op_registry.sparse.lowering import alternatives
 from op_registry.sparse.record import Sparse
@@ -36,8 +38,9 @@ STATES = ("own kernel", "generic", "in part", "densifies", "refused", "not tried
 MEASURED = Path(__file__).with_name("sparse_coverage.tsv")
 COMMAND = "python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv"
 
+SUMS = (BY_EQUATION, ON_STORED_ROWS, BY_ELEMENTS)
 # The generic forms, shared by the rules of a category.
-SHARED = tuple(lowering.run for lowering in (ON_VALUES, ON_DENSE_DIMS, ON_PADDED_ROWS))
+SHARED = tuple(lowering.run for lowering in (ON_VALUES, *SUMS, ON_DENSE_DIMS, ON_PADDED_ROWS))
 
 # By entry and layout: the number of trials that stayed sparse, that ran, and that were refused.
 Shares = Mapping[str, Mapping[str, tuple[int, int, int]]]

@@ -91,9 +91,7 @@ def align_to(record: Dense | Sparse, lead: Sparse) -> Dense:
             raise NotLowered("two operands are sparse in different dimensions")
         if record.pattern.same_as(pattern):
             return record.values
-        sizes = record.pattern.sizes
-        index = _broadcast_index(pattern.coordinates()[pattern.ndim - len(sizes) :], sizes)
-        return record.at(index).map(pattern.fold)
+        return elements_at(record, pattern.coordinates()[pattern.ndim - record.pattern.ndim :]).map(pattern.fold)
     if record.ndim <= dense:
         # Broadcasts as it is. A 0-d tensor stays 0-d, since torch's type promotion counts only its category.
         return record
@@ -104,15 +102,17 @@ def align_to(record: Dense | Sparse, lead: Sparse) -> Dense:
     coordinates = pattern.coordinates()[pattern.ndim - sparse :]
     if len(coordinates) != sparse:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
-    index = _broadcast_index(coordinates, sizes)
-    validity = record.full_validity
-    data = record.data
+    return elements_at(record, coordinates).map(pattern.fold)
+
+
+def elements_at(record: Dense | Sparse, coordinates: Coordinates) -> Dense:
+    """The elements at coordinates in the first dimensions, (n, …): in dimensions of size 1, which broadcast, at 0."""
+    sizes = zip(coordinates, record.shape, strict=False)
+    index = tuple(c if size != 1 else torch.zeros_like(c) for c, size in sizes)
+    if isinstance(record, Sparse):
+        return record.at(index)
+    validity, data = record.full_validity, record.data
     # The backward of the gather sums gradients, and sums are never accumulated in half precision.
     gather_dtype = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
     gathered = gather(data.to(gather_dtype), index).to(data.dtype)
-    return Dense(gathered, None if validity is None else gather(validity, index)).map(pattern.fold)
-
-
-def _broadcast_index(coordinates: Coordinates, sizes: Sequence[int]) -> Coordinates:
-    """The coordinates to read in a tensor of `sizes` that is broadcast: 0 in dimensions of size 1."""
-    return tuple(c if size != 1 else torch.zeros_like(c) for c, size in zip(coordinates, sizes, strict=True))
+    return Dense(gathered, None if validity is None else gather(validity, index))

@@ -11,7 +11,7 @@ operands densely and call again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, overload
 
@@ -23,7 +23,7 @@ from op_registry.records.dense import map_tensors
 from op_registry.rule import Rule, name_rule
 from op_registry.sparse.permuted import Permuted, sparse_dims_first
 from op_registry.sparse.record import NotLowered, Sparse
-from op_registry.sparse.takes import Takes
+from op_registry.sparse.takes import ANY_CALL, Takes
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,14 @@ class ForRule:
 
 @dataclass(frozen=True)
 class OnCall:
-    """A lowering that gets the bound call in place of the overload and its arguments, and which calls it takes."""
+    """A lowering that gets the bound call in place of the overload and its arguments, and which calls it takes.
 
-    takes: Takes
+    of_dims  whether it is for rules that state their dimensions, and serves a category's others not at all
+    """
+
     run: Callable[[Bound], Any]
+    takes: Takes = ANY_CALL
+    of_dims: bool = False
 
     def __call__(self, c: Bound) -> Any:
         """The result; NotLowered for a call that it does not take."""
@@ -67,7 +71,7 @@ def on_call(run: Callable[[Bound], Any] | None = None, **takes: Any) -> Any:
 
     Keyword arguments state the calls that it takes (:class:`Takes`): ``on_call(sparse="self", dense="weight")``.
     """
-    return functools.partial(OnCall, Takes(**takes)) if run is None else OnCall(Takes(), run)
+    return functools.partial(OnCall, takes=Takes(**takes)) if run is None else OnCall(run)
 
 
 def first_of(*alternatives: Lowering) -> FirstOf:
@@ -87,7 +91,16 @@ def never(reason: str) -> Callable[..., NoReturn]:
 def lowering_of(rule: Rule, record: type) -> Lowering | None:
     """The lowering of a rule for a kind of sparse record: its own, else its category's, else None."""
     own: Lowering | None = rule.lowerings.get(record)
-    return own if own is not None else rule.category.lowerings.get(record)
+    if own is not None:
+        return own
+    shared: Lowering | None = rule.category.lowerings.get(record)
+    return None if rule.dims is None and _reads_dims(shared) else shared
+
+
+def _reads_dims(lowering: Lowering | None) -> bool:
+    if isinstance(lowering, FirstOf):
+        return all(_reads_dims(alternative) for alternative in lowering.alternatives)
+    return isinstance(lowering, OnCall) and lowering.of_dims
 
 
 def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
@@ -127,8 +140,8 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
     return run_lowering(lowering, rule, op, args, dict(named))
 
 
-def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a rule by one lowering; NotLowered, with all reasons, if it cannot."""
+def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one lowering of a rule; NotLowered, with all reasons, if none of its alternatives can."""
     if isinstance(lowering, ForRule):
         return lowering.run(rule, op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):

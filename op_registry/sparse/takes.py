@@ -90,6 +90,9 @@ class Takes:
                 yield f"`{name}` is stored sparsely"
 
 
+ANY_CALL = Takes()
+
+
 def raise_error_of_torch(c: Bound) -> None:
     """Raises torch's error for operands of these shapes: the operator runs on tensors without memory.
 

@@ -167,3 +167,28 @@ def test_the_kernels_have_derivatives_of_every_order(in_order):
         # The plain formula, which a graph and other dtypes take, says the same.
         narrow = [a.to(torch.complex128) for a in arguments]
         torch.testing.assert_close(function(*narrow, coordinates).real, function(*arguments, coordinates))
+
+
+def test_rows_are_no_matrix_where_torch_wants_one():
+    x = md.masked_tensor(torch.ones(2, 3, 4), torch.ones(2, 3, 1, dtype=torch.bool)).to_packed()
+    with pytest.raises(RuntimeError, match="self must be a matrix"):
+        x.mm(torch.ones(4, 5))
+
+
+REFUSALS: dict[str, tuple[Callable[[md.MaskedTensor], Tensor], str]] = {
+    "contracted": (
+        lambda x: F.linear(x.transpose(0, 2), torch.ones(5, 2)),
+        "it contracts dimension 2 of its operand `input`, which stands before sparse ones",
+    ),
+    "another dtype": (
+        lambda x: torch.mm(x.to_dense()[0].to_sparse_csr(), torch.ones(4, 5, dtype=torch.float64)),
+        r"its operands have the dtypes torch\.float32, torch\.float64",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_names_the_dimension(function, said):
+    x = md.masked_tensor(torch.ones(2, 3, 4), torch.ones(2, 3, 1, dtype=torch.bool)).to_packed()
+    with md.densify("never"), pytest.raises(md.MaskedSemanticsError, match=said):
+        function(x)

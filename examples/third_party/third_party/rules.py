@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from op_registry.authoring import REDUCTION, Dense, NotLowered, Sparse, contraction, elementwise, masked_rule, reduction
+from op_registry.authoring import REDUCTION, Dense, Equation, contraction, elementwise, masked_rule, reduction
 from third_party import operators  # noqa: F401  (defines torch.ops.third_party)
 
 ops = torch.ops.third_party
@@ -72,26 +72,8 @@ def values_and_weights(make: Any) -> Iterator[tuple[Any, ...]]:
     yield make((5,)), make((5,), low=1, high=2), 0
 
 
-# A sum of products, which has a form of its own on sparse storage.
-row_dot = contraction(ops.row_dot)
-
-
-@row_dot.lowering(Sparse)
-def row_dot_of_stored(op: Any, x: Any, vector: Any) -> Dense:
-    """Each stored element times its column's element of the vector, summed by row: nothing else is looked at."""
-    if not isinstance(x, Sparse) or x.dense_sizes or not isinstance(vector, Dense):
-        raise NotLowered("only a matrix whose elements are stored one by one, and a dense vector")
-    if 0 in x.shape:
-        raise NotLowered("there is nothing in it")
-    rows, columns = x.pattern.coordinates()
-    of_column = vector.take_rows(columns)
-    pairs = x.flat.masked_by(of_column.full_validity)
-    products = pairs.filled(0) * pairs.like(of_column.data).filled(0)
-    counted = pairs.like(torch.ones_like(products)).filled(0).detach()
-    nothing = products.new_zeros(x.shape[0])
-    return Dense(
-        nothing.index_add(0, rows, products), (nothing.detach().index_add(0, rows, counted) > 0).to(torch.int8)
-    )
+# A sum of products: its equation says all, on sparse storage as well.
+row_dot = contraction(ops.row_dot, dims=Equation("mk,k->m"))
 
 
 @row_dot.samples

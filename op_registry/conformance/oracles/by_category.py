@@ -10,17 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from string import ascii_letters
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.conformance.oracles import pointwise, positions
+from op_registry.conformance.oracles import pointwise, positions, products
 from op_registry.conformance.oracles import whole_slices as slicewise
 from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, NoOracle, Oracle, broadcast_valid
 from op_registry.conformance.oracles.slices import map_slices, reduce_slices
 from op_registry.conformance.trees import tree_leaves, tree_map
+from op_registry.dimensions import Equation
 from op_registry.registry import registry
 
 # Arguments of these names are dimensions; those of other names that a rule states (`dimensions_of`) too.
@@ -95,11 +97,14 @@ def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Calla
 
 
 def contraction(c: Call) -> Expected:
-    """A sum over tuples of elements, one from each operand.
+    """The sum that the rule's equation states, written out; of a rule without one, over tuples of elements.
 
-    Valid where a tuple of valid elements contributes, or where no tuple does. The operator itself computes the
-    coefficient of each tuple, from tensors that are 1 at one index and 0 elsewhere.
+    Valid where a tuple of valid elements contributes, or where no tuple does. Without an equation, the operator itself
+    computes the coefficient of each tuple, from tensors that are 1 at one index and 0 elsewhere.
     """
+    rule = registry.get(c.op)
+    if rule is not None and isinstance(rule.dims, Equation):
+        return by_equation(c, rule.dims)
     names = [name for name, value in c.bound.items() if isinstance(value, Expected)]
     if len(names) != len(c.operands()):
         raise NoOracle(f"{c.name} of a list of tensors")
@@ -119,6 +124,32 @@ def contraction(c: Call) -> Expected:
             product = math.prod((x.data.reshape(-1)[k] for x, k in zip(operands, flat, strict=True)), start=share)
             total = total + torch.where(share != 0, product, 0)
     return Expected(torch.where(contributed, total, plain), reached | ~contributed)
+
+
+def by_equation(c: Call, dims: Equation) -> Expected:
+    """The sum of products that an equation describes, and what is added to it."""
+    plain, stated = c.plain(), " or ".join(map(repr, dims.equations))
+    operands = {name: x for name, x in c.bound.items() if isinstance(x, Expected)}
+    labels = dims.labels(c.op, c.bound)
+    if labels is None:
+        raise Misdeclared(f"{c.name} takes operands of {[x.ndim for x in operands.values()]} dimensions, not {stated}")
+    sizes: dict[object, set[int]] = {}
+    for name, own in labels.operands.items():
+        for label, size in zip(own, operands[name].shape, strict=True):
+            if size != 1 or (isinstance(label, str) and name not in labels.added):
+                sizes.setdefault(label, set()).add(size)
+    for index, several in sizes.items():
+        if len(several) > 1:
+            raise Misdeclared(f"{c.name} is not {stated}: dimensions of sizes {sorted(several)} are one, {index}")
+    letters = dict(zip({label: None for own in labels.operands.values() for label in own}, ascii_letters, strict=False))
+    factors = {name: own for name, own in labels.operands.items() if name not in labels.added}
+    *terms, result = ("".join(letters[label] for label in own) for own in (*factors.values(), labels.results[0]))
+    total = products.tuples(f"{','.join(terms)}->{result}", *(operands[name] for name in factors), dtype=plain.dtype)
+    if total.shape != plain.shape:
+        shapes = f"its result has shape {tuple(plain.shape)}, and the sum {tuple(total.shape)}"
+        raise Misdeclared(f"{c.name} is not {stated}: {shapes}")
+    addend = next((operands[name] for name in labels.added), None)
+    return products.added(c, total, addend, c.get("beta", 1), c.get("alpha", 1))
 
 
 def whole_slices(c: Call) -> Any:

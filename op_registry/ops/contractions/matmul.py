@@ -4,10 +4,9 @@ Law: a contraction is the sum of products over the index tuples whose factors ar
 at least one such tuple, or no tuple at all (a contracted dimension of size 0). An added `self` or bias is elementwise:
 it never makes an invalid element valid, and with ``beta=0`` neither its values nor its mask take part.
 
-Every factor is filled with 0, and the operator itself runs once. The result's mask costs far less: with one masked
-factor, "some element of the row is valid" decides, and broadcasts over the other factor; only two masked factors need
-a product of validities. As in every padded batch, 0 · inf is NaN: a valid infinity times an invalid factor spoils the
-sum.
+Every factor is filled with 0, and the operator itself runs once. The mask follows from the equation (contracted.py of
+the records), as do the forms on sparse storage. As in every padded batch, 0 · inf is NaN: a valid infinity times an
+invalid factor spoils the sum.
 
 einsum, tensordot, inner, outer, kron, bilinear and chains of products are left to torch's decompositions: contracting
 in steps sums over the same tuples as contracting at once.
@@ -23,157 +22,65 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    BY_ELEMENTS,
+    BY_EQUATION,
     CONTRACTION,
+    ON_STORED_ROWS,
+    Bound,
     Dense,
     Equation,
-    Number,
-    aligned_validity,
+    NotLowered,
+    Permuted,
+    Sparse,
     all_valid,
-    as_bool,
-    intersect,
+    call,
+    contraction,
+    first_of,
     masked_rule,
-    product_validity,
+    never,
+    on_call,
     refused,
-    transposed,
+    run_contraction,
+    sampled_sum,
     zeroed,
 )
 
 aten = torch.ops.aten
 
-# ------------------------------------------------------------------------------------------------- validity of products
+MM, BMM = Equation("mk,kn->mn"), Equation("bmk,bkn->bmn")
+ADDMM, BADDBMM = Equation("+,mk,kn->mn"), Equation("+,bmk,bkn->bmn")
+MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
 
-
-def matmul_validity(a: Dense, b: Dense) -> Tensor | None:
-    """Validity of torch.matmul(a, b), vectors included."""
-    if all_valid(a, b):
-        return None
-    if a.ndim == 1 or b.ndim == 1:
-        return vector_validity(a, b)
-    return product_validity(a, b)
-
-
-def vector_validity(a: Dense, b: Dense) -> Tensor | None:
-    """Validity of torch.matmul(a, b) where one of the two is a vector."""
-    if a.shape[-1] == 0:
-        return None
-    if b.validity is None:
-        return a.any_valid(-1)
-    if a.validity is None:
-        return b.any_valid(-1 if b.ndim == 1 else -2)
-    left, right = aligned_validity(a), aligned_validity(b)
-    assert left is not None
-    assert right is not None
-    if b.ndim == 1:
-        return Dense(a.data, intersect(left, right)).any_valid(-1)
-    return Dense(b.data, intersect(left.unsqueeze(-1), right)).any_valid(-2)
-
-
-def with_bias(data: Tensor, validity: Tensor | None, bias: Dense | None, beta: Number = 1) -> Dense:
-    """The record of a product to which `beta` times `bias` was added."""
-    return Dense(data, validity if bias is None or beta == 0 else intersect(validity, bias.validity))
-
-
-# ------------------------------------------------------------------------------------------------------------- products
+mm = contraction(aten.mm.default, dims=MM, sparse_factors=True)
+bmm = contraction(aten.bmm.default, dims=BMM, sparse_factors=True)
+matmul = contraction(aten.matmul.default, aten.linalg_matmul.default, dims=MATMUL, sparse_factors=True)
+mv = contraction(aten.mv.default, dims=Equation("mk,k->m"), sparse_factors=True)
+dot = contraction(aten.dot.default, dims=Equation("k,k->"), sparse_factors=True)
+addmm = contraction(aten.addmm.default, dims=ADDMM, sparse_factors=True)
+baddbmm = contraction(aten.baddbmm.default, dims=BADDBMM, sparse_factors=True)
+addmv = contraction(aten.addmv.default, dims=Equation("+,mk,k->m"), sparse_factors=True)
+addbmm = contraction(aten.addbmm.default, dims=Equation("+,bmk,bkn->mn"))
+addr = contraction(aten.addr.default, dims=Equation("+,m,n->mn"))
+# These compute more than the sum: another dtype, an activation, a conjugate.
+wide_mm = contraction(aten.mm.dtype, aten._int_mm.default, dims=MM, sparse_factors=True)
+wide_bmm = contraction(aten.bmm.dtype, dims=BMM, sparse_factors=True)
+wide_addmm = contraction(aten.addmm.dtype, dims=ADDMM, sparse_factors=True)
+wide_baddbmm = contraction(aten.baddbmm.dtype, dims=BADDBMM, sparse_factors=True)
+_addmm_activation = contraction(aten._addmm_activation.default, dims=ADDMM)
+vdot = contraction(aten.vdot.default, dims=Equation("k,k->"), sparse_factors=True)
 
 
 @masked_rule(
-    aten.mm.default,
-    aten.mm.dtype,
-    aten.bmm.default,
-    aten.bmm.dtype,
-    aten._int_mm.default,
+    aten.linear.default,
     category=CONTRACTION,
     takes_op=True,
+    dims=Equation("*k,nk,+->*n", "*k,k,+->*"),
     sparse_factors=True,
 )
-def mm(op: OpOverload, self: Dense, mat2: Dense, *out_dtype: torch.dtype) -> Dense:
-    return Dense(op(self.filled(0), mat2.filled(0), *out_dtype), product_validity(self, mat2))
-
-
-@masked_rule(
-    aten.matmul.default,
-    aten.linalg_matmul.default,
-    aten.mv.default,
-    aten.dot.default,
-    aten.vdot.default,
-    category=CONTRACTION,
-    takes_op=True,
-    dims=Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->"),
-    sparse_factors=True,
-)
-def matmul(op: OpOverload, self: Dense, other: Dense) -> Dense:
-    return Dense(op(self.filled(0), other.filled(0)), matmul_validity(self, other))
-
-
-@masked_rule(aten.linear.default, category=CONTRACTION, dims=Equation("*k,nk,+->*n", "*k,k,+->*"), sparse_factors=True)
-def linear(input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
-    data = aten.linear(input.filled(0), weight.filled(0), None if bias is None else bias.filled(0))
-    if weight.ndim == 1:
-        validity = matmul_validity(input, weight)
-    elif weight.validity is None:
-        # One validity per token stays one validity per token.
-        validity = None if input.shape[-1] == 0 else input.any_valid(-1, keepdim=True)
-    else:
-        validity = matmul_validity(input, transposed(weight))
-    result = with_bias(data, validity, bias)
+def linear(op: OpOverload, input: Dense, weight: Dense, bias: Dense | None = None) -> Dense:
+    """Rows without a valid element are zeroed, so that the operators of the next layer need no fill."""
+    result = run_contraction(op, input, weight, bias, _traits=linear.traits)
     return result.like(zeroed(result.data, result.validity))
-
-
-# --------------------------------------------------------------------------------------------- products plus an operand
-
-
-@masked_rule(
-    aten.addmm.default,
-    aten.addmm.dtype,
-    aten.baddbmm.default,
-    aten.baddbmm.dtype,
-    category=CONTRACTION,
-    takes_op=True,
-    sparse_factors=True,
-)
-def addmm(
-    op: OpOverload,
-    self: Dense,
-    mat1: Dense,
-    mat2: Dense,
-    *out_dtype: torch.dtype,
-    beta: Number = 1,
-    alpha: Number = 1,
-) -> Dense:
-    data = op(self.filled(0), mat1.filled(0), mat2.filled(0), *out_dtype, beta=beta, alpha=alpha)
-    return with_bias(data, product_validity(mat1, mat2), self, beta)
-
-
-@masked_rule(aten._addmm_activation.default, category=CONTRACTION)
-def _addmm_activation(
-    self: Dense, mat1: Dense, mat2: Dense, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
-) -> Dense:
-    data = aten._addmm_activation(
-        self.filled(0), mat1.filled(0), mat2.filled(0), beta=beta, alpha=alpha, use_gelu=use_gelu
-    )
-    return with_bias(data, product_validity(mat1, mat2), self, beta)
-
-
-@masked_rule(aten.addmv.default, category=CONTRACTION, sparse_factors=True)
-def addmv(self: Dense, mat: Dense, vec: Dense, *, beta: Number = 1, alpha: Number = 1) -> Dense:
-    data = aten.addmv(self.filled(0), mat.filled(0), vec.filled(0), beta=beta, alpha=alpha)
-    return with_bias(data, matmul_validity(mat, vec), self, beta)
-
-
-@masked_rule(aten.addbmm.default, category=CONTRACTION)
-def addbmm(self: Dense, batch1: Dense, batch2: Dense, *, beta: Number = 1, alpha: Number = 1) -> Dense:
-    data = aten.addbmm(self.filled(0), batch1.filled(0), batch2.filled(0), beta=beta, alpha=alpha)
-    validity = product_validity(batch1, batch2)
-    if validity is not None:
-        validity = as_bool(validity).any(0) if batch1.shape[0] != 0 else None
-    return with_bias(data, validity, self, beta)
-
-
-@masked_rule(aten.addr.default, category=CONTRACTION)
-def addr(self: Dense, vec1: Dense, vec2: Dense, *, beta: Number = 1, alpha: Number = 1) -> Dense:
-    data = aten.addr(self.filled(0), vec1.filled(0), vec2.filled(0), beta=beta, alpha=alpha)
-    rows = None if vec1.validity is None else vec1.validity.unsqueeze(-1)
-    return with_bias(data, intersect(rows, vec2.validity), self, beta)
 
 
 # -------------------------------------------------------------------------------------------------------- three factors
@@ -237,4 +144,29 @@ sampled_addmm = refused(
     reason="it works on a torch.sparse tensor, in which unspecified elements are zero",
     instead="Make the first operand a masked tensor in sparse storage, as_masked_tensor(x) of a torch.sparse tensor or "
     "x.to_sparse_csr() of a masked one, in which they are invalid",
+    dims=ADDMM,
 )
+
+# ------------------------------------------------------------------------------------------------------ sparse storage
+
+for rule in (wide_mm, wide_bmm, wide_addmm, wide_baddbmm, _addmm_activation):
+    rule.lowering(Sparse)(ON_STORED_ROWS)
+# Not on stored rows: of no rows, torch.addmv has the shape of what is added.
+addmv.lowering(Sparse)(first_of(BY_EQUATION, BY_ELEMENTS))
+addmv.lowering(Permuted)(never("dense dimensions stand before sparse ones"))
+
+
+@vdot.lowering(Sparse)
+@on_call
+def dot_of_conjugate(c: Bound) -> Any:
+    return call(aten.dot.default, call(aten.conj_physical.default, c.self), c.other)
+
+
+# Refused on torch.sparse tensors, whose unspecified elements are zero. Here they are invalid, so it is well defined.
+@sampled_addmm.lowering(Sparse)
+@on_call
+def sampled_by_sparse(c: Bound) -> Any:
+    labels = c.labels
+    if labels is None or not isinstance(c.self, Sparse) or c.self.dense_sizes or 0 in (*c.self.shape, *c.mat1.shape):
+        raise NotLowered("its first operand is no sparse matrix, or it is empty")
+    return sampled_sum(c, labels)

@@ -1,0 +1,105 @@
+"""The validity of a sum of products, by the labels of its factors' dimensions.
+
+Law: a sum is valid where at least one index tuple has only valid factors, or where there is no tuple at all (a
+contracted dimension of size 0).
+
+With one masked factor, "some element of the row is valid" decides, and broadcasts over the other factors; so one
+validity per token stays one validity per token. Only two masked factors need a product of validities, and only if both
+vary along a contracted dimension.
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.dimensions import Dimension, Labels
+from op_registry.records.broadcast import aligned_validity, broadcast_along
+from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
+from op_registry.records.validity import intersect
+
+Own = tuple[Dimension, ...]
+
+
+def validity_of_sum(labels: Labels, tensors: Mapping[str, Any]) -> Tensor | None:
+    """The validity of a contraction; None if all of it is valid; of size 1 in dimensions over which it broadcasts.
+
+    Operands that are added take no part.
+    """
+    factors = [(labels.operands[name], x) for name, x in tensors.items() if name not in labels.added]
+    masked = [(own, x) for own, x in factors if x.validity is not None]
+    if not masked or sums_nothing(labels, factors):
+        return None
+    varying = [label for own, x in masked for label in _varying(labels, own, x)]
+    if len(varying) == len(set(varying)):
+        validity = None
+        for own, x in masked:
+            validity = intersect(validity, _some(labels, own, x))
+        return validity
+    kept = tuple(label for label in labels.results[0] if any(label in own for own, _ in masked))
+    ones = [v.to(torch.float32) for _, x in masked if (v := aligned_validity(x)) is not None]
+    # Counts sum non-negative terms: a single term keeps them ≥ 1 at any precision.
+    count = torch.einsum(_as_einsum(tuple(own for own, _ in masked), kept), ones)
+    return (count > 0.5)[_places(kept, labels.results[0])]
+
+
+def sums_nothing(labels: Labels, factors: Sequence[tuple[Own, Any]]) -> bool:
+    """Whether a contracted dimension has size 0."""
+    return any(known_to_hold(x.shape[d] == 0) for own, x in factors for d in _contracted(own, labels))
+
+
+def _contracted(own: Own, labels: Labels) -> list[int]:
+    return [d for d, label in enumerate(own) if label in labels.roles]
+
+
+def _varying(labels: Labels, own: Own, x: Dense) -> list[Dimension]:
+    """The contracted labels along which the validity of a factor varies."""
+    validity = aligned_validity(x)
+    assert validity is not None
+    return [own[d] for d in _contracted(own, labels) if not broadcast_along(validity, d)]
+
+
+def _some(labels: Labels, own: Own, x: Dense) -> Tensor | None:
+    """Where some element along the contracted dimensions is valid, in the dimensions of the result."""
+    dims, in_place, order, places = _reduction(own, labels.results[0], frozenset(labels.roles))
+    validity = x.any_valid(dims, keepdim=in_place) if dims else aligned_validity(x)
+    if in_place or validity is None:
+        return validity
+    if order != tuple(range(len(order))):
+        validity = validity.permute(order)
+    return validity[places] if None in places else validity
+
+
+@functools.lru_cache(maxsize=1024)
+def _reduction(
+    own: Own, result: Own, contracted: frozenset[Dimension]
+) -> tuple[tuple[int, ...], bool, tuple[int, ...], tuple[Any, ...]]:
+    """How a factor's validity becomes the result's: the contracted dimensions; whether the others are in place if those
+    are kept with size 1; else the order of the others in the result, and an index that gives them its dimensions.
+    """
+    dims = tuple(d - len(own) for d, label in enumerate(own) if label in contracted)
+    pairs = zip(reversed(own), reversed(result), strict=False)
+    in_place = len(own) <= len(result) and all(mine == label or mine in contracted for mine, label in pairs)
+    remaining = [label for label in own if label not in contracted]
+    kept = tuple(label for label in result if label in remaining)
+    return dims, in_place, tuple(remaining.index(label) for label in kept), _places(kept, result)
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(kept: Own, result: Own) -> tuple[Any, ...]:
+    """An index that gives a tensor of the labels `kept`, in the result's order, the result's dimensions."""
+    return tuple(slice(None) if label in kept else None for label in result)
+
+
+@functools.lru_cache(maxsize=1024)
+def _as_einsum(terms: tuple[Own, ...], result: Own) -> str:
+    letters = dict(zip({label: None for own in terms for label in own}, string.ascii_letters, strict=False))
+    return f"{','.join(''.join(letters[label] for label in own) for own in terms)}->" + "".join(
+        letters[label] for label in result
+    )
