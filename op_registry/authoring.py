@@ -59,21 +59,26 @@ from op_registry.categories import (
     run_opaque,
 )
 from op_registry.derivatives import derivative, requested_gradients, run_plain, vjp
-from op_registry.dimensions import Elementwise, Equation, LastDims, Slices
-from op_registry.errors import InvalidValueError, MaskedSemanticsError
-from op_registry.inside import inside
-from op_registry.movements import (
+from op_registry.dimensions import (
     Along,
     AtIndices,
     ByArgument,
+    Elementwise,
+    Equation,
     Indexed,
     Joined,
+    LastDims,
     Loss,
     OfSizes,
     Repeated,
+    Reshaped,
+    Slices,
     Unknown,
+    View,
     Windows,
 )
+from op_registry.errors import InvalidValueError, MaskedSemanticsError
+from op_registry.inside import inside
 from op_registry.records.broadcast import (
     aligned_validity,
     broadcast_along,
@@ -216,7 +221,6 @@ from op_registry.sparse.slicewise import at_elements, lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.sparse.takes import raise_error_of_torch
 from op_registry.traits import Traits
-from op_registry.views import Reshaped, View
 from op_registry.whole_slices import (
     MATRIX,
     WHOLE_SLICES,

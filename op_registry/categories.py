@@ -15,9 +15,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
 from op_registry.bound import bind_by_name
-from op_registry.dimensions import Elementwise, Slices
+from op_registry.dimensions import Elementwise, Loss, Slices, Unknown, Windows
 from op_registry.errors import MaskedSemanticsError
-from op_registry.movements import Loss, Unknown, Windows
 from op_registry.records.contracted import validity_of_sum
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
 from op_registry.records.dims import Number, wrap_dims

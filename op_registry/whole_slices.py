@@ -23,8 +23,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.categories import argument
-from op_registry.dimensions import Slices
-from op_registry.movements import Along
+from op_registry.dimensions import Along, Slices
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Number

@@ -16,8 +16,7 @@ from torch._ops import OpOverload
 
 from op_registry import categories, words
 from op_registry.conformance.oracles import Expected
-from op_registry.dimensions import Equation, Slices
-from op_registry.movements import Along
+from op_registry.dimensions import Along, Equation, Slices
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import lowest
 from op_registry.records.validity import intersect

@@ -33,7 +33,7 @@ UNSTATED: dict[str, tuple[str, str]] = {
         "their statements come with their bodies over slices",
     ),
     "contraction": (
-        "_grouped_mm mm addmm _addmm_activation addmv addbmm addr _trilinear affine_grid_generator",
+        "_grouped_mm _trilinear affine_grid_generator",
         "their statements come with their bodies over slices",
     ),
     "normalization": (

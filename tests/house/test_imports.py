@@ -17,7 +17,6 @@ from repository import ROOT
 FLOORS = {
     "op_registry": (
         ("errors", "digests", "progress", "schema", "dimensions"),
-        ("movements", "views"),
         ("traits",),
         ("rule",),
         ("records", "registration", "registry"),

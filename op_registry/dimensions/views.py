@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.dimensions import Dimension, Dimensions, Label, Labels, Role, batch_labels, tensors_in
+from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, Role, batch_labels, tensors_in
 
 # Strides of a tensor that tell its dimensions apart, whatever their sizes.
 _PRIMES = tuple(n for n in range(1_000_003, 1_000_400, 2) if all(n % d for d in range(3, 1_001, 2)))

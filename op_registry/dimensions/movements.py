@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from op_registry.dimensions import (
+from op_registry.dimensions.labels import (
     Dimension,
     Dimensions,
     Label,

@@ -1,0 +1,81 @@
+"""Dimensions: which of them an operator works on, stated once for each rule.
+
+A statement gives every dimension of a call a *label*. Dimensions with one label are one index; what the operator does
+along a label is its *role*::
+
+    Equation("mk,kn->mn")              mm: k is contracted, m and n are batch
+    Equation("*k,nk,+->*n")            linear: any batch; the bias is added, elementwise with the result
+    Slices("one")                      sum(dim): each slice over `dim` gives one result
+    Slices("each")                     softmax(dim), cumsum(dim): one result for each element of a slice
+    LastDims("normalized_shape")       layer_norm: slices over the last dimensions; parameters belong to them
+    LastDims(2)                        inv: the slices are matrices
+    Elementwise()                      every dimension is batch
+
+Along a *batch* label, an operator treats every index by itself: the result at one index depends on the operands at this
+index alone. From that follow the lowerings to sparse and packed storage, the fast path for rows, slices that are valid
+as a whole or not at all, the oracles of operators of other libraries, and the text of a refusal. A statement is true of
+plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conformance.stated_dims`).
+
+    labels     labels and roles; what a statement is
+    equation   statements by equations
+    slices     slices along dimensions that an argument names, or the last ones
+    movements  joins, windows, lookups, losses
+    views      which dimension of a view is whose
+    rows       rows that an operator treats by itself
+"""
+
+from op_registry.dimensions.equation import Equation
+from op_registry.dimensions.labels import (
+    Dimension,
+    Dimensions,
+    Elementwise,
+    Label,
+    Labels,
+    Role,
+    atoms,
+    tensor_arguments,
+    tensors_in,
+)
+from op_registry.dimensions.movements import (
+    Along,
+    AtIndices,
+    ByArgument,
+    Indexed,
+    Joined,
+    Loss,
+    OfSizes,
+    Repeated,
+    Unknown,
+    Windows,
+)
+from op_registry.dimensions.rows import row_reader
+from op_registry.dimensions.slices import LastDims, Slices
+from op_registry.dimensions.views import Reshaped, View
+
+__all__ = [
+    "Along",
+    "AtIndices",
+    "ByArgument",
+    "Dimension",
+    "Dimensions",
+    "Elementwise",
+    "Equation",
+    "Indexed",
+    "Joined",
+    "Label",
+    "Labels",
+    "LastDims",
+    "Loss",
+    "OfSizes",
+    "Repeated",
+    "Reshaped",
+    "Role",
+    "Slices",
+    "Unknown",
+    "View",
+    "Windows",
+    "atoms",
+    "row_reader",
+    "tensor_arguments",
+    "tensors_in",
+]

@@ -1,0 +1,149 @@
+"""Labels of the dimensions of one call, and what a statement of dimensions is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch._ops import OpOverload
+
+# A letter of an equation, or another name; a negative number for a dimension that broadcasts, counted from the last one
+# of those; None for a dimension of size 1 that an operator makes or keeps.
+Label = str | int | None
+# A dimension: a label, or those that it is merged of, outermost first.
+Dimension = Label | tuple[Label, ...]
+# What an operator does along a label that is not batch: it sums products over it (contracted); one result takes the
+# place of all its elements (reduced); each element has a result (each); results come in order at the front (front); it
+# goes step by step (scanned); it reads windows (window); it moves elements (moved), takes some of them (selected), puts
+# operands one behind the other (joined), reads or writes at computed positions (indexed). `new`: no operand has it;
+# `parameter`: results may depend on all of it.
+Role = Literal[
+    "contracted",
+    "reduced",
+    "each",
+    "front",
+    "scanned",
+    "window",
+    "moved",
+    "selected",
+    "joined",
+    "indexed",
+    "new",
+    "parameter",
+]
+
+
+def atoms(dimension: Dimension) -> tuple[Label, ...]:
+    """The labels that a dimension has."""
+    return dimension if isinstance(dimension, tuple) else (dimension,)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The dimensions of one call.
+
+    operands  the dimensions of each tensor argument, by its name; ``tensors[1]`` is the second of a list
+    results   those of each result
+    roles     the role of each label that is not batch
+    sizes     the sizes of labels that are parts of merged dimensions, where no tensor has them alone
+    added     the operands that are added to a contraction
+    """
+
+    operands: Mapping[str, tuple[Dimension, ...]]
+    results: tuple[tuple[Dimension, ...], ...]
+    roles: Mapping[Label, Role] = field(default_factory=dict)
+    sizes: Mapping[Label, int] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+
+    @property
+    def is_sum_of_products(self) -> bool:
+        """Whether the operator is what einsum computes: no dimension is merged, and each is contracted or batch."""
+        merged = any(isinstance(dim, tuple) for dims in self.operands.values() for dim in dims)
+        return not merged and set(self.roles.values()) <= {"contracted"}
+
+    def role_of(self, dimension: Dimension) -> Role | None:
+        """What the operator does along a dimension, or along a part of it; None if all of it is batch."""
+        return next((self.roles[label] for label in atoms(dimension) if label in self.roles), None)
+
+    def row_of(self, name: str) -> int:
+        """How many last dimensions of the operand make up a row that the operator processes independently.
+
+        The operator only works along these dimensions, and other operands have no others. All dimensions if there is no
+        smaller row.
+        """
+        labels = self.operands[name]
+        shared = {a for other, dims in self.operands.items() if other != name for dim in dims for a in atoms(dim)}
+        inner = [n for n, dim in enumerate(labels) if any(a in self.roles or a in shared for a in atoms(dim))]
+        return len(labels) - min(inner, default=len(labels))
+
+
+class Dimensions:
+    """A statement of an operator's dimensions; its kinds are the classes below."""
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
+        """The labels of a call, whose arguments are given by name; None if the statement does not fit the call.
+
+        Tensors may be records or anything else that has `ndim`, and `shape` where labels depend on sizes.
+        """
+        raise NotImplementedError
+
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The same arguments with dimensions counted from the last one, so that they hold for stored rows as well."""
+        return dict(named)
+
+    def misfit(self, op: OpOverload) -> str | None:
+        """Why no call of the overload can be as stated; None if it can."""
+        return None
+
+    def __str__(self) -> str:
+        """The statement in words, as `explain` prints it."""
+        raise NotImplementedError
+
+
+_ONE = ("Tensor", "Optional[Tensor]")
+_SEVERAL = ("List[Tensor]", "List[Optional[Tensor]]")
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_arguments(op: OpOverload, lists: bool = False) -> tuple[str, ...]:
+    """The names of the arguments that are one tensor, or an optional one; with `lists`, also those that are several."""
+    kinds = (*_ONE, *_SEVERAL) if lists else _ONE
+    return tuple(a.name for a in op._schema.arguments if str(a.type) in kinds)
+
+
+def tensors_in(op: OpOverload, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a call by name, and those of lists: ``tensors[1]``."""
+    found: dict[str, Any] = {}
+    for name in tensor_arguments(op, lists=True):
+        value = named.get(name)
+        if isinstance(value, (list, tuple)):
+            found |= {f"{name}[{n}]": tensor for n, tensor in enumerate(value) if tensor is not None}
+        elif hasattr(value, "ndim"):  # torch also takes a number in place of a tensor
+            found[name] = value
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def number_of_results(op: OpOverload) -> int:
+    return len(op._schema.returns)
+
+
+def batch_labels(ndim: int) -> tuple[Label, ...]:
+    """Labels of dimensions that broadcast: the last one is -1."""
+    return tuple(range(-ndim, 0))
+
+
+@dataclass(frozen=True)
+class Elementwise(Dimensions):
+    """Operands broadcast; every dimension is batch."""
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels:
+        tensors = tensors_in(op, named)
+        result = batch_labels(max((t.ndim for t in tensors.values()), default=0))
+        operands = {name: batch_labels(t.ndim) for name, t in tensors.items()}
+        return Labels(operands, (result,) * number_of_results(op))
+
+    def __str__(self) -> str:
+        return "every dimension is batch"
