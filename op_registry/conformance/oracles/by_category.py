@@ -138,9 +138,9 @@ def by_equation(c: Call, dims: Equation) -> Expected:
         for label, size in zip(own, operands[name].shape, strict=True):
             if size != 1 or (isinstance(label, str) and name not in labels.added):
                 sizes.setdefault(label, set()).add(size)
-    for index, several in sizes.items():
+    for one, several in sizes.items():
         if len(several) > 1:
-            raise Misdeclared(f"{c.name} is not {stated}: dimensions of sizes {sorted(several)} are one, {index}")
+            raise Misdeclared(f"{c.name} is not {stated}: dimensions of sizes {sorted(several)} are one, {one}")
     letters = dict(zip({label: None for own in labels.operands.values() for label in own}, ascii_letters, strict=False))
     factors = {name: own for name, own in labels.operands.items() if name not in labels.added}
     *terms, result = ("".join(letters[label] for label in own) for own in (*factors.values(), labels.results[0]))
