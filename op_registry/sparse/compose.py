@@ -123,28 +123,25 @@ def joint_sums(x: Dense | Sparse, y: Dense | Sparse, dim: int) -> tuple[Dense, D
     return total(a.data * b.data), total(a.data * a.data), total(b.data * b.data)
 
 
-def lowers(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the rule's lowering for sparse records, a function of the operator's arguments without the overload.
+def lowers(rule: Rule, *records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the rule's lowering for sparse records, or for `records`, a function of the operator's arguments
+    without the overload.
 
-    Refuses calls whose first argument (each record of it, if it is a list) is stored densely.
+    Refuses calls whose first argument (each record of it, if it is a list) is another record.
     """
+    kinds = records or (Sparse,)
 
     def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
         def lowering(op: OpOverload, x: AnyRecord | Sequence[AnyRecord], *args: Any, **kwargs: Any) -> Any:
-            if not all(isinstance(r, Sparse) for r in (x if isinstance(x, (list, tuple)) else [x])):
+            if not all(isinstance(r, kinds) for r in (x if isinstance(x, (list, tuple)) else [x])):
                 raise NotLowered("an operand whose elements would be moved is stored densely")
             return function(x, *args, **kwargs)
 
-        rule.lowering(Sparse)(lowering)
+        for kind in kinds:
+            rule.lowering(kind)(lowering)
         return function
 
     return decorator
-
-
-def refuse_dense_dims(x: Sparse) -> None:
-    """NotLowered if a record has dense dimensions."""
-    if x.dense_sizes:
-        raise NotLowered("it would mix sparse with dense dimensions")
 
 
 def select_along(x: Sparse, indices: dict[int, Tensor]) -> Sparse:

@@ -115,6 +115,11 @@ class Permuted:
 AnyRecord = Dense | Sparse | Permuted
 
 
+def shown(x: Sparse | Permuted) -> tuple[Sparse, Groups]:
+    """The record whose dimensions a record shows, and the dimensions of that one that each of its own consists of."""
+    return (x.base, x.groups) if isinstance(x, Permuted) else (x, groups_of(tuple(range(x.ndim))))
+
+
 @functools.lru_cache(maxsize=1024)
 def groups_of(order: tuple[int, ...]) -> Groups:
     """The dimensions of the base that each visible dimension consists of."""

@@ -296,11 +296,13 @@ def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -
 def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
     """The same elements with the first `dims` dimensions sparse: in COO, or `x` itself if it has as many.
 
-    Nothing of the dense tensor's size is allocated.
+    Nothing of the dense tensor's size is allocated. NotLowered for more sparse dimensions while tracing.
     """
     sizes, additional = tuple(x.shape[:dims]), dims - x.pattern.ndim
     if additional == 0:
         return x
+    if additional > 0 and being_traced(x.values.data):
+        raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
     flat, coordinates = unpadded_elements(x)
     if additional > 0:
         valid = as_bool(as_int8(full_mask(flat)))

@@ -10,9 +10,10 @@ names of arguments, and the text of the refusal follows::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +22,7 @@ from op_registry.bound import Bound
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import known_to_hold, shape_alone
 from op_registry.records.tracing import being_traced
+from op_registry.sparse.along import not_along
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse
 
@@ -30,64 +32,129 @@ class Takes:
     """What has to hold of a call. Arguments are named in one string, "self, weight"; those that are None always fit.
 
     sparse        stored sparsely, with dense dimensions last; of a list, each
-    dense         stored densely
+    dense         stored densely; of a list, each
+    packed        packed batches of sequences, whose dimensions may be shown in another order
     no_dense_dims if stored sparsely, without dense dimensions
+    along         "dense" or "sparse": how the dimensions along which the operator works are stored
     one_dtype     operands of one dtype
     one_ndim      operands of one number of dimensions
     floats        operands of float32 or float64, outside of autocast: the operator computes in their own dtype
+    only          values that arguments must have: the operator's other variants run densely
     eager         whether sizes depend on numbers, which are not known while tracing
     elements      whether each operand needs an element; torch's results for none are computed densely
-    only          values that arguments must have: the operator's other variants run densely
     """
 
     sparse: str = ""
     dense: str = ""
+    packed: str = ""
     no_dense_dims: str = ""
+    along: Literal["sparse", "dense", ""] = ""
     one_dtype: str = ""
     one_ndim: str = ""
     floats: str = ""
+    only: tuple[tuple[str, Any], ...] = ()
     eager: bool = False
     elements: bool = False
-    only: tuple[tuple[str, Any], ...] = ()
 
     def misfit(self, c: Bound) -> str | None:
         """Why the call is not taken, as a clause; None if it is."""
-        return next(self._misfits(c), None)
+        for check, stated in self._stated:
+            for reason in check(c, stated):
+                return reason
+        return None
 
-    def _misfits(self, c: Bound) -> Iterator[str]:
-        yield from self._of_storage(c)
-        for names, what, of in ((self.one_dtype, "dtypes", _dtype), (self.one_ndim, "numbers of dimensions", _ndim)):
-            found = {name: of(x) for name in _listed(names) if (x := c.named.get(name)) is not None}
-            if len(set(found.values())) > 1:
-                values = " and ".join(f"`{name}` has {value}" for name, value in found.items())
-                yield f"its operands have different {what}: {values}"
-        for name in _listed(self.floats):
-            x = c.named.get(name)
-            if x is not None and (x.dtype not in (torch.float32, torch.float64) or autocast_on(x.device)):
-                yield f"it computes `{name}`, of {x.dtype}, in another dtype"
-        for name, value in self.only:
-            if name in c and c[name] is not value and c[name] != value:
-                yield f"{name}={c[name]!r}, and only {name}={value!r} is written for sparse storage"
-        for record in _records(c) if self.eager else ():
-            if being_traced(_stored(record)):
-                yield "its result has as many elements as the numbers say, which are unknown while tracing"
-        for record in _records(c) if self.elements else ():
-            if any(known_to_hold(size == 0) for size in record.shape):
-                yield f"an operand of shape {tuple(record.shape)} has no elements"
+    @functools.cached_property
+    def _stated(self) -> list[tuple[Callable[[Bound, Any], Iterator[str]], Any]]:
+        """The conditions that are stated, each with the names of its arguments, or with its value."""
+        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [(_CHECKS[name], listed(value) if isinstance(value, str) else value) for name, value in given if value]
 
-    def _of_storage(self, c: Bound) -> Iterator[str]:
-        for name in _listed(self.sparse):
-            for record in _each(c.named.get(name)):
-                if isinstance(record, Dense):
-                    yield f"`{name}` is stored densely"
-                elif isinstance(record, Permuted):
-                    yield f"`{name}` has dense dimensions before sparse ones"
-        for name in _listed(self.no_dense_dims):
-            if any(isinstance(record, Sparse) and record.dense_sizes for record in _each(c.named.get(name))):
-                yield f"`{name}` has dense dimensions"
-        for name in _listed(self.dense):
-            if any(isinstance(record, (Sparse, Permuted)) for record in _each(c.named.get(name))):
-                yield f"`{name}` is stored sparsely"
+
+def listed(names: str) -> list[str]:
+    """The names in a condition."""
+    return names.replace(",", " ").split()
+
+
+# Each yields why a call does not meet a condition: stated of arguments, or of the call.
+
+
+def _sparse(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        for record in _each(c.named.get(name)):
+            if isinstance(record, Dense):
+                yield f"`{name}` is stored densely"
+            elif isinstance(record, Permuted):
+                yield f"`{name}` has dense dimensions before sparse ones"
+
+
+def _dense(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if not all(isinstance(record, Dense) for record in _each(c.named.get(name))):
+            yield f"`{name}` is stored sparsely"
+
+
+def _packed(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        for record in _each(c.named.get(name)):
+            base = record.base if isinstance(record, Permuted) else record
+            if isinstance(base, Dense) or not base.pattern.layout.of_sequences:
+                yield f"`{name}` is no packed batch"
+
+
+def _no_dense_dims(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if any(isinstance(record, Sparse) and record.dense_sizes for record in _each(c.named.get(name))):
+            yield f"`{name}` has dense dimensions"
+
+
+def _differ(what: str, of: Callable[[Any], Any]) -> Callable[[Bound, list[str]], Iterator[str]]:
+    def check(c: Bound, names: list[str]) -> Iterator[str]:
+        found = {name: of(x) for name in names if (x := c.named.get(name)) is not None}
+        if len(set(found.values())) > 1:
+            values = " and ".join(f"`{name}` has {value}" for name, value in found.items())
+            yield f"its operands have different {what}: {values}"
+
+    return check
+
+
+def _floats(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        x = c.named.get(name)
+        if x is not None and (x.dtype not in (torch.float32, torch.float64) or autocast_on(x.device)):
+            yield f"it computes `{name}`, of {x.dtype}, in another dtype"
+
+
+def _only(c: Bound, values: tuple[tuple[str, Any], ...]) -> Iterator[str]:
+    for name, value in values:
+        if name in c and c[name] is not value and c[name] != value:
+            yield f"{name}={c[name]!r}, and only {name}={value!r} is written for sparse storage"
+
+
+def _eager(c: Bound, stated: bool) -> Iterator[str]:
+    for record in _each(list(c.named.values())):
+        if being_traced(_stored(record)):
+            yield "its result has as many elements as the numbers say, which are unknown while tracing"
+
+
+def _elements(c: Bound, stated: bool) -> Iterator[str]:
+    for record in _each(list(c.named.values())):
+        if any(known_to_hold(size == 0) for size in record.shape):
+            yield f"an operand of shape {tuple(record.shape)} has no elements"
+
+
+_CHECKS: dict[str, Callable[[Bound, Any], Iterator[str]]] = {
+    "sparse": _sparse,
+    "dense": _dense,
+    "packed": _packed,
+    "no_dense_dims": _no_dense_dims,
+    "along": lambda c, stored: not_along(c, *stored),
+    "one_dtype": _differ("dtypes", lambda x: x.dtype),
+    "one_ndim": _differ("numbers of dimensions", lambda x: x.ndim),
+    "floats": _floats,
+    "only": _only,
+    "eager": _eager,
+    "elements": _elements,
+}
 
 
 ANY_CALL = Takes()
@@ -106,10 +173,6 @@ def raise_error_of_torch(c: Bound) -> None:
     c.map(alone, (Dense, Sparse, Permuted)).applied(c.op)
 
 
-def _listed(names: str) -> list[str]:
-    return names.replace(",", " ").split()
-
-
 def _each(value: Any) -> list[Any]:
     """The records in an argument: none, one, or those of a list."""
     found: list[Any] = []
@@ -117,19 +180,7 @@ def _each(value: Any) -> list[Any]:
     return found
 
 
-def _records(c: Bound) -> list[Any]:
-    return _each(list(c.named.values()))
-
-
 def _stored(record: Any) -> torch.Tensor:
     base = record.base if isinstance(record, Permuted) else record
     data: torch.Tensor = base.values.data if isinstance(base, Sparse) else base.data
     return data
-
-
-def _dtype(record: Any) -> Any:
-    return record.dtype
-
-
-def _ndim(record: Any) -> Any:
-    return record.ndim

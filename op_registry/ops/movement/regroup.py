@@ -10,9 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from op_registry.authoring import Groups, NotLowered
-
-WOULD_MIX = NotLowered("it would divide a sparse dimension, or mix sparse with dense ones in several places")
+from op_registry.authoring import Groups
 
 
 @dataclass
@@ -48,17 +46,17 @@ class _Reader:
         self.dense.append(size)
         return self.sparse + len(self.dense) - 1
 
-    def take(self, size: int) -> list[int]:
-        """The dimensions of the result that make up one of `size` elements, more than 1."""
+    def take(self, size: int) -> list[int] | None:
+        """The dimensions of the result that make up one of `size` elements, more than 1; None if none do."""
         group: list[int] = []
         has_dense = False
         while size > 1:
             if self.rest == 1 and not self.ahead:
-                raise WOULD_MIX
+                return None
             if self.rest == 1 and self.ahead[0] < self.sparse:
                 own = self.sizes[self.ahead[0]]
                 if size % own:
-                    raise WOULD_MIX
+                    return None
                 size //= own
                 group.append(self.take_sparse())
                 continue
@@ -66,7 +64,7 @@ class _Reader:
                 self.rest *= self.sizes[self.ahead.pop(0)]
             taken = math.gcd(self.rest, size)
             if taken not in (self.rest, size) or (has_dense and taken > 1):
-                raise WOULD_MIX
+                return None
             if taken > 1:
                 has_dense = True
                 group.append(self.take_dense(taken))
@@ -75,15 +73,18 @@ class _Reader:
         return group
 
 
-def regroup(groups: Groups, sizes: Sequence[int], sparse: int, shape: Sequence[int]) -> tuple[Groups, tuple[int, ...]]:
-    """The groups of a view in `shape`, and the sizes of the dense dimensions of its base; NotLowered if it has none.
+def regroup(
+    groups: Groups, sizes: Sequence[int], sparse: int, shape: Sequence[int]
+) -> tuple[Groups, tuple[int, ...]] | None:
+    """The groups of a view in `shape`, and the sizes of the dense dimensions of its base; None if it has no elements,
+    divides a sparse dimension, or mixes sparse with dense ones in several places.
 
     groups  those of the record that is viewed
     sizes   the shape of its base
     sparse  the number of sparse dimensions
     """
     if 0 in shape or 0 in sizes:
-        raise NotLowered("it views a tensor without elements")
+        return None
     reader = _Reader(sizes, sparse, [d for group in groups for d in group])
     result: list[list[int]] = []
     for size in shape:
@@ -94,9 +95,12 @@ def regroup(groups: Groups, sizes: Sequence[int], sparse: int, shape: Sequence[i
         if result and all(d < sparse for d in result[-1]) and reader.next_is_dense():
             while reader.next_is_single():
                 result[-1].append(reader.take_sparse())
-        result.append(reader.take(size))
+        group = reader.take(size)
+        if group is None:
+            return None
+        result.append(group)
     while result and reader.next_is_single():
         result[-1].append(reader.take_sparse())
     if any(d < sparse for d in reader.ahead):
-        raise WOULD_MIX
+        return None
     return tuple(map(tuple, result)), tuple(reader.dense)

@@ -22,11 +22,9 @@ from op_registry.authoring import (
     AnyRecord,
     Coordinates,
     Dense,
-    Groups,
     NotLowered,
     Permuted,
     Sparse,
-    being_traced,
     call,
     concat_values,
     expand_sparse,
@@ -36,10 +34,11 @@ from op_registry.authoring import (
     one_element_but_along,
     order_of,
     ravel,
-    refuse_dense_dims,
     repeat_sparse,
     shape_alone,
+    shown,
     sparse_dims_first,
+    to_base_order,
     unpadded_elements,
     unravel,
     with_coordinates,
@@ -64,17 +63,18 @@ def divide_dense_dim(x: Sparse, dim: int, divide: Callable[[Tensor, int], Sequen
 # ------------------------------------------------------------------------------------------------ order of dimensions
 
 
-@lowers(views.permute)
-def permute(x: Sparse, dims: Sequence[int]) -> Any:
+@lowers(views.permute, Sparse, Permuted)
+def permute(x: Sparse | Permuted, dims: Sequence[int]) -> Sparse | Permuted:
     order = [wrap_dim(d, x.ndim) for d in dims]
-    if len(set(order)) != x.ndim or len(order) != x.ndim:
+    if sorted(order) != list(range(x.ndim)):
         shape_alone(x.shape).permute(tuple(dims))  # raises torch's error
     return in_order_of(x, order)
 
 
-def in_order_of(x: Sparse, order: Sequence[int]) -> Sparse | Permuted:
+def in_order_of(x: Sparse | Permuted, order: Sequence[int]) -> Sparse | Permuted:
     """`x` with its dimensions permuted; none of `order` is negative."""
-    return shown_as(x, [(d,) for d in order])
+    base, groups = shown(x)
+    return shown_as(base, [groups[d] for d in order])
 
 
 def shown_as(x: Sparse, groups: Sequence[Sequence[int]]) -> Sparse | Permuted:
@@ -97,61 +97,61 @@ def shown_as(x: Sparse, groups: Sequence[Sequence[int]]) -> Sparse | Permuted:
     return with_coordinates(x, [coordinates[d] for d in order], flat, [x.pattern.sizes[d] for d in order])
 
 
-def viewed(x: Sparse, groups: Sequence[Sequence[int]], shape: Sequence[int]) -> Sparse | Permuted:
-    """`x`, shown in `groups`, in another shape; NotLowered if that divides a sparse dimension."""
-    shown = shown_as(x, groups)  # with its dense dimensions in the order in which they are shown
-    x, shown_groups = (shown.base, shown.groups) if isinstance(shown, Permuted) else (shown, _singly(shown.ndim))
-    new_groups, dense_sizes = regroup(shown_groups, x.shape, x.pattern.ndim, shape)
-    if any(len(group) > 1 for group in new_groups) and not keeps_dims_in_view(x.pattern):
-        raise NotLowered("it would merge sparse dimensions, or mix them with dense ones")
-    lead = x.pattern.lead
-    return shown_as(x.like(x.values.map(lambda t: t.reshape(*t.shape[:lead], *dense_sizes))), new_groups)
+def viewed(x: Sparse | Permuted, shape: Sequence[int]) -> Sparse | Permuted:
+    """`x` in another shape, no sparse dimension divided."""
+    x, groups = shown(shown_as(*shown(x)))  # with its dense dimensions in the order in which they are shown
+    found = regroup(groups, x.shape, x.pattern.ndim, shape)
+    if found is None or not (keeps_dims_in_view(x.pattern) or all(len(group) < 2 for group in found[0])):
+        raise NotLowered("it would divide or merge sparse dimensions, or mix them with dense ones in several places")
+    groups, dense_sizes = found
+    return shown_as(x.like(x.values.map(lambda t: t.reshape(*t.shape[: x.pattern.lead], *dense_sizes))), groups)
 
 
-def _singly(ndim: int) -> Groups:
-    """Every dimension by itself, in order."""
-    return tuple((d,) for d in range(ndim))
-
-
-@lowers(views.transpose)
-def transpose(x: Sparse, dim0: int, dim1: int) -> Any:
+@lowers(views.transpose, Sparse, Permuted)
+def transpose(x: Sparse | Permuted, dim0: int, dim1: int) -> Sparse | Permuted:
     order = list(range(x.ndim))
     a, b = wrap_dim(dim0, x.ndim), wrap_dim(dim1, x.ndim)
     order[a], order[b] = order[b], order[a]
-    return permute(x, order)
+    return in_order_of(x, order)
 
 
-@lowers(views.t)
-def t(x: Sparse) -> Any:
+@lowers(views.t, Sparse, Permuted)
+def t(x: Sparse | Permuted) -> Sparse | Permuted:
     if x.ndim > 2:
         shape_alone(x.shape).t()  # raises torch's error
-    return permute(x, list(range(x.ndim))[::-1])
+    return in_order_of(x, range(x.ndim)[::-1])
 
 
-@lowers(views.unsqueeze)
-def unsqueeze(x: Sparse, dim: int) -> Sparse | Permuted:
+@lowers(views.unsqueeze, Sparse, Permuted)
+def unsqueeze(x: Sparse | Permuted, dim: int) -> Sparse | Permuted:
     dim = wrap_dim(dim, x.ndim + 1)
-    if dim > x.pattern.ndim or (dim == x.pattern.ndim and x.dense_sizes):
+    if isinstance(x, Sparse) and (dim > x.pattern.ndim or (dim == x.pattern.ndim and x.dense_sizes)):
         return map_dense_dim(x, dim, lambda t, d: t.unsqueeze(d))
-    if keeps_dims_in_view(x.pattern):  # a dense dimension of the base, shown at `dim`
-        base = x.like(x.values.map(lambda t: t.unsqueeze(-1)))
-        return in_order_of(base, [*range(dim), x.ndim, *range(dim, x.ndim)])
+    if isinstance(x, Permuted) or keeps_dims_in_view(x.pattern):  # the last dimension of the base, shown at `dim`
+        base, groups = shown(x)
+        base = base.like(base.values.map(lambda t: t.unsqueeze(-1)))
+        return shown_as(base, [*groups[:dim], (base.ndim - 1,), *groups[dim:]])
     flat, coordinates = unpadded_elements(x)
     zeros = torch.zeros_like(coordinates[0])
     sizes = x.pattern.sizes
     return with_coordinates(x, (*coordinates[:dim], zeros, *coordinates[dim:]), flat, (*sizes[:dim], 1, *sizes[dim:]))
 
 
+def squeezed_dims(x: Sparse | Permuted, dim: int | Sequence[int] | None) -> list[int]:
+    """The dimensions of size 1 among those that `squeeze` is given, from the last."""
+    candidates = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    return sorted({d for d in (wrap_dim(d, x.ndim) for d in candidates) if x.shape[d] == 1}, reverse=True)
+
+
 @lowers(views.squeeze)
 def squeeze(x: Sparse, dim: int | Sequence[int] | None = None) -> Sparse:
-    candidates = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    removed = {d for d in (wrap_dim(d, x.ndim) for d in candidates) if x.shape[d] == 1}
+    removed = squeezed_dims(x, dim)
     sparse = x.pattern.ndim
     if not any(d < sparse for d in removed):
-        dense = [d - sparse + x.pattern.lead for d in sorted(removed)]
+        dense = [d - sparse + x.pattern.lead for d in removed]
         return x.like(x.values.map(lambda t: t.squeeze(dense))) if dense else x
     flat, coordinates = unpadded_elements(x)
-    inner = [d - sparse + 1 for d in sorted(removed) if d >= sparse]
+    inner = [d - sparse + 1 for d in removed if d >= sparse]
     flat = flat.map(lambda t: t.squeeze(inner)) if inner else flat
     kept = [d for d in range(sparse) if d not in removed]
     return with_coordinates(x, [coordinates[d] for d in kept], flat, [x.pattern.sizes[d] for d in kept])
@@ -164,25 +164,25 @@ def shape_of_view(shape: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
     return tuple(size)
 
 
-@lowers(views.view)
-def view(x: Sparse, size: Sequence[int]) -> Sparse | Permuted:
+@lowers(views.view, Sparse, Permuted)
+def view(x: Sparse | Permuted, size: Sequence[int]) -> Sparse | Permuted:
+    """Where sparse dimensions cannot be kept, all are sparse."""
     shape = shape_of_view(x.shape, size)
+    if isinstance(x, Permuted):
+        return viewed(x, shape)
     sparse, dense = x.pattern.ndim, len(x.dense_sizes)
     if shape[:sparse] == x.pattern.sizes and math.prod(shape[sparse:]) == math.prod(x.dense_sizes):
         return x.like(x.values.map(lambda t: t.reshape(*t.shape[: x.pattern.lead], *shape[sparse:])))
     if keeps_dims_in_view(x.pattern):
         with contextlib.suppress(NotLowered):
-            return viewed(x, _singly(x.ndim), shape)
-    new_sparse = len(shape) - dense
-    if dense and shape[new_sparse:] != x.dense_sizes:
-        raise NotLowered("it would mix sparse with dense dimensions")
-    if new_sparse < 1 or 0 in shape:
-        raise NotLowered("no sparse dimension is left")
-    if x.pattern.layout.row_major:  # a view does not change that order
-        return Sparse(x.values, x.pattern.viewed(shape[:new_sparse], x.pattern.layout.with_room(new_sparse)))
+            return viewed(x, shape)
+    if dense and shape[len(shape) - dense :] != x.dense_sizes:
+        x, dense = with_sparse_dims(x, x.ndim), 0
+    sizes = shape[: len(shape) - dense]
+    if sizes and x.pattern.layout.row_major:  # a view does not change that order
+        return Sparse(x.values, x.pattern.viewed(sizes, x.pattern.layout.with_room(len(sizes))))
     flat, coordinates = unpadded_elements(x)
-    offsets = ravel(coordinates, x.pattern.sizes[:sparse])
-    return with_coordinates(x, unravel(offsets, shape[:new_sparse]), flat, shape[:new_sparse])
+    return with_coordinates(x, unravel(ravel(coordinates, x.pattern.sizes), sizes), flat, sizes)
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
@@ -266,16 +266,25 @@ def unbind(x: Sparse, dim: int = 0) -> list[Any]:
 
 
 @lowers(views.diagonal)
-def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Sparse:
-    refuse_dense_dims(x)
+def diagonal(x: Sparse, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Sparse | Permuted:
     a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
     length = shape_alone(x.shape).diagonal(offset, dim1, dim2).shape[-1]
+    if min(a, b) >= x.pattern.ndim:
+        lead = x.pattern.lead - x.pattern.ndim
+        return x.like(x.values.map(lambda t: t.diagonal(offset, a + lead, b + lead)))
+    x = with_sparse_dims(x, max(a + 1, b + 1, x.pattern.ndim))
     flat, coordinates = unpadded_elements(x)
     index = (coordinates[b] - coordinates[a] == offset).nonzero()[:, 0]
-    diagonal_coordinate = torch.minimum(coordinates[a], coordinates[b])[index]
-    others = [coordinates[d][index] for d in range(x.ndim) if d not in (a, b)]
-    sizes = [size for d, size in enumerate(x.shape) if d not in (a, b)]
-    return with_coordinates(x, [*others, diagonal_coordinate], flat.take_rows(index), [*sizes, length])
+    others = [d for d in range(x.pattern.ndim) if d not in (a, b)]
+    moved = [*(coordinates[d][index] for d in others), torch.minimum(coordinates[a], coordinates[b])[index]]
+    result = with_coordinates(x, moved, flat.take_rows(index), [*(x.shape[d] for d in others), length])
+    return last_sparse_dim_last(result)
+
+
+def last_sparse_dim_last(x: Sparse) -> Sparse | Permuted:
+    """`x` with its last sparse dimension shown behind the dense ones."""
+    last = x.pattern.ndim - 1
+    return in_order_of(x, [*range(last), *range(last + 1, x.ndim), last])
 
 
 # ---------------------------------------------------------------------------------------------- flips, rolls, repeats
@@ -323,29 +332,36 @@ def _rot90(x: Sparse, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sparse | Perm
 def roll(x: Sparse, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Sparse:
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [wrap_dim(d, x.ndim) for d in ([dims] if isinstance(dims, int) else dims)]
-    if dims and len(shifts) == len(dims) and not any(d < x.pattern.ndim for d in dims):
-        values_dims = [d - x.pattern.ndim + x.pattern.lead for d in dims]
-        return x.like(x.values.map(lambda t: t.roll(shifts, values_dims)))
-    flat, coordinates = unpadded_elements(x)
+    if len(shifts) != max(len(dims), 1):
+        shape_alone(x.shape).roll(shifts, dims)  # raises torch's error
     if not dims:
-        refuse_dense_dims(x)
+        x = with_sparse_dims(x, x.ndim)
+        flat, coordinates = unpadded_elements(x)
         offsets = (ravel(coordinates, x.pattern.sizes) + shifts[0]) % max(math.prod(x.shape), 1)
         return with_coordinates(x, unravel(offsets, x.pattern.sizes), flat, x.pattern.sizes)
+    inner = [(d - x.pattern.ndim + x.pattern.lead, n) for d, n in zip(dims, shifts, strict=True) if d >= x.pattern.ndim]
+    if inner:
+        values_dims, inner_shifts = zip(*inner, strict=True)
+        x = x.like(x.values.map(lambda t: t.roll(inner_shifts, values_dims)))
+    if len(inner) == len(dims):
+        return x
+    flat, coordinates = unpadded_elements(x)
     moved: list[Tensor] = list(coordinates)
     for shift, dim in zip(shifts, dims, strict=True):
-        if dim >= x.pattern.ndim:
-            raise NotLowered("it rolls sparse and dense dimensions at once")
-        moved[dim] = (moved[dim] + shift) % max(x.shape[dim], 1)
+        if dim < x.pattern.ndim:
+            moved[dim] = (moved[dim] + shift) % max(x.shape[dim], 1)
     return with_coordinates(x, moved, flat, x.pattern.sizes)
 
 
 @lowers(movement.repeat)
 def repeat(x: Sparse, repeats: Sequence[int]) -> Sparse:
-    refuse_dense_dims(x)
     new = len(repeats) - x.ndim
-    if new < 0 or 0 in repeats:
-        raise NotLowered("its result is empty, or it has fewer repeats than dimensions")
-    return repeat_sparse(x, list(repeats), new)
+    if new < 0:
+        shape_alone(x.shape).repeat(repeats)  # raises torch's error
+    outer, inner = repeats[: new + x.pattern.ndim], repeats[new + x.pattern.ndim :]
+    if any(times != 1 for times in inner):
+        x = x.like(x.values.map(lambda t: t.repeat(*[1] * x.pattern.lead, *inner)))
+    return repeat_sparse(x, outer, new)
 
 
 @lowers(views.expand)
@@ -356,36 +372,46 @@ def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Sparse:
 # -------------------------------------------------------------------------------------------------------------- joins
 
 
-def without_empty(tensors: Sequence[AnyRecord]) -> list[AnyRecord]:
-    """The operands of `cat` without plain ones of shape (0,), which torch.cat leaves out beside any others."""
-    types = {x.dtype for x in tensors if not isinstance(x, Dense)}
-    return [x for x in tensors if not (isinstance(x, Dense) and tuple(x.shape) == (0,) and types == {x.dtype})]
+def without_empty(tensors: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
+    """The operands of `cat` without those of shape (0,), which torch.cat leaves out beside any others."""
+    rest = [x for x in tensors if tuple(x.shape) != (0,)]
+    return rest if rest and len({x.dtype for x in tensors}) == 1 else tensors
 
 
 @joins.cat.lowering(Sparse)
-def cat_of_stored(op: OpOverload, tensors: Sequence[AnyRecord], dim: int = 0) -> Sparse:
+@joins.cat.lowering(Permuted)
+def cat_of_stored(op: OpOverload, tensors: Sequence[AnyRecord], dim: int = 0) -> Sparse | Permuted:
     kept = without_empty(tensors)
-    if not all(isinstance(x, Sparse) for x in kept):
-        raise NotLowered("an operand whose elements would be moved is stored densely")
-    return cat(kept, dim)  # type: ignore[arg-type]
+    if len({x.ndim for x in kept}) > 1:
+        torch.cat([shape_alone(x.shape) for x in tensors], dim)  # raises torch's error, unless one is empty
+    if len({(type(x), x.ndim) for x in kept}) > 1 or isinstance(kept[0], Dense):
+        raise NotLowered("operands whose elements would be moved are stored in different ways, or densely")
+    return cat_of_permuted(kept, dim) if isinstance(kept[0], Permuted) else cat(kept, dim)  # type: ignore[arg-type]
 
 
-def cat(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
+def cat_of_permuted(tensors: Sequence[Permuted], dim: int) -> Sparse | Permuted:
+    first = tensors[0]
+    bases: list[Any] = [to_base_order(x, first) for x in tensors]
+    result = cat(bases, first.base_dim(wrap_dim(dim, first.ndim)))
+    if result.pattern.ndim > first.base.pattern.ndim and any(len(group) > 1 for group in first.groups):
+        raise NotLowered("it joins along a dense dimension, and its operands do not share a sparsity pattern")
+    return shown_as(result, first.groups)
+
+
+def cat(tensors: Sequence[Sparse], dim: int) -> Sparse:
     first = tensors[0]
     if len(tensors) == 1:
         return first.like(first.values.map(torch.clone))
-    if any(x.ndim != first.ndim for x in tensors):
-        raise NotLowered("its operands have different numbers of dimensions")
     dim = wrap_dim(dim, first.ndim)
-    forms = {(x.ndim, x.pattern.ndim, tuple(n for d, n in enumerate(x.shape) if d != dim)) for x in tensors}
-    if len(forms) > 1:
-        raise NotLowered("its operands differ in their sparse dimensions, or in shape")
-    if dim >= first.pattern.ndim:
-        if not all(x.pattern.same_as(first.pattern) for x in tensors):
-            if any(being_traced(x.values.data) for x in tensors):
-                raise NotLowered("it joins along a dense dimension, and its operands do not share a sparsity pattern")
-            return cat([with_sparse_dims(x, dim + 1) for x in tensors], dim)
-        return first.like(concat_values([x.values for x in tensors], dim - first.pattern.ndim + first.pattern.lead))
+    if len({(*x.shape[:dim], *x.shape[dim + 1 :]) for x in tensors}) > 1:
+        torch.cat([shape_alone(x.shape) for x in tensors], dim)  # raises torch's error
+    sparse = max(x.pattern.ndim for x in tensors)
+    if dim >= sparse and not all(x.pattern.same_as(first.pattern) for x in tensors):
+        sparse = dim + 1
+    tensors = [with_sparse_dims(x, sparse) for x in tensors]
+    first = tensors[0]
+    if dim >= sparse:
+        return first.like(concat_values([x.values for x in tensors], dim - sparse + first.pattern.lead))
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
     parts = [unpadded_elements(x) for x in tensors]
     starts = [sum(x.shape[dim] for x in tensors[:n]) for n in range(len(tensors))]
@@ -398,17 +424,12 @@ def cat(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
     return with_coordinates(first, [torch.cat(c) for c in zip(*coordinates, strict=True)], flat, sizes)
 
 
-@lowers(joins.stack)
-def stack(tensors: Sequence[Sparse], dim: int = 0) -> Sparse:
+@lowers(joins.stack, Sparse, Permuted)
+def stack(tensors: Sequence[Sparse | Permuted], dim: int = 0) -> Any:
     if len({tuple(x.shape) for x in tensors}) > 1:
-        raise NotLowered("its operands have different shapes")
+        torch.stack([shape_alone(x.shape) for x in tensors], dim)  # raises torch's error
     dim = wrap_dim(dim, tensors[0].ndim + 1)
-    return joined([unsqueeze(x, dim) for x in tensors], dim)
-
-
-def joined(parts: Sequence[Sparse | Permuted], dim: int) -> Any:
-    """`cat` of records that were shown with a new dimension."""
-    return call(aten.cat.default, parts, dim)
+    return call(aten.cat.default, [unsqueeze(x, dim) for x in tensors], dim)
 
 
 def conj(op: OpOverload, x: Sparse | Permuted) -> Any:
@@ -428,19 +449,14 @@ def view_as_real(x: Sparse) -> Sparse:
     return x.like(Dense(data, None if v is None else v.unsqueeze(-1).expand(data.shape)))
 
 
-@lowers(views.view_as_complex)
+@lowers(views.view_as_complex, Sparse, Permuted)
 def view_as_complex(x: Sparse | Permuted) -> Any:
     few = one_element_but_along(x.shape, -1)
     torch.view_as_complex(torch.empty(few, dtype=x.dtype, device="meta"))  # raises torch's errors
-    if x.ndim < 2:
-        raise NotLowered("no sparse dimension is left")
     real, imaginary = (call(aten.select.int, x, -1, n) for n in (0, 1))
     return call(aten.complex.default, real, imaginary)
 
 
-views.view_as_complex.lowering(Permuted)(lambda op, x: view_as_complex(x))
-
-
-@views.view_as_real.lowering(Permuted)
-def view_as_real_in_order(op: OpOverload, x: Permuted) -> Permuted:
+@lowers(views.view_as_real, Permuted)
+def view_as_real_in_order(x: Permuted) -> Permuted:
     return Permuted(view_as_real(x.base), (*x.order, x.base.ndim))

@@ -22,6 +22,7 @@ from op_registry.authoring import (
     layout_with_room,
     to_dense,
     to_layout,
+    with_sparse_dims,
 )
 from op_registry.ops.movement import joins
 
@@ -42,8 +43,8 @@ def where(op: OpOverload, condition: Dense | Sparse, self: Dense | Sparse, other
 
 def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
     """The stored elements of each branch, where the condition chooses it."""
-    if self.pattern.ndim != other.pattern.ndim:
-        raise NotLowered("its branches are sparse in different dimensions")
+    sparse = max(self.pattern.ndim, other.pattern.ndim)
+    self, other = with_sparse_dims(self, sparse), with_sparse_dims(other, sparse)
     meta = [torch.empty((1,) * r.ndim, dtype=r.dtype, device="meta") for r in (self, other)]
     dtype = torch.result_type(*meta)
     sizes = self.pattern.sizes

@@ -11,9 +11,10 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     NotLowered,
     Number,
+    Permuted,
     Sparse,
     lowers,
-    refuse_dense_dims,
+    map_dense_dim,
     select_along,
     shape_alone,
     slice_of,
@@ -23,6 +24,7 @@ from op_registry.authoring import (
 )
 from op_registry.ops.movement import rules as movement
 from op_registry.ops.movement import views
+from op_registry.ops.movement.sparse import last_sparse_dim_last
 
 aten = torch.ops.aten
 
@@ -67,11 +69,12 @@ def constant_pad_nd(op: OpOverload, x: Sparse, pad: Sequence[int], value: Number
 
 
 @lowers(views.unfold)
-def unfold(x: Sparse, dimension: int, size: int, step: int) -> Sparse:
+def unfold(x: Sparse, dimension: int, size: int, step: int) -> Sparse | Permuted:
     """Every window in a new last dimension; an element is repeated for each window that contains it."""
-    refuse_dense_dims(x)
     shape = shape_alone(x.shape).unfold(dimension, size, step).shape
     dim = wrap_dim(dimension, x.ndim)
+    if dim >= x.pattern.ndim:
+        return map_dense_dim(x, dim, lambda t, d: t.unfold(d, size, step))
     flat, coordinates = unpadded_elements(x)
     stored = coordinates[dim].shape[0]
     most_windows = -(-size // step)  # that contain one element
@@ -82,4 +85,5 @@ def unfold(x: Sparse, dimension: int, size: int, step: int) -> Sparse:
     kept = ((window >= 0) & (window < shape[dim]) & (in_window < size)).nonzero()[:, 0]
     source = source[kept]
     moved = [window[kept] if d == dim else c[source] for d, c in enumerate(coordinates)]
-    return with_coordinates(x, [*moved, in_window[kept]], flat.take_rows(source), shape)
+    sizes = (*shape[: x.pattern.ndim], size)
+    return last_sparse_dim_last(with_coordinates(x, [*moved, in_window[kept]], flat.take_rows(source), sizes))
