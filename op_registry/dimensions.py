@@ -76,6 +76,10 @@ class Labels:
     roles: Mapping[Label, Role] = field(default_factory=dict)
     sizes: Mapping[Label, int] = field(default_factory=dict)
 
+    def belongs_to(self, first: str, name: str) -> bool:
+        """Whether every dimension of an operand is one of the first operand's, as a parameter's are; a number's are."""
+        return set(self.operands.get(name, ())) <= set(self.operands[first])
+
     def row_of(self, name: str) -> int:
         """How many last dimensions of the operand make up a row that the operator processes independently.
 
@@ -385,11 +389,11 @@ class Slices(Dimensions):
         lead: tuple[Dimension, ...] = tuple(label for dims in others.values() for label in dims)
         return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
 
-    # (misfit: Registration.arguments_of_slices, which knows what to write instead)
     def is_of_elements(self, op: OpOverload, result: int) -> bool:
         """Whether a result has the first operand's dimensions."""
         return self.gives != "one"
 
+    # (misfit: Registration.arguments_of_slices, which knows what to write instead)
     def __str__(self) -> str:
         along = "the whole tensor" if self.dim is None else f"each slice along `{self.dim}`"
         given = {"one": "one result for", "each": "a result for each element of", "front": "elements in order, of"}
@@ -420,9 +424,8 @@ class LastDims(Dimensions):
         result = operands[first]
         statistic = tuple(None if label in roles else label for label in result)
         number = number_of_results(op)
-        return Labels(
-            operands, tuple(result if self.is_of_elements(op, n) else statistic for n in range(number)), roles
-        )
+        results = tuple(result if self.is_of_elements(op, n) else statistic for n in range(number))
+        return Labels(operands, results, roles)
 
     def is_of_elements(self, op: OpOverload, result: int) -> bool:
         """Whether a result has the first operand's dimensions; the first one always has."""
