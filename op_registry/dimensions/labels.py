@@ -67,6 +67,10 @@ class Labels:
         """What the operator does along a dimension, or along a part of it; None if all of it is batch."""
         return next((self.roles[label] for label in atoms(dimension) if label in self.roles), None)
 
+    def belongs_to(self, first: str, name: str) -> bool:
+        """Whether every dimension of an operand is one of the first operand's, as a parameter's are; a number's are."""
+        return set(self.operands.get(name, ())) <= set(self.operands[first])
+
     def row_of(self, name: str) -> int:
         """How many last dimensions of the operand make up a row that the operator processes independently.
 

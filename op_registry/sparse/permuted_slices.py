@@ -28,9 +28,9 @@ def on_base_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     x, *others = named.values()
     if labels is None or not isinstance(x, Permuted) or any(isinstance(a, (Sparse, Permuted)) for a in others):
         raise NotLowered("only the first operand may be sparse")
-    if any(isinstance(a, Dense) and a.ndim > 0 and name not in labels.operands for name, a in named.items()):
-        raise NotLowered("another operand is dense")
     first = op._schema.arguments[0].name
+    if any(isinstance(a, Dense) and not labels.belongs_to(first, name) for name, a in named.items()):
+        raise NotLowered("another operand is dense")
     along = [d for d, label in enumerate(labels.operands[first]) if label in labels.roles]
     of_base = [d for visible in along for d in x.groups[visible]]
     call = Bound(rule, op, named).with_(**{first: x.base})

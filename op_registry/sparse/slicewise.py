@@ -144,7 +144,7 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
     if labels is None or (isinstance(dims, LastDims) and not dims.sizes_match(op, bound)):
         raise NotLowered("the shapes do not match")
     for name, other in rest.items():
-        if isinstance(other, (Dense, Sparse)) and other.ndim > 0 and name not in labels.operands:
+        if isinstance(other, (Dense, Sparse)) and not labels.belongs_to(arguments[0].name, name):
             kind = "sparse" if isinstance(other, Sparse) else "dense"
             raise NotLowered(f"{name}, {kind}, is no number")
     if isinstance(dims, Slices) and dims.needs_elements and known_to_hold(x.values.data.numel() == 0):

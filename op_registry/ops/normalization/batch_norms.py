@@ -23,6 +23,7 @@ from op_registry.authoring import (
     NotLowered,
     Sparse,
     Spread,
+    accumulation_dtype,
     bind_by_name,
     masked_slices,
     on_call,
@@ -34,8 +35,9 @@ from op_registry.ops.normalization.channels import (
     by_own_statistics,
     check_shapes,
     dtype_by_channel,
+    with_dense_parameters,
 )
-from op_registry.ops.normalization.norms import saved_statistics
+from op_registry.ops.normalization.norms import affine, saved_statistics
 
 aten = torch.ops.aten
 
@@ -69,7 +71,7 @@ def batch_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
 @batch_norm.lowering(Sparse)
 @on_call
 def batch_norm_of_stored(c: Bound) -> Any:
-    return by_channel(c.op, StoredChannels(c.first), c.named)
+    return by_channel(c.op, StoredChannels(c.first), with_dense_parameters(c))
 
 
 def by_channel(op: OpOverload, c: Channels, named: Mapping[str, Any]) -> Any:
@@ -111,15 +113,19 @@ def by_given_statistics(
     op: OpOverload, c: Channels, named: Mapping[str, Any], parameters: Mapping[str, Dense | None]
 ) -> Any:
     """The operator with a given mean and variance, which is elementwise in the input."""
-    validity = valid_in_all(c.elements, *(c.parameter(p) for p in parameters.values()))
-    filled = {n: p.filled(FILLS[n]) for n, p in parameters.items() if p is not None}
-    if isinstance(c, StoredChannels) and "functional" in op._schema.name:
-        raise NotLowered("it returns the running statistics")
-    x, filled = c.as_batch(filled)
-    result = op(**{**named, **filled, "input": x.filled(0)})
-    first, *rest = (result,) if isinstance(result, Tensor) else result
-    shown = c.shown(Dense(first.reshape(c.elements.shape), validity))
-    return (shown, *rest) if rest else shown
+    x, of_each = c.elements, [c.parameter(p) for p in parameters.values()]
+    validity = valid_in_all(x, *of_each)
+    if not isinstance(c, StoredChannels):
+        filled = {n: p.filled(FILLS[n]) for n, p in parameters.items() if p is not None}
+        result = op(**{**named, **filled, "input": x.filled(0)})
+        return Dense(result, validity) if isinstance(result, Tensor) else (Dense(result[0], validity), *result[1:])
+    weight, bias, mean, var = of_each
+    if mean is None or var is None or len(op._schema.returns) > 1:
+        raise NotLowered("it also returns statistics, or torch refuses it without them")
+    wide = accumulation_dtype(x.dtype)
+    centred = x.filled(0).to(wide) - mean.filled(0).to(wide)
+    values = affine(centred * (var.filled(1).to(wide) + named["eps"]).rsqrt(), weight, bias)
+    return c.shown(Dense(values.to(dtype_by_channel(one_channel, x, weight, bias)), validity))
 
 
 def updated_statistics(

@@ -27,6 +27,7 @@ from op_registry.authoring import (
     aligned_validity,
     at_elements,
     bind_by_name,
+    dense_or_none,
     masked_slices,
     on_call,
     pattern_of,
@@ -67,10 +68,6 @@ class Channels:
         """What belongs to the channel of each element; it broadcasts."""
         return None if p is None else p.map(lambda t: t.reshape((1, -1) + (1,) * (self.x.ndim - 2)))
 
-    def as_batch(self, parameters: dict[str, Tensor]) -> tuple[Dense, dict[str, Tensor]]:
-        """The elements as (N, C, *), with parameters by channel."""
-        return self.elements, parameters
-
     def shown(self, elements: Dense) -> Any:
         """A record of other elements."""
         return elements
@@ -106,15 +103,15 @@ class StoredChannels(Channels):
         shape = (-1,) + (1,) * (self.x.ndim - 2)
         return None if p is None else at_elements(p.map(lambda t: t.reshape(shape)), self.x)
 
-    def as_batch(self, parameters: dict[str, Tensor]) -> tuple[Dense, dict[str, Tensor]]:
-        """Where channels are sparse, each stored element is a channel of its own."""
-        if self.x.pattern.ndim < 2:
-            return self.elements, parameters
-        channel = self.x.pattern.coordinates()[1]
-        return self.elements.map(lambda t: t.unsqueeze(0)), {n: p[channel] for n, p in parameters.items()}
-
     def shown(self, elements: Dense) -> Any:
         return self.x.folded(elements)
+
+
+def with_dense_parameters(c: Bound) -> Mapping[str, Any]:
+    """The arguments, with weight and bias dense. Running statistics are written to: NotLowered for sparse ones."""
+    if any(isinstance(c.named.get(name), Sparse) for name in ("running_mean", "running_var")):
+        raise NotLowered("running statistics are stored sparsely")
+    return {**c.named, **{name: dense_or_none(c.named.get(name)) for name in ("weight", "bias")}}
 
 
 def check_shapes(op: OpOverload, c: Channels, named: Mapping[str, Any], fit: bool) -> None:
@@ -122,10 +119,8 @@ def check_shapes(op: OpOverload, c: Channels, named: Mapping[str, Any], fit: boo
 
     torch gets copies, so that nothing is written.
     """
-    parameters = [p for name, p in named.items() if isinstance(p, (Dense, Sparse)) and name != "input"]
+    parameters = [p for name, p in named.items() if isinstance(p, Dense) and name != "input"]
     if fit and c.x.ndim >= 2 and all(p.shape == c.x.shape[1:2] for p in parameters):
-        if isinstance(c.x, Sparse) and not all(isinstance(p, Dense) for p in parameters):
-            raise NotLowered("a parameter is sparse")
         return
     if isinstance(c.x, Sparse):
         raise NotLowered("the shapes do not match, or torch refuses it")
@@ -166,7 +161,7 @@ def group_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
 @group_norm.lowering(Sparse)
 @on_call
 def group_norm_of_stored(c: Bound) -> Any:
-    return by_groups(c.op, StoredChannels(c.first), c.named)
+    return by_groups(c.op, StoredChannels(c.first), with_dense_parameters(c))
 
 
 def by_groups(op: OpOverload, c: Channels, named: Mapping[str, Any]) -> Any:
