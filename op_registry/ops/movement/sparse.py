@@ -170,9 +170,9 @@ def view(x: Sparse | Permuted, size: Sequence[int]) -> Sparse | Permuted:
     shape = shape_of_view(x.shape, size)
     if isinstance(x, Permuted):
         return viewed(x, shape)
-    sparse, dense = x.pattern.ndim, len(x.dense_sizes)
+    sparse, dense, lead = x.pattern.ndim, len(x.dense_sizes), x.pattern.lead
     if shape[:sparse] == x.pattern.sizes and math.prod(shape[sparse:]) == math.prod(x.dense_sizes):
-        return x.like(x.values.map(lambda t: t.reshape(*t.shape[: x.pattern.lead], *shape[sparse:])))
+        return x.like(x.values.map(lambda t: t.reshape(*t.shape[:lead], *shape[sparse:])))
     if keeps_dims_in_view(x.pattern):
         with contextlib.suppress(NotLowered):
             return viewed(x, shape)
