@@ -19,7 +19,9 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     REDUCTION,
+    Along,
     Dense,
+    Equation,
     as_bool,
     as_int8,
     autocast_off,
@@ -37,8 +39,11 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
+# Rows of two matrices; the result has a distance for each pair of rows.
+PAIRS = Equation("*md,*nd->*mn")
 
-@masked_slices(aten.cosine_similarity, category=REDUCTION)
+
+@masked_slices(aten.cosine_similarity, category=REDUCTION, dims=Along("reduced"))
 def cosine_similarity(op: OpOverload, x: Dense, y: Dense, dim: int = 1, eps: float = 1e-8) -> Dense:
     """The norms of both vectors are taken over the common coordinates, too."""
     left, right = torch.broadcast_tensors(x.data, y.data)
@@ -53,7 +58,7 @@ def cosine_similarity(op: OpOverload, x: Dense, y: Dense, dim: int = 1, eps: flo
     return Dense(similarity, pairs.any_valid(dim))
 
 
-@masked_slices(aten.cdist, aten._cdist_forward, category=REDUCTION)
+@masked_slices(aten.cdist, aten._cdist_forward, category=REDUCTION, dims=PAIRS)
 def cdist(op: OpOverload, x: Dense, y: Dense, p: float = 2.0, compute_mode: int | None = None) -> Dense:
     """Between every row of `x` and every row of `y`."""
     dtype = op(no_rows(x), y.data.detach(), p, compute_mode).dtype  # and torch's errors
@@ -79,7 +84,7 @@ def is_large(x: Dense, y: Dense) -> bool:
     return computed_at_once(x.data, y.data) and max(x.shape[-2], y.shape[-2]) > 25
 
 
-@masked_slices(aten._euclidean_dist, category=REDUCTION)
+@masked_slices(aten._euclidean_dist, category=REDUCTION, dims=PAIRS)
 def _euclidean_dist(op: OpOverload, x: Dense, y: Dense) -> Dense:
     """torch's cdist by matrix products."""
     return euclidean_distances(x, y, op(no_rows(x), y.data.detach()).dtype)
@@ -112,7 +117,7 @@ def are_finite(*tensors: Tensor) -> bool:
     return all(bool(t.detach().isfinite().all()) for t in tensors)
 
 
-@masked_slices(aten.pdist, aten._pdist_forward, category=REDUCTION)
+@masked_slices(aten.pdist, aten._pdist_forward, category=REDUCTION, dims=Equation("Nd->P"))
 def pdist(op: OpOverload, x: Dense, p: float = 2.0) -> Dense:
     """Between any two rows, in the order of the upper triangle."""
     dtype = op(x.data.detach(), p).dtype  # and torch's errors

@@ -26,6 +26,7 @@ from op_registry.authoring import (
     Dense,
     DenseSlices,
     Dims,
+    Equation,
     Number,
     Over,
     Rule,
@@ -243,7 +244,7 @@ def norm(
     return filled_norm(x, p, dim, keepdim, lambda t: op(t, p, dim, keepdim, dtype=dtype_for(x, t, dtype)))
 
 
-@masked_rule(aten.dist, category=REDUCTION)
+@masked_rule(aten.dist, category=REDUCTION, dims=Equation("*,*->"))
 def dist(x: Dense, y: Dense, p: float = 2) -> Dense:
     """The norm of the differences over the elements that are valid in both."""
     validity = valid_in_all(x, y)

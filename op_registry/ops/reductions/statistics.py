@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     REDUCTION,
     Dense,
+    Equation,
     Slices,
     accumulation_dtype,
     as_bool,
@@ -157,7 +158,7 @@ def complete(rows: Dense, *weights: Dense) -> Tensor:
     return as_bool(validity).expand(rows.shape)
 
 
-@masked_slices(aten.cov, category=REDUCTION)
+@masked_slices(aten.cov, category=REDUCTION, dims=Equation("1n,n,n->", "Mn,n,n->MN", "n,n,n->"))
 def cov(
     op: OpOverload, x: Dense, *, correction: int = 1, fweights: Dense | None = None, aweights: Dense | None = None
 ) -> Dense:
@@ -183,7 +184,7 @@ def cov(
         return entries(divided(p.product, divisor.clamp(min=0)), p.number, dtype)
 
 
-@masked_slices(aten.corrcoef, category=REDUCTION)
+@masked_slices(aten.corrcoef, category=REDUCTION, dims=Equation("1n->", "Mn->MN", "n->"))
 def corrcoef(op: OpOverload, x: Dense) -> Dense:
     """Covariance divided by both standard deviations, all over the same observations."""
     rows = variables(op, x)
