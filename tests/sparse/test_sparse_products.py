@@ -192,3 +192,21 @@ def test_a_refusal_names_the_dimension(function, said):
     x = md.masked_tensor(torch.ones(2, 3, 4), torch.ones(2, 3, 1, dtype=torch.bool)).to_packed()
     with md.densify("never"), pytest.raises(md.MaskedSemanticsError, match=said):
         function(x)
+
+
+def test_what_is_more_than_a_sum_runs_on_stored_rows():
+    x = md.masked_tensor(torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [0, 1, 0]], dtype=torch.bool)[..., None])
+    bias, weight = torch.randn(5), torch.randn(4, 5)
+    with md.densify("never"):
+        found = torch.ops.aten._addmm_activation(bias, x.to_packed().view(-1, 4), weight, use_gelu=True)
+    expected = torch.ops.aten._addmm_activation(bias, x.view(-1, 4), weight, use_gelu=True)
+    assert torch.equal(found.to_dense().get_mask(), expected.get_mask())
+    torch.testing.assert_close(filled(found), filled(expected))
+
+
+def test_vdot_conjugates_stored_elements():
+    x = md.masked_tensor(torch.randn(6, dtype=torch.complex64), torch.arange(6) % 2 == 0)
+    y = torch.randn(6, dtype=torch.complex64)
+    with md.densify("never"):
+        found = torch.vdot(x.to_sparse(), y)
+    torch.testing.assert_close(filled(found), filled(torch.vdot(x, y)))
