@@ -106,6 +106,14 @@ class Dimensions:
         raise NotImplementedError
 
 
+def counted_from_the_end(named: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Arguments with the dimensions in one of them counted from the last of the first tensor."""
+    ndim, dim = next(iter(named.values())).ndim, named.get(name)
+    if isinstance(dim, int):
+        return {**named, name: dim - ndim if dim >= 0 else dim}
+    return dict(named) if dim is None else {**named, name: [d - ndim if d >= 0 else d for d in dim]}
+
+
 _ONE = ("Tensor", "Optional[Tensor]")
 _SEVERAL = ("List[Tensor]", "List[Optional[Tensor]]")
 

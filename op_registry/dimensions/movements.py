@@ -19,6 +19,7 @@ from op_registry.dimensions.labels import (
     Role,
     atoms,
     batch_labels,
+    counted_from_the_end,
     number_of_results,
     tensors_in,
 )
@@ -106,9 +107,10 @@ class Along(Dimensions):
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors, dims = tensors_in(op, named), named.get(self.dim)
         labels = batch_labels(max(t.ndim for t in tensors.values()))
-        if not labels:
+        listed = (dims,) if isinstance(dims, int) else dims or range(len(labels))
+        if not labels or any(not -len(labels) <= d < len(labels) for d in listed):
             return None
-        along = [labels[d] for d in ((dims,) if isinstance(dims, int) else dims or range(len(labels)))]
+        along = [labels[d] for d in listed]
         operands = {n: (along[0],) if t.ndim == 1 else batch_labels(t.ndim) for n, t in tensors.items()}
         new = tuple(f"new{n}" for n in range(self.more))
         roles: dict[Label, Role] = dict.fromkeys(new, "new")
@@ -116,6 +118,9 @@ class Along(Dimensions):
             roles |= dict.fromkeys(along, self.role)
         result = tuple(a for a in labels if self.role != "reduced" or a not in along) + new
         return Labels(operands, (result,) * number_of_results(op), roles)
+
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        return counted_from_the_end(named, self.dim)
 
     def misfit(self, op: OpOverload) -> str | None:
         names = [a.name for a in op._schema.arguments]

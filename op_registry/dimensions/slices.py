@@ -15,6 +15,7 @@ from op_registry.dimensions.labels import (
     Labels,
     Role,
     batch_labels,
+    counted_from_the_end,
     number_of_results,
     tensors_in,
 )
@@ -75,11 +76,7 @@ class Slices(Dimensions):
         return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
 
     def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        ndim, name = next(iter(named.values())).ndim, self.dim or ""
-        dim = named.get(name)
-        if isinstance(dim, int):
-            return {**named, name: dim - ndim if dim >= 0 else dim}
-        return dict(named) if dim is None else {**named, name: [d - ndim if d >= 0 else d for d in dim]}
+        return counted_from_the_end(named, self.dim or "")
 
     # (misfit: Registration.arguments_of_slices, which knows what to write instead)
     def is_of_elements(self, op: OpOverload, result: int) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,7 +22,6 @@ from op_registry.bound import Bound
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import known_to_hold, shape_alone
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.along import not_along
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse
 
@@ -35,7 +34,6 @@ class Takes:
     dense         stored densely; of a list, each
     packed        packed batches of sequences, whose dimensions may be shown in another order
     no_dense_dims if stored sparsely, without dense dimensions
-    along         "dense" or "sparse": how the dimensions along which the operator works are stored
     one_dtype     operands of one dtype
     one_ndim      operands of one number of dimensions
     floats        operands of float32 or float64, outside of autocast: the operator computes in their own dtype
@@ -48,7 +46,6 @@ class Takes:
     dense: str = ""
     packed: str = ""
     no_dense_dims: str = ""
-    along: Literal["sparse", "dense", ""] = ""
     one_dtype: str = ""
     one_ndim: str = ""
     floats: str = ""
@@ -147,7 +144,6 @@ _CHECKS: dict[str, Callable[[Bound, Any], Iterator[str]]] = {
     "dense": _dense,
     "packed": _packed,
     "no_dense_dims": _no_dense_dims,
-    "along": lambda c, stored: not_along(c, *stored),
     "one_dtype": _differ("dtypes", lambda x: x.dtype),
     "one_ndim": _differ("numbers of dimensions", lambda x: x.ndim),
     "floats": _floats,

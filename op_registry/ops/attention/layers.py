@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     ATTENTION,
     QUERY,
+    Bound,
     Dense,
     NotLowered,
     Permuted,
@@ -29,6 +30,7 @@ from op_registry.authoring import (
     data_of,
     hand_on,
     masked_rule,
+    on_call,
 )
 from op_registry.ops.attention import tokens
 
@@ -222,24 +224,22 @@ def _transformer_encoder_layer_fwd(
     return _encoder_layer(on_dense, *given) if on_tokens is None else on_tokens
 
 
-def _packed_encoder_layer(run: Call, *given: Any, **named: Any) -> Any:
-    on_tokens = None if named else tokens.on_packed(_encoder_layer, *given)
-    return _encoder_layer(run, *given, **named) if on_tokens is None else on_tokens
+def _packed_encoder_layer(run: Call, *given: Any) -> Any:
+    on_tokens = tokens.on_packed(_encoder_layer, *given)
+    return _encoder_layer(run, *given) if on_tokens is None else on_tokens
 
 
 def _lower(rule: Rule, layer: Callable[..., Any]) -> None:
     """On packed batches: the same operators, each by its own lowering."""
 
-    def lowering(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        named = dict(zip([a.name for a in op._schema.arguments], args, strict=False)) | kwargs
-        x, width, weight = args[0], named["embed_dim"], named["qkv_weight"]
-        heads = named["num_heads"] if "num_heads" in named else named["num_head"]
-        if 0 in x.shape or x.shape[-1] != width or tuple(weight.shape) != (3 * width, width) or width % heads:
+    @rule.lowering(Sparse)
+    @rule.lowering(Permuted)
+    @on_call
+    def lowering(c: Bound) -> Any:
+        x, width, heads = c.first, c.embed_dim, c["num_heads" if "num_heads" in c else "num_head"]
+        if 0 in x.shape or x.shape[-1] != width or tuple(c.qkv_weight.shape) != (3 * width, width) or width % heads:
             raise NotLowered("it has no elements, or the sizes of its weights do not fit")  # torch's errors and results
-        return layer(call, *args, **kwargs)
-
-    rule.lowering(Sparse)(lowering)
-    rule.lowering(Permuted)(lowering)
+        return layer(call, *c.named.values())
 
 
 _lower(_native_multi_head_attention, _multi_head_attention)

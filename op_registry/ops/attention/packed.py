@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    AnyRecord,
+    Bound,
     Dense,
     NotLowered,
     Permuted,
@@ -31,65 +30,50 @@ from op_registry.authoring import (
     as_int8,
     being_traced,
     concat_values,
+    groups_of,
     intersect,
+    on_call,
+    shown,
 )
 from op_registry.ops.attention import in_graphs
 from op_registry.ops.attention.rules import scaled_dot_product_attention
 
 aten = torch.ops.aten
 
-HEADS_FIRST = (0, 2, 1, 3)
+IN_ORDER, HEADS_FIRST = groups_of((0, 1, 2)), groups_of((0, 2, 1, 3))
 
 
-def attention(
-    op: OpOverload,
-    query: AnyRecord,
-    key: AnyRecord,
-    value: AnyRecord,
-    attn_mask: AnyRecord | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Sparse | Permuted:
-    q, k, v = (_stored_by_sequence(x, query) for x in (query, key, value))
+@scaled_dot_product_attention.lowering(Sparse)
+@scaled_dot_product_attention.lowering(Permuted)
+@on_call(packed="query, key, value", dense="attn_mask", elements=True)
+def attention(c: Bound) -> Sparse | Permuted:
+    q, k, v = (_with_time_second_to_last(x, c.query.ndim) for x in (c.query, c.key, c.value))
     if not _list_the_same(k, v) or q.shape[0] != k.shape[0]:
         raise NotLowered("keys and values have different sparsity patterns")
-    if attn_mask is not None and not isinstance(attn_mask, Dense):
-        raise NotLowered("attn_mask is sparse")
-    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
-        raise NotLowered("an operand is empty")
-    same_pattern = _list_the_same(q, k)
-    unrestricted = attn_mask is None and dropout_p == 0 and (same_pattern or not is_causal)
+    same = _list_the_same(q, k)
+    unrestricted = c.attn_mask is None and c.dropout_p == 0 and (same or not c.is_causal)
+    unrestricted = unrestricted and all_valid(q.values, k.values, v.values)
     if being_traced(q.values.data):
-        if not unrestricted or not all_valid(q.values, k.values, v.values):
+        if not unrestricted or not in_graphs.serves(q.values.data, k.values.data, v.values.data):
             raise NotLowered(
-                "in a graph, attention runs on rows that are all valid, without attn_mask or dropout; if causal, with "
-                "queries and keys of one sparsity pattern"
+                "in a graph, attention of sequences runs on a CPU, on floats that are all valid, with features of one "
+                "size, without attn_mask or dropout; if causal, with queries and keys of one sparsity pattern"
             )
-        values = _in_a_graph(q, k, v, is_causal, scale)
-    elif unrestricted and all_valid(q.values, k.values, v.values):
-        values = _unrestricted(q, k, v, is_causal, scale, enable_gqa)
+        values = _in_a_graph(q, k, v, c.is_causal, c.scale)
+    elif unrestricted:
+        values = _unrestricted(q, k, v, c.is_causal, c.scale, c.enable_gqa)
     else:
-        batch = _Batch(q, k, same_pattern, attn_mask, is_causal, dropout_p, query.shape)
+        batch = _Batch(c, q, k, same)
         parts = zip(*(_by_sequence(x) for x in (q, k, v)), strict=True)
-        outputs = [batch.attend(n, *part, scale=scale, enable_gqa=enable_gqa) for n, part in enumerate(parts)]
+        outputs = [batch.attend(n, *part) for n, part in enumerate(parts)]
         values = concat_values([output.map(lambda t: _rows_first(t).squeeze(0)) for output in outputs])
-    return Permuted(q.like(values), query.order) if isinstance(query, Permuted) else q.like(values)
+    return Permuted(q.like(values), c.query.order) if isinstance(c.query, Permuted) else q.like(values)
 
 
-scaled_dot_product_attention.lowering(Sparse)(attention)
-scaled_dot_product_attention.lowering(Permuted)(attention)
-
-
-def _stored_by_sequence(x: AnyRecord, query: AnyRecord) -> Sparse:
-    """The packed record of an operand, (B, T, D) or (B, T, H, D); NotLowered for others."""
-    base = x.base if isinstance(x, Permuted) else x
-    if not isinstance(base, Sparse) or not base.pattern.layout.of_sequences:
-        raise NotLowered("queries, keys and values are not all packed")
-    order = x.order if isinstance(x, Permuted) else tuple(range(x.ndim))
-    if order != ((0, 1, 2) if query.ndim == 3 else HEADS_FIRST):
+def _with_time_second_to_last(x: Sparse | Permuted, ndim: int) -> Sparse:
+    """The packed record of an operand, (B, T, D) or (B, T, H, D); NotLowered if it is not shown as attention reads."""
+    base, groups = shown(x)
+    if groups != (HEADS_FIRST if ndim == 4 else IN_ORDER):
         raise NotLowered("time is not the second-to-last dimension")
     return base
 
@@ -151,8 +135,6 @@ def attend_rows(
 def _in_a_graph(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None) -> Dense:
     """Run one operator on all sequences; it reads their bounds when the graph runs."""
     query, key, value = (x.values.data if x.values.ndim == 3 else x.values.data.unsqueeze(1) for x in (q, k, v))
-    if not in_graphs.serves(query, key, value):
-        raise NotLowered("in a graph, attention of sequences runs on a CPU, on floats, with features of one size")
     groups = query.shape[1] // key.shape[1]
     key, value = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (key, value))
     query_bounds, key_bounds = q.pattern.ends(), k.pattern.ends()
@@ -186,61 +168,50 @@ _rows_first = _heads_first
 class _Batch:
     """The masks and dropout of one call, shared by its sequences."""
 
-    def __init__(
-        self,
-        q: Sparse,
-        k: Sparse,
-        same: bool,
-        attn_mask: Dense | None,
-        is_causal: bool,
-        dropout_p: float,
-        query_shape: torch.Size,
-    ) -> None:
-        self.same = same
-        self.is_causal = is_causal
-        self.keys = k.shape[1]
-        self.dropout_p = dropout_p
+    def __init__(self, c: Bound, q: Sparse, k: Sparse, same: bool) -> None:
+        self.c, self.same, self.keys = c, same, k.shape[1]
         self.attn_mask = None
-        shape = (*query_shape[:-1], self.keys)
-        if attn_mask is not None:
-            self.attn_mask = attn_mask.map(lambda t: t.expand(_broadcast_to(t.shape, shape)))
+        shape = (*c.query.shape[:-1], self.keys)
+        if c.attn_mask is not None:
+            self.attn_mask = c.attn_mask.map(lambda t: t.expand(_broadcast_to(t.shape, shape)))
         # The positions in time of queries and keys of each sequence, where they are needed.
         self.positions: list[tuple[Tensor, Tensor]] = []
-        if attn_mask is not None or dropout_p > 0 or (is_causal and not self.same):
+        if c.attn_mask is not None or c.dropout_p > 0 or (c.is_causal and not same):
             query_positions, key_positions = (
                 x.pattern.pieces[1].to(torch.int64).split(x.pattern.lengths()) for x in (q, k)
             )
             self.positions = list(zip(query_positions, key_positions, strict=True))
         self.dropout_factors: Tensor | None = None
-        if dropout_p > 0:
-            self.dropout_factors = aten.dropout(q.values.data.new_ones(shape), dropout_p, True)
+        if c.dropout_p > 0:
+            self.dropout_factors = aten.dropout(q.values.data.new_ones(shape), c.dropout_p, True)
 
-    def attend(self, n: int, q: Dense, k: Dense, v: Dense, *, scale: float | None, enable_gqa: bool) -> Dense:
+    def attend(self, n: int, q: Dense, k: Dense, v: Dense) -> Dense:
         """The outputs of sequence `n`."""
         if q.shape[-2] == 0:
             return Dense(_zeros_of(q.data, k.data, v.data))
         mask, has_key = self._restriction(n, q)
-        causal = self.is_causal and mask is None
+        causal = self.c.is_causal and mask is None
         if k.shape[-2] == 0:
             # Not torch's result without keys: the sequence has keys, but all of them are invalid.
             data = _zeros_of(q.data, k.data, v.data)
             has_key = torch.zeros_like(data[..., :1], dtype=torch.bool) if has_key is None else has_key
             return Dense(data, as_int8(has_key.expand(data.shape)))
         if self.dropout_factors is None:
-            output = scaled_dot_product_attention.run(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa)
+            options = {"scale": self.c.scale, "enable_gqa": self.c.enable_gqa}
+            output = scaled_dot_product_attention.run(q, k, v, mask, 0.0, causal, **options)
         else:
-            output = self._with_dropout(n, q, k, v, mask, causal, scale, enable_gqa)
+            output = self._with_dropout(n, q, k, v, mask, causal)
         if has_key is None:
             return output
         return Dense(output.data, intersect(output.full_validity, as_int8(has_key.expand(output.shape).contiguous())))
 
     def _restriction(self, n: int, q: Dense) -> tuple[Dense | None, Tensor | None]:
         """Mask and causality for the stored keys; which queries have a stored key, or no permitted key at all."""
-        if self.attn_mask is None and (not self.is_causal or self.same):
+        if self.attn_mask is None and (not self.c.is_causal or self.same):
             return None, None
         at_query, at_key = self.positions[n]
         permitted: Tensor | None = None  # for all keys of the padded batch
-        if self.is_causal:
+        if self.c.is_causal:
             permitted = at_query[:, None] >= torch.arange(self.keys, device=q.device)
         mask: Dense | None = None  # for the stored keys
         if self.attn_mask is not None:
@@ -254,7 +225,7 @@ class _Batch:
         has_key = permitted_stored.any(-1, keepdim=True) | ~permitted.any(-1, keepdim=True)
         if mask is None:
             return Dense(permitted_stored), has_key
-        if self.is_causal:
+        if self.c.is_causal:
             causal = at_query[:, None] >= at_key
             if mask.dtype is torch.bool:
                 mask = mask.like(mask.data & causal)
@@ -262,25 +233,16 @@ class _Batch:
                 mask = mask.like(torch.where(causal, mask.data, -torch.inf))
         return mask, has_key
 
-    def _with_dropout(
-        self,
-        n: int,
-        q: Dense,
-        k: Dense,
-        v: Dense,
-        mask: Dense | None,
-        causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Dense:
+    def _with_dropout(self, n: int, q: Dense, k: Dense, v: Dense, mask: Dense | None, causal: bool) -> Dense:
         """The same, operator by operator, with the dropout that was drawn for these weights."""
         if not all(x.validity is None for x in (q, k, v)) or (mask is not None and mask.validity is not None):
             raise NotLowered("with dropout, all stored rows must be valid")
         assert self.dropout_factors is not None
         at_query, at_key = self.positions[n]
         keys, values = k.data, v.data
-        if enable_gqa:
+        if self.c.enable_gqa:
             keys, values = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (keys, values))
+        scale = self.c.scale
         scores = q.data @ keys.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
         if causal:
             mask = Dense(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril())

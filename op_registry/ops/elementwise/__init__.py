@@ -9,18 +9,16 @@ Law: an element of the result is valid where the corresponding element of every 
     quantization fake quantisation
     optimizers   fused optimizer steps
     sparse       cross product, trapezoids, trace and glu on sparse storage
-    packed       glu along a dense dimension of hybrid storage
     backward     the other backward operators (aten.*_backward)
 """
 
-from op_registry.authoring import Sparse, first_of
+from op_registry.authoring import ON_STORED_ROWS, Permuted, Sparse, first_of
 from op_registry.ops.elementwise import (
     activations,
     backward,
     differences,
     foreach,
     optimizers,
-    packed,
     pointwise,
     quantization,
     sparse,
@@ -32,11 +30,11 @@ __all__ = [
     "differences",
     "foreach",
     "optimizers",
-    "packed",
     "pointwise",
     "quantization",
     "sparse",
 ]
 
-# Along a sparse dimension first, then along a dense one.
-activations.glu.lowering(Sparse)(first_of(sparse.glu, packed.glu))
+# Along dense dimensions first, then along sparse ones.
+activations.glu.lowering(Sparse)(first_of(ON_STORED_ROWS, sparse.glu))
+activations.glu.lowering(Permuted)(ON_STORED_ROWS)

@@ -140,12 +140,12 @@ def _by_one_index(x: Sparse, dim: int, index: Dense) -> Any:
 def _by_mask(x: Dense | Sparse, first: Dense | Sparse | None, used: Sequence[Dense | Sparse]) -> Any:
     """``x[mask]``."""
     mask = used[0]
-    if len(used) > 1 or first is None or being_traced(stored_values(mask).data):
-        raise NotLowered("it has a mask among other indices, or while tracing it is unknown how much the mask selects")
+    of_rows = isinstance(x, Sparse) and mask.shape == x.shape[:1] and mask.dtype is torch.bool
+    fits = len(used) == 1 and first is not None and (of_rows or mask.shape == x.shape)
+    if not fits or being_traced(stored_values(mask).data):
+        raise NotLowered("it has a mask among other indices or of another shape, or how much it selects is unknown")
     if mask.shape != x.shape:
-        if isinstance(x, Sparse) and mask.ndim == 1 and mask.shape[0] == x.shape[0] and mask.dtype is torch.bool:
-            return index_select(x, 0, Dense(to_dense(mask).filled(False).nonzero()[:, 0]))
-        raise NotLowered("its mask and the tensor that it selects from differ in shape")
+        return index_select(x, 0, Dense(to_dense(mask).filled(False).nonzero()[:, 0]))  # type: ignore[arg-type]
     flat, coordinates = valid_elements_of(mask)
     return lookup(x, sorted_coordinates(flat.filled(0), coordinates, x.shape))
 

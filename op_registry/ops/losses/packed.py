@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     AnyRecord,
+    Bound,
     Dense,
     NotLowered,
     Number,
@@ -25,10 +26,14 @@ from op_registry.authoring import (
     being_traced,
     concatenated,
     full_mask,
+    groups_of,
     in_base_order,
     known_to_hold,
     lead_operand,
     map_tensors,
+    on_call,
+    shown,
+    sparse_dims_first,
     to_base_order,
 )
 from op_registry.ops.losses import classification
@@ -98,21 +103,13 @@ def _lower_over_classes(rule: Rule) -> Callable[..., Any]:
     Registered for permuted records; returned for sparse ones.
     """
 
-    def on_rows(
-        op: OpOverload,
-        self: AnyRecord,
-        target: AnyRecord,
-        weight: AnyRecord | None = None,
-        reduction: int = losses.MEAN,
-        ignore_index: int = -100,
-        *smoothing: float,
-    ) -> Dense | Sparse:
-        x = self.base if isinstance(self, Permuted) else self
-        if not isinstance(x, Sparse) or len(x.dense_sizes) != 1 or x.pattern.block or isinstance(weight, Sparse):
-            raise NotLowered("its classes are not the only dense dimension of the input")
-        order = self.order if isinstance(self, Permuted) else tuple(range(x.ndim))
-        if order != (0, x.ndim - 1, *range(1, x.ndim - 1)) and x.ndim != 2:
-            raise NotLowered("its classes are not the second dimension of the input")
+    @on_call(dense="weight")
+    def on_rows(c: Bound) -> Dense | Sparse:
+        x, groups = (c.self, ()) if isinstance(c.self, Dense) else shown(c.self)
+        classes_second = groups_of((0, x.ndim - 1, *range(1, x.ndim - 1)))
+        if groups != classes_second or len(x.dense_sizes) != 1 or x.pattern.block:
+            raise NotLowered("its classes are not the only dense dimension of the input, shown as its second")
+        target, reduction, ignore_index = c.target, c.reduction, c.ignore_index
         rows = Sparse(x.values.map(lambda t: t[:, 0]), x.pattern)  # one value per row, for the shape and the pattern
         values = x.values
         if target.shape == rows.shape and not isinstance(target, Permuted):
@@ -127,12 +124,12 @@ def _lower_over_classes(rule: Rule) -> Callable[..., Any]:
                 ignored_elsewhere = _ignored(target, ignore_index) > _ignored(labels, ignore_index)
                 values = _with_row(values, 0, torch.ones_like(ignored_elsewhere))
                 labels = _with_row(labels, ignore_index, ignored_elsewhere)
-        elif target.shape == self.shape:
-            labels = align_to(_in_stored_order(target, self), x)
+        elif target.shape == c.self.shape:
+            labels = align_to(_in_stored_order(target, c.self), x)
             values, labels = _with_invalid_row((values, labels), x)
         else:
             raise NotLowered(f"a target of shape {tuple(target.shape)} has neither one class nor all classes per row")
-        return _as_loss(rule.bind(op)(values, labels, weight, reduction, ignore_index, *smoothing), rows)
+        return _as_loss(c.with_(self=values, target=labels).run(), rows)
 
     rule.lowering(Permuted)(on_rows)
     return on_rows
@@ -142,9 +139,7 @@ def _in_stored_order(target: AnyRecord, self: AnyRecord) -> Dense | Sparse:
     """The target with its dimensions in the order in which the input is stored."""
     if isinstance(self, Permuted):
         return to_base_order(target, self)
-    if isinstance(target, Permuted):
-        raise NotLowered("its target has dense dimensions before sparse ones")
-    return target
+    return sparse_dims_first(target) if isinstance(target, Permuted) else target
 
 
 def _ignored(target: Dense | Sparse, ignore_index: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from op_registry.authoring import (
+    ON_STORED_ROWS,
     Dense,
     Permuted,
     Sparse,
@@ -17,6 +18,7 @@ from op_registry.authoring import (
     shape_alone,
     wrap_dim,
 )
+from op_registry.ops.movement import rules as movement
 from op_registry.ops.movement import sparse as sparse_movement
 from op_registry.ops.movement import views
 from op_registry.ops.movement.sparse import shown_as
@@ -48,6 +50,9 @@ def expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Permuted:
 
 
 # ------------------------------------------------------------------------------------------------ along one dimension
+
+movement.roll.lowering(Permuted)(ON_STORED_ROWS)
+views.unfold.lowering(Permuted)(ON_STORED_ROWS)
 
 
 def base_dim(x: Permuted, dim: int) -> tuple[int, int]:

@@ -6,29 +6,29 @@ sequence runs over its stored rows. Dropout between layers is drawn for the padd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    AnyRecord,
+    Bound,
     Dense,
     NotLowered,
     Permuted,
     Sparse,
     all_valid,
     as_int8,
-    being_traced,
+    groups_of,
+    on_call,
+    shown,
     without_invalid,
 )
 from op_registry.ops.recurrent import rules
 from op_registry.ops.recurrent.rules import network_of, zero_filled
 
-TIME_FIRST = (1, 0, 2)
+TIME_FIRST, TIME_SECOND = (1, 0, 2), (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -84,25 +84,17 @@ class StepByStep:
         return Dense(of_sequences.new_zeros(shape).index_copy(1, self.sequences, of_sequences), self.exists)
 
 
-def on_rows(
-    op: OpOverload,
-    input: AnyRecord,
-    hx: AnyRecord | Sequence[AnyRecord],
-    params: Sequence[AnyRecord],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
+@on_call(packed="input", dense="hx, params", eager=True, elements=True)
+def on_rows(c: Bound) -> Any:
     """The operator on the stored rows."""
-    x = _stored_rows(input, batch_first)
-    initial = [hx] if not isinstance(hx, (list, tuple)) else list(hx)
-    if not all(isinstance(r, Dense) for r in (*initial, *params)) or not all_valid(*params):
-        raise NotLowered("a weight or the initial state is sparse, or some weights are invalid")
+    base, groups = shown(c.input)
+    if groups != groups_of(TIME_SECOND if c.batch_first else TIME_FIRST):
+        raise NotLowered("its input is not (B, T, features), or is packed along the batch")
+    if not all_valid(*c.params):
+        raise NotLowered("some weights are invalid")
+    x, initial = without_invalid(base), list(c.hx) if isinstance(c.hx, (list, tuple)) else [c.hx]
     steps, data = StepByStep.of(x), x.values.filled(0)
-    weights, state = zero_filled(list(params)), [s.index_select(1, steps.sequences) for s in zero_filled(initial)]
+    weights, state = zero_filled(list(c.params)), [s.index_select(1, steps.sequences) for s in zero_filled(initial)]
     batch_sizes, rows = steps.batch_sizes, data.index_select(0, steps.order)
     if not len(rows):  # torch refuses sequences without steps: we run one step of zeros, and drop its results
         rows, batch_sizes = data.new_zeros((1, *data.shape[1:])), torch.ones(1, dtype=torch.int64)
@@ -110,41 +102,26 @@ def on_rows(
 
     def scan(rows: Tensor, number: int, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         given = state if len(state) > 1 else state[0]
-        options = (has_biases, number, 0.0, train, bidirectional)
-        return list(network_of(op).layer.data(rows, batch_sizes, given, weights, *options))
+        options = (c.has_biases, number, 0.0, c.train, c.bidirectional)
+        return list(network_of(c.op).layer.data(rows, batch_sizes, given, weights, *options))
 
-    if dropout and train and num_layers > 1:
-        directions = 2 if bidirectional else 1
-        per_layer = len(weights) // num_layers
+    if c.dropout and c.train and c.num_layers > 1:
+        directions = 2 if c.bidirectional else 1
+        per_layer = len(weights) // c.num_layers
         last: list[list[Tensor]] = []
-        for n in range(num_layers):
+        for n in range(c.num_layers):
             if n > 0:
-                rows = rows * _dropout_factors(rows, x, dropout)
+                rows = rows * _dropout_factors(rows, x, c.dropout)
             of_layer = [s[n * directions : (n + 1) * directions] for s in state]
             rows, *final = scan(rows, 1, of_layer, weights[n * per_layer : (n + 1) * per_layer])
             last.append(final)
         states = [torch.cat(parts) for parts in zip(*last, strict=True)]
     else:
-        rows, *states = scan(rows, num_layers, state, weights)
+        rows, *states = scan(rows, c.num_layers, state, weights)
     output = x.like(Dense(rows[: len(steps.place)].index_select(0, steps.place)))
     if not len(data):
         states = [s[:, :0] for s in states]
-    return (Permuted(output, TIME_FIRST) if isinstance(input, Permuted) else output, *map(steps.state, states))
-
-
-def _stored_rows(input: AnyRecord, batch_first: bool) -> Sparse:
-    """The packed batch (B, T, features) without its invalid rows; NotLowered for other operands."""
-    x = input.base if isinstance(input, Permuted) else input
-    order = input.order if isinstance(input, Permuted) else (0, 1, 2)
-    if not isinstance(x, Sparse) or not x.pattern.layout.of_sequences or len(x.dense_sizes) != 1:
-        raise NotLowered("its input is not a packed batch (B, T, features)")
-    if order != ((0, 1, 2) if batch_first else TIME_FIRST):
-        raise NotLowered("its input is packed along the batch")
-    if being_traced(x.values.data) or being_traced(x.pattern.pieces[0]):
-        raise NotLowered("the lengths of sequences are not known while tracing")
-    if 0 in x.shape:
-        raise NotLowered("its input is empty")
-    return without_invalid(x)
+    return (Permuted(output, TIME_FIRST) if isinstance(c.input, Permuted) else output, *map(steps.state, states))
 
 
 def _dropout_factors(rows: Tensor, x: Sparse, dropout: float) -> Tensor:
