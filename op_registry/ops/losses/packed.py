@@ -107,7 +107,7 @@ def _lower_over_classes(rule: Rule) -> Callable[..., Any]:
     def on_rows(c: Bound) -> Dense | Sparse:
         x, groups = (c.self, ()) if isinstance(c.self, Dense) else shown(c.self)
         classes_second = groups_of((0, x.ndim - 1, *range(1, x.ndim - 1)))
-        if groups != classes_second or len(x.dense_sizes) != 1 or x.pattern.block:
+        if isinstance(x, Dense) or groups != classes_second or len(x.dense_sizes) != 1 or x.pattern.block:
             raise NotLowered("its classes are not the only dense dimension of the input, shown as its second")
         target, reduction, ignore_index = c.target, c.reduction, c.ignore_index
         rows = Sparse(x.values.map(lambda t: t[:, 0]), x.pattern)  # one value per row, for the shape and the pattern
