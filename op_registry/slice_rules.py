@@ -103,15 +103,15 @@ def run_over_slices(
     others_masked = any_masked((*args, *kwargs.values()))
     if known_to_hold(x.data.numel() == 0) or (x.validity is None and not others_masked):
         return run_plainly(op, stated, x, args, kwargs)
-    if isinstance(stated, LastDims) and not stated.sizes_match(op, bind_by_name(op, (x, *args), kwargs)):
-        run_plainly(op, stated, x, args, kwargs)  # raises torch's error
     dims = dims_of_slices(op, stated, x, args, kwargs)
-    if not others_masked and dims and has_whole_slices(x, dims):
+    if not others_masked and dims and dims[0] >= 0 and has_whole_slices(x, dims):
         if isinstance(stated, Slices):
             if stated.neutral is not None:
                 return run_on_whole_slices(op, stated, stated.neutral, x, dims, args, kwargs)
         elif stays_finite(op, x, args, kwargs):
             return run_on_whole_rows(op, x, args, kwargs)
+    if isinstance(stated, LastDims) and not stated.sizes_match(op, bind_by_name(op, (x, *args), kwargs)):
+        run_plainly(op, stated, x, args, kwargs)  # raises torch's error
     parameters, options = for_body(op, stated, args, kwargs)
     keepdim = not isinstance(stated, Slices) or bool(argument(op, stated.keepdim, (x, *args), kwargs))
     over = DenseSlices(dims, keepdim)
