@@ -23,7 +23,26 @@ A lowering runs the rule on :class:`Sparse` records without making them dense, `
 
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
 from op_registry.bound import Bound, bind_by_name
-from op_registry.categories import (
+from op_registry.dimensions import (
+    Along,
+    AtIndices,
+    ByArgument,
+    Elementwise,
+    Equation,
+    Indexed,
+    Joined,
+    LastDims,
+    Loss,
+    OfSizes,
+    Repeated,
+    Reshaped,
+    Slices,
+    Unknown,
+    View,
+    Windows,
+)
+from op_registry.errors import InvalidValueError, MaskedSemanticsError
+from op_registry.laws.categories import (
     ACCUMULATION,
     ASSIGNMENT,
     ATTENTION,
@@ -58,27 +77,29 @@ from op_registry.categories import (
     run_movement,
     run_opaque,
 )
-from op_registry.derivatives import derivative, requested_gradients, run_plain, vjp
-from op_registry.dimensions import (
-    Along,
-    AtIndices,
-    ByArgument,
-    Elementwise,
-    Equation,
-    Indexed,
-    Joined,
-    LastDims,
-    Loss,
-    OfSizes,
-    Repeated,
-    Reshaped,
-    Slices,
-    Unknown,
-    View,
-    Windows,
+from op_registry.laws.derivatives import derivative, requested_gradients, run_plain, vjp
+from op_registry.laws.inside import inside
+from op_registry.laws.slice_rules import masked_slices, over_slices
+from op_registry.laws.whole_slices import (
+    MATRIX,
+    WHOLE_SLICES,
+    each_matrix,
+    for_each_slice,
+    replaced,
+    spread_diagonal,
+    whole_slices,
+    whole_validity,
 )
-from op_registry.errors import InvalidValueError, MaskedSemanticsError
-from op_registry.inside import inside
+from op_registry.laws.words import (
+    contraction,
+    elementwise,
+    masked_rule,
+    movement,
+    opaque,
+    reduction,
+    refused,
+    scan,
+)
 from op_registry.records.broadcast import (
     aligned_validity,
     broadcast_along,
@@ -155,7 +176,6 @@ from op_registry.records.zeros import hand_on
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
 from op_registry.rule import Category, Gap, Rule, Run, packet_name
-from op_registry.slice_rules import masked_slices, over_slices
 from op_registry.sparse.broadcast import expand_sparse, repeat_sparse, with_coordinates
 from op_registry.sparse.by_rows import ON_STORED_ROWS
 from op_registry.sparse.compose import (
@@ -222,26 +242,6 @@ from op_registry.sparse.slicewise import at_elements, lowers_by_segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
 from op_registry.sparse.takes import raise_error_of_torch
 from op_registry.traits import Traits
-from op_registry.whole_slices import (
-    MATRIX,
-    WHOLE_SLICES,
-    each_matrix,
-    for_each_slice,
-    replaced,
-    spread_diagonal,
-    whole_slices,
-    whole_validity,
-)
-from op_registry.words import (
-    contraction,
-    elementwise,
-    masked_rule,
-    movement,
-    opaque,
-    reduction,
-    refused,
-    scan,
-)
 
 __all__ = [
     # Categories: laws that many operators share, and functions that register operators under one in a line.

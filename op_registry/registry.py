@@ -185,7 +185,7 @@ class Registry:
         return rule
 
     def inside(self, op: OpOverload) -> Mapping[Caller, InsideRule]:
-        """The rules that `op` has inside single Python functions, by the function; see op_registry/inside.py."""
+        """The rules that `op` has inside single Python functions, by the function; see op_registry/laws/inside.py."""
         return MappingProxyType(self._inside.get(op, {}))
 
     def ops_inside(self) -> tuple[OpOverload, ...]:

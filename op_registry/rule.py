@@ -203,7 +203,7 @@ class Rule:
 
 
 class InsideRule(Rule):
-    """The rule of one operator inside of `function`, a Python function or a module of them (see inside.py).
+    """The rule of one operator inside of `function`, a Python function or a module of them (see laws/inside.py).
 
     when  values that local variables of the function must have for the rule to hold: ``{"reduction": "batchmean"}``
     """

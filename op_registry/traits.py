@@ -14,8 +14,8 @@ from op_registry.dimensions import Dimensions
 class Traits:
     """The traits of a rule; those that no one states have the values here.
 
-    The docstrings of the categories' runs (categories.py, whole_slices.py) say what each run makes of its own; and of
-    any rule:
+    The docstrings of the categories' runs (laws/categories.py, laws/whole_slices.py) say what each run makes of its
+    own; and of any rule:
 
     dims        which dimensions the operator works on (dimensions.py): lowerings to sparse storage, the fast path for
                 rows and oracles follow from it

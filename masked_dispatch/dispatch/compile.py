@@ -39,7 +39,7 @@ from masked_dispatch.tensor.messages import passed_to_export
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
 from masked_dispatch.torch_internals import serve_higher_order_operators
 from op_registry import MaskedSemanticsError
-from op_registry.categories import ELEMENTWISE, run_elementwise
+from op_registry.laws.categories import ELEMENTWISE, run_elementwise
 from op_registry.rule import Rule
 from op_registry.traits import Traits
 

@@ -77,7 +77,7 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError, registry, resolve
-from op_registry.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
+from op_registry.laws.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
 from op_registry.records.tracing import being_traced, set_transform_probes
 from op_registry.registry import Caller
 from op_registry.resolve import Meaning, decomposes
@@ -244,7 +244,7 @@ def resolving_kernel(op: OpOverload) -> Kernel:
 
 
 def inner_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """The kernel of a rule that applies inside one Python function (op_registry/inside.py)."""
+    """The kernel of a rule that applies inside one Python function (op_registry/laws/inside.py)."""
     if rule.category is COMPOSITE:
         return composite_rule_kernel(op, rule)
     run, general = rule.bind(op), rule_kernel(op, rule)

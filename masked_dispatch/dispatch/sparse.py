@@ -22,7 +22,7 @@ from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
 from op_registry import resolve
-from op_registry.categories import ELEMENTWISE, LOSS, REFUSED
+from op_registry.laws.categories import ELEMENTWISE, LOSS, REFUSED
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.rule import Rule, Run

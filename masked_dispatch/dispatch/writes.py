@@ -37,7 +37,7 @@ from masked_dispatch.torch_internals import (
 )
 from masked_dispatch.update_policy import current, dropped, said
 from op_registry import MaskedSemanticsError
-from op_registry.categories import ASSIGNMENT, ELEMENTWISE, argument
+from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE, argument
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import can_cast
 from op_registry.records.fill import fill_where_invalid

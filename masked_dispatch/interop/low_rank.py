@@ -22,7 +22,7 @@ from masked_dispatch.tensor.checks import is_given_masked
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
-from op_registry.categories import known_all_valid
+from op_registry.laws.categories import known_all_valid
 from op_registry.records.dense import Dense, map_tensors
 
 

@@ -24,7 +24,7 @@ from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, o
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
-from op_registry.categories import COMPOSITE
+from op_registry.laws.categories import COMPOSITE
 from op_registry.resolve import Meaning, resolve
 from op_registry.sparse.record import Sparse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded, keep_whole
-from op_registry.inside import rules_inside_functions
+from op_registry.laws.inside import rules_inside_functions
 
 
 def keep_functions_whole(version: str) -> None:

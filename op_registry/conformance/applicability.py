@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from torch._ops import OpOverload
 
-from op_registry.categories import REFUSED
 from op_registry.conformance import plain_torch, stated_dims
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.sample import Operator
@@ -20,6 +19,7 @@ from op_registry.conformance.samples import (
     chosen,
     overloads_called,
 )
+from op_registry.laws.categories import REFUSED
 from op_registry.schema import is_view
 
 # How many samples we differentiate to find out whether an operator has a derivative.

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry import categories, words
 from op_registry.conformance.oracles import Expected
 from op_registry.dimensions import Along, Equation, Slices
+from op_registry.laws import categories, words
+from op_registry.laws.whole_slices import whole_slices
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import lowest
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule
-from op_registry.whole_slices import whole_slices
 
 NAMESPACE = "op_registry_mutants"
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")

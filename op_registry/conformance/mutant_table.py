@@ -12,11 +12,11 @@ from multiprocessing import get_context
 
 import torch
 
-from op_registry.categories import COMPOSITE
 from op_registry.conformance.mutant_operators import RULES
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Mutant, built_in_fates, strangers_fates
 from op_registry.conformance.samples import entries_by_overload, overloads_called
+from op_registry.laws.categories import COMPOSITE
 from op_registry.progress import progress
 from op_registry.registry import registry
 from op_registry.rule import Rule

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import COMPOSITE
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_map
 from op_registry.conformance.watching import Interpreter
 from op_registry.errors import MaskedSemanticsError
+from op_registry.laws.categories import COMPOSITE
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
 from op_registry.records.zeros import known_zero, remember_zero

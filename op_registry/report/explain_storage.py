@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import COMPOSITE, REFUSED
 from op_registry.conformance.masks import masking
 from op_registry.conformance.own_operators import Arguments, RegisteredOperator
 from op_registry.conformance.sample import Sample
@@ -28,6 +27,7 @@ from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.watching import Recorder
 from op_registry.errors import MaskedSemanticsError
+from op_registry.laws.categories import COMPOSITE, REFUSED
 from op_registry.progress import progress
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import as_int8

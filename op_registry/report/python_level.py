@@ -15,7 +15,7 @@ from op_registry.conformance.python_level.trial import Outcome, put_to_the_laws
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
-from op_registry.inside import rules_inside_functions
+from op_registry.laws.inside import rules_inside_functions
 from op_registry.progress import progress
 
 STATES = ("right", "refused", "not applicable", "wrong")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torch._ops import OpOverload
 
-from op_registry.categories import COMPOSITE
+from op_registry.laws.categories import COMPOSITE
 from op_registry.report.database_calls import provenance
 from op_registry.resolve import resolve
 from op_registry.sparse.by_rows import ON_STORED_ROWS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import masked_dispatch as md
 from masked_dispatch.torch_internals import aten_names, overload_named
 from op_registry import resolve
-from op_registry.categories import ASSIGNMENT
+from op_registry.laws.categories import ASSIGNMENT
 from op_registry.schema import is_inplace
 
 aten = torch.ops.aten

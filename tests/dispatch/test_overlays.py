@@ -16,7 +16,7 @@ import masked_dispatch as md
 from constant_rules import constant, in_thread
 from op_registry import registry
 from op_registry.authoring import Dense, Rule, elementwise, reduction
-from op_registry.categories import REDUCTION
+from op_registry.laws.categories import REDUCTION
 from op_registry.sparse.lowering import first_of, never
 from op_registry.sparse.record import Sparse
 

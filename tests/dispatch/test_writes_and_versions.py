@@ -13,7 +13,7 @@ import masked_dispatch as md
 from logical_writes import LOGICAL, check_write_to_leaf, masked, plain
 from masked_dispatch.torch_internals import tracks_writes
 from op_registry import registry, resolve
-from op_registry.categories import ELEMENTWISE
+from op_registry.laws.categories import ELEMENTWISE
 from op_registry.schema import is_inplace
 
 Write = Callable[[Tensor], object]

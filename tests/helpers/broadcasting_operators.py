@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 
 import masked_dispatch as md
 from op_registry import registry
-from op_registry.categories import ELEMENTWISE
 from op_registry.conformance.compare import difference
+from op_registry.laws.categories import ELEMENTWISE
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 HYBRID = (2, 1, 2, 1)

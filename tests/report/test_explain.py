@@ -189,7 +189,8 @@ def test_everything_about_an_operator() -> None:
     assert list(said) == ["law", "rule", "traits", "dims", "serves", "lowering", "oracle", "samples", "gaps"]
     assert said["law"].startswith("at valid positions what torch gives")
     assert re.match(
-        r"op_registry/ops/scans/rules.py:\d+, run by run_scan \(op_registry/categories.py:\d+\) The op", said["rule"]
+        r"op_registry/ops/scans/rules.py:\d+, run by run_scan \(op_registry/laws/categories.py:\d+\) The op",
+        said["rule"],
     )
     assert said["traits"] == "identity=0"
     assert said["dims"] == "a result for each element of each slice along `dim`; other dimensions are batch"

@@ -19,7 +19,7 @@ from bare_records import apply, masked, shown
 from masked_dispatch import masked_tensor
 from op_registry import registry
 from op_registry.authoring import Dense, Traits
-from op_registry.categories import run_elementwise
+from op_registry.laws.categories import run_elementwise
 from op_registry.records.validity import as_int8
 from op_registry.schema import functional_call, functional_form, single_form
 

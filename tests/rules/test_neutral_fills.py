@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 import masked_dispatch as md
 from op_registry import registry
-from op_registry.categories import run_elementwise
+from op_registry.laws.categories import run_elementwise
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import masked_dispatch as md
 from op_registry import registry
 from op_registry.authoring import elementwise, masked_rule
-from op_registry.categories import REDUCTION
+from op_registry.laws.categories import REDUCTION
 from op_registry.records.dense import Dense
 
 T, F = True, False

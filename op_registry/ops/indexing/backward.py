@@ -1,4 +1,4 @@
-"""Backward operators of embeddings and masked_scatter, called directly; op_registry/derivatives.py states the law."""
+"""Backward operators of embeddings and masked_scatter, called directly; laws/derivatives.py states the law."""
 
 from __future__ import annotations
 

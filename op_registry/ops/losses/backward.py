@@ -1,4 +1,4 @@
-"""Gradient formulas of losses, called by hand; the law is in op_registry/derivatives.py."""
+"""Gradient formulas of losses, called by hand; the law is in op_registry/laws/derivatives.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward operators of padding, called directly; op_registry/derivatives.py states the law."""
+"""Backward operators of padding, called directly; op_registry/laws/derivatives.py states the law."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The gradient formulas of the norms, called by hand.
 
-The law is in op_registry/derivatives.py. Statistics are recomputed from the valid elements of the input; of what the
+The law is in laws/derivatives.py. Statistics are recomputed from the valid elements of the input; of what the
 forward operator saved only `rstd` is read, to recover `eps`.
 """
 

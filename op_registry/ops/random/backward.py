@@ -1,4 +1,4 @@
-"""Derivatives of samples in their parameters, called directly; op_registry/derivatives.py states the law."""
+"""Derivatives of samples in their parameters, called directly; op_registry/laws/derivatives.py states the law."""
 
 from __future__ import annotations
 

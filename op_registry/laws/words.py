@@ -18,7 +18,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from op_registry.categories import (
+from op_registry.laws.categories import (
     CONTRACTION,
     ELEMENTWISE,
     MOVEMENT,

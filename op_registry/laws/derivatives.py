@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 
 from op_registry.autocast import autocast_off
 from op_registry.bound import bind_by_name
-from op_registry.categories import DERIVATIVE, data_of, results_like
+from op_registry.laws.categories import DERIVATIVE, data_of, results_like
 from op_registry.records.dense import Dense, all_valid, valid_in_all
 from op_registry.records.fill import fill_where_invalid
 from op_registry.registry import registry

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.categories import argument
 from op_registry.dimensions import Along, Slices
+from op_registry.laws.categories import argument
+from op_registry.laws.words import of_category
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Number
@@ -31,7 +32,6 @@ from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Category
 from op_registry.traits import NO_TRAITS, Traits
-from op_registry.words import of_category
 
 MATRIX = (-2, -1)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from op_registry.categories import categories
+from op_registry.laws.categories import categories
 from op_registry.registration import Registration
 from op_registry.registry import registry
 from op_registry.rule import Category, InsideRule, Run, written_at
