@@ -55,7 +55,7 @@ class Bound:
         """The tensor arguments in the order of the schema, without optional ones that are not given."""
         return tensors_in(self.op, self.named)
 
-    @property
+    @functools.cached_property
     def labels(self) -> Labels | None:
         """The labels of all dimensions; None if the rule states none, or what it states does not fit this call."""
         dims = self.rule.dims

@@ -79,11 +79,13 @@ class Equation(Dimensions):
         return "; ".join([", or ".join(self.equations), *(f"{role} {', '.join(a)}" for role, a in by_role.items())])
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
-        ranks = tuple((name, _ranks(named.get(name))) for name in tensor_arguments(op, lists=True))
-        fitting = _labels_of_equations(self, ranks)
+        names = tensor_arguments(op, lists=True)
+        fitting = _labels_of_equations(self, names, tuple([_ranks(named.get(name)) for name in names]))
         if not fitting:
             return None
-        found = next((f for f in fitting[:-1] if _sizes_agree(f, tensors_in(op, named))), fitting[-1])
+        found = fitting[-1]
+        if len(fitting) > 1:
+            found = next((f for f in fitting[:-1] if _sizes_agree(f, tensors_in(op, named))), found)
         if not self.sizes:
             return found
         return replace(found, sizes={k: named[v] if isinstance(v, str) else v for k, v in self.sizes})
@@ -110,8 +112,8 @@ def _ranks(value: Any) -> Ranks:
 
 
 @functools.lru_cache(maxsize=1024)
-def _labels_of_equations(stated: Equation, ranks: tuple[tuple[str, Ranks], ...]) -> list[Labels]:
-    fitting = []
+def _labels_of_equations(stated: Equation, names: tuple[str, ...], given: tuple[Ranks, ...]) -> list[Labels]:
+    fitting, ranks = [], tuple(zip(names, given, strict=True))
     terms = {name: rank for name, rank in ranks if not isinstance(rank, tuple)}
     roles: dict[Label, Role] = {letter: role for role, letters in stated.roles for letter in letters}
     for equation in stated.equations:

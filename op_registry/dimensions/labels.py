@@ -57,7 +57,7 @@ class Labels:
     sizes: Mapping[Label, int] = field(default_factory=dict)
     added: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def is_sum_of_products(self) -> bool:
         """Whether the operator is what einsum computes: no dimension is merged, and each is contracted or batch."""
         merged = any(isinstance(dim, tuple) for dims in self.operands.values() for dim in dims)
@@ -130,6 +130,8 @@ def tensors_in(op: OpOverload, named: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in tensor_arguments(op, lists=True):
         value = named.get(name)
+        if value is None:
+            continue
         if isinstance(value, (list, tuple)):
             found |= {f"{name}[{n}]": tensor for n, tensor in enumerate(value) if tensor is not None}
         elif hasattr(value, "ndim"):  # torch also takes a number in place of a tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,27 +54,10 @@ class Slices(Dimensions):
     own_memory: bool = False
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
-        first = op._schema.arguments[0].name
-        ndim = named[first].ndim
         dim = named.get(self.dim) if self.dim is not None else None
-        listed = (dim,) if isinstance(dim, int) else dim
-        every = listed is None or (len(listed) == 0 and not self.none_for_no_dims)
-        over = range(-ndim, 0) if every else [d if d < 0 else d - ndim for d in listed or ()]
-        if any(not -ndim <= d < 0 for d in over):
-            return None  # of a 0-dim tensor, or out of range
-        labels = batch_labels(ndim)
-        roles: dict[Label, Role] = dict.fromkeys(over, "reduced" if self.gives == "one" else self.gives)
-        result = labels
-        if self.gives == "one":
-            kept = bool(named.get(self.keepdim))
-            result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
-        others: dict[str, tuple[Dimension, ...]] = {
-            name: tuple(f"{name}.{n}" for n in range(t.ndim))
-            for name, t in tensors_in(op, named).items()
-            if name != first
-        }
-        lead: tuple[Dimension, ...] = tuple(label for dims in others.values() for label in dims)
-        return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
+        listed = (dim,) if isinstance(dim, int) else None if dim is None else tuple(dim)
+        kept = self.gives == "one" and bool(named.get(self.keepdim))
+        return _labels_of_slices(self, op, listed, kept, tuple((n, t.ndim) for n, t in tensors_in(op, named).items()))
 
     def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
         return counted_from_the_end(named, self.dim or "")
@@ -104,18 +88,8 @@ class LastDims(Dimensions):
     statistics: int = 0
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
-        tensors, first = tensors_in(op, named), op._schema.arguments[0].name
         count = self.count if isinstance(self.count, int) else len(named[self.count])
-        if any(t.ndim < count if name == first else t.ndim > count for name, t in tensors.items()):
-            return None
-        operands = {name: batch_labels(t.ndim) for name, t in tensors.items()}
-        roles: dict[Label, Role] = dict.fromkeys(batch_labels(count), "each")
-        result = operands[first]
-        statistic = tuple(None if label in roles else label for label in result)
-        number = number_of_results(op)
-        return Labels(
-            operands, tuple(result if self.is_of_elements(op, n) else statistic for n in range(number)), roles
-        )
+        return _labels_of_last_dims(self, op, count, tuple((n, t.ndim) for n, t in tensors_in(op, named).items()))
 
     def is_of_elements(self, op: OpOverload, result: int) -> bool:
         """Whether a result has the first operand's dimensions; the first one always has."""
@@ -138,3 +112,39 @@ class LastDims(Dimensions):
         if isinstance(self.count, int) or self.count in names:
             return None
         return f"LastDims({self.count!r}): the operator's arguments are {', '.join(names)}"
+
+
+# The ranks of a call's tensors, by their names; the first is the operand that has slices.
+Ranks = tuple[tuple[str, int], ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _labels_of_slices(
+    stated: Slices, op: OpOverload, dims: tuple[int, ...] | None, kept: bool, ranks: Ranks
+) -> Labels | None:
+    (first, ndim), *parameters = ranks
+    every = dims is None or (len(dims) == 0 and not stated.none_for_no_dims)
+    over = range(-ndim, 0) if every else [d if d < 0 else d - ndim for d in dims or ()]
+    if any(not -ndim <= d < 0 for d in over):
+        return None  # of a 0-dim tensor, or out of range
+    result = labels = batch_labels(ndim)
+    roles: dict[Label, Role] = dict.fromkeys(over, "reduced" if stated.gives == "one" else stated.gives)
+    if stated.gives == "one":
+        result = tuple(None if d in roles else d for d in labels if kept or d not in roles)
+    others: dict[str, tuple[Dimension, ...]] = {
+        name: tuple(f"{name}.{n}" for n in range(rank)) for name, rank in parameters
+    }
+    lead: tuple[Dimension, ...] = tuple(label for dims in others.values() for label in dims)
+    return Labels({first: labels} | others, ((*lead, *result),) * number_of_results(op), roles)
+
+
+@functools.lru_cache(maxsize=4096)
+def _labels_of_last_dims(stated: LastDims, op: OpOverload, count: int, ranks: Ranks) -> Labels | None:
+    (_, ndim), *parameters = ranks
+    if ndim < count or any(rank > count for _, rank in parameters):
+        return None
+    result = batch_labels(ndim)
+    roles: dict[Label, Role] = dict.fromkeys(batch_labels(count), "each")
+    statistic = tuple(None if label in roles else label for label in result)
+    results = tuple(result if stated.is_of_elements(op, n) else statistic for n in range(number_of_results(op)))
+    return Labels({name: batch_labels(rank) for name, rank in ranks}, results, roles)

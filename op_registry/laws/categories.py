@@ -270,8 +270,8 @@ def run_contraction(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **k
     if labels is None or not labels.is_sum_of_products:
         return contract(op, *args, **kwargs)
     tensors = {name: named[name] for name in labels.operands}
-    filled, options = map_tensors(zeros_filled, (args, list(kwargs.items())), Dense)
-    data = op(*filled, **dict(options))
+    filled = [a.filled(0) if isinstance(a, Dense) else a for a in args]
+    data = op(*filled, **{n: a.filled(0) if isinstance(a, Dense) else a for n, a in kwargs.items()})
     validity = validity_of_sum(labels, tensors)
     for name in labels.added if named.get("beta", 1) != 0 else ():
         validity = intersect(validity, tensors[name].validity)

@@ -142,22 +142,25 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
 
 def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run one lowering of a rule; NotLowered, with all reasons, if none of its alternatives can."""
+    return _run(lowering, Bound.of(rule, op, args, kwargs), args, kwargs)
+
+
+def _run(lowering: Lowering, c: Bound, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`c` is the call of `args` and `kwargs`, which alternatives share."""
     if isinstance(lowering, ForRule):
-        return lowering.run(rule, op, *args, **kwargs)
+        return lowering.run(c.rule, c.op, *args, **kwargs)
     if not isinstance(lowering, FirstOf):
         try:
-            if isinstance(lowering, OnCall):
-                return lowering(Bound.of(rule, op, args, kwargs))
-            return lowering(op, *args, **kwargs)
+            return lowering(c) if isinstance(lowering, OnCall) else lowering(c.op, *args, **kwargs)
         except (NotLowered, MaskedSemanticsError):
             raise
         except Exception as error:
-            name_rule(error, rule, op)
+            name_rule(error, c.rule, c.op)
             raise
     reasons = []
     for alternative in lowering.alternatives:
         try:
-            return run_lowering(alternative, rule, op, args, kwargs)
+            return _run(alternative, c, args, kwargs)
         except NotLowered as reason:  # noqa: PERF203
             reasons.append(str(reason))
     raise NotLowered("; ".join(dict.fromkeys(reasons)))

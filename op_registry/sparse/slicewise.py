@@ -81,12 +81,12 @@ class SliceCall:
         dims = self.rule.dims
         return dims if isinstance(dims, Slices) else Slices("each", dim=None)
 
-    @property
+    @functools.cached_property
     def dims(self) -> list[int]:
         """The dimensions of a slice, non-negative."""
         return [d for d, label in enumerate(self._labels_of_x) if label in self.labels.roles]
 
-    @property
+    @functools.cached_property
     def along(self) -> list[int]:
         """The sparse dimensions among `dims`."""
         return [d for d in self.dims if d < self.x.pattern.ndim]
@@ -112,8 +112,9 @@ class SliceCall:
     def run(self, record: Dense, dim: Dims) -> Any:
         """The rule on a dense record, over its dimensions `dim`."""
         named = {name: to_dense(v) if isinstance(v, Sparse) else v for name, v in self.rest.items()}
-        if any(argument.name == self.slices.dim for argument in self.op._schema.arguments):
-            named[str(self.slices.dim)] = dim
+        name = self.slices.dim
+        if name is not None and any(argument.name == name for argument in self.op._schema.arguments):
+            named[name] = dim
         return self.rule.bind(self.op)(record, **named)
 
     def refusal(self, wanted: str) -> NotLowered:
@@ -157,7 +158,11 @@ def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCa
 
 def on_dense_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The rule on the values, for slices that run over dense dimensions only."""
-    call = slice_call(rule, op, *args, **kwargs)
+    return of_values(slice_call(rule, op, *args, **kwargs))
+
+
+def of_values(call: SliceCall) -> Any:
+    """The same of a call."""
     if call.along:
         raise call.refusal("dense")
     if any(isinstance(r, (Dense, Sparse)) and r.ndim > len(call.x.dense_sizes) for r in call.rest.values()):
@@ -192,7 +197,7 @@ def by_segments(body: Body) -> ForRule:
         call, dims = slice_call(rule, op, *args, **kwargs), rule.dims
         assert isinstance(dims, (Slices, LastDims))
         if not call.along:
-            raise call.refusal("sparse")
+            return of_values(call)
         x, flat = call.x, call.x.flat
         given, options = for_body(op, dims, (), call.rest)
         parameters = [at_elements(p, x) for p in given]
