@@ -105,7 +105,8 @@ def _lower_over_classes(rule: Rule) -> Callable[..., Any]:
 
     @on_call(dense="weight")
     def on_rows(c: Bound) -> Dense | Sparse:
-        x, groups = (c.self, ()) if isinstance(c.self, Dense) else shown(c.self)
+        shown_self: tuple[Any, Any] = (c.self, ()) if isinstance(c.self, Dense) else shown(c.self)
+        x, groups = shown_self
         classes_second = groups_of((0, x.ndim - 1, *range(1, x.ndim - 1)))
         if isinstance(x, Dense) or groups != classes_second or len(x.dense_sizes) != 1 or x.pattern.block:
             raise NotLowered("its classes are not the only dense dimension of the input, shown as its second")

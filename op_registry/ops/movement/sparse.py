@@ -374,17 +374,18 @@ def expand(x: Sparse, size: Sequence[int], *, implicit: bool = False) -> Sparse:
 
 def without_empty(tensors: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
     """The operands of `cat` without those of shape (0,), which torch.cat leaves out beside any others."""
-    rest = [x for x in tensors if tuple(x.shape) != (0,)]
-    return rest if rest and len({x.dtype for x in tensors}) == 1 else tensors
+    rest = [x for x in tensors if x.ndim != 1 or x.shape[0] != 0]
+    return rest if 0 < len(rest) < len(tensors) and len({x.dtype for x in tensors}) == 1 else tensors
 
 
 @joins.cat.lowering(Sparse)
 @joins.cat.lowering(Permuted)
 def cat_of_stored(op: OpOverload, tensors: Sequence[AnyRecord], dim: int = 0) -> Sparse | Permuted:
     kept = without_empty(tensors)
-    if len({x.ndim for x in kept}) > 1:
-        torch.cat([shape_alone(x.shape) for x in tensors], dim)  # raises torch's error, unless one is empty
-    if len({(type(x), x.ndim) for x in kept}) > 1 or isinstance(kept[0], Dense):
+    kinds = {(type(x), x.ndim) for x in kept}
+    if len(kinds) > 1:
+        torch.cat([shape_alone(x.shape) for x in tensors], dim)  # raises torch's error where they do not fit
+    if len(kinds) > 1 or isinstance(kept[0], Dense):
         raise NotLowered("operands whose elements would be moved are stored in different ways, or densely")
     return cat_of_permuted(kept, dim) if isinstance(kept[0], Permuted) else cat(kept, dim)  # type: ignore[arg-type]
 
@@ -403,12 +404,13 @@ def cat(tensors: Sequence[Sparse], dim: int) -> Sparse:
     if len(tensors) == 1:
         return first.like(first.values.map(torch.clone))
     dim = wrap_dim(dim, first.ndim)
-    if len({(*x.shape[:dim], *x.shape[dim + 1 :]) for x in tensors}) > 1:
-        torch.cat([shape_alone(x.shape) for x in tensors], dim)  # raises torch's error
+    shapes = [x.shape for x in tensors]
+    if len({shape[:dim] + shape[dim + 1 :] for shape in shapes}) > 1:
+        torch.cat([shape_alone(shape) for shape in shapes], dim)  # raises torch's error
     sparse = max(x.pattern.ndim for x in tensors)
     if dim >= sparse and not all(x.pattern.same_as(first.pattern) for x in tensors):
         sparse = dim + 1
-    tensors = [with_sparse_dims(x, sparse) for x in tensors]
+    tensors = [x if x.pattern.ndim == sparse else with_sparse_dims(x, sparse) for x in tensors]
     first = tensors[0]
     if dim >= sparse:
         return first.like(concat_values([x.values for x in tensors], dim - sparse + first.pattern.lead))
