@@ -1,6 +1,7 @@
 """Operators of other libraries: samples come from their rule, or are generated from the schema.
 
-A schema doesn't specify the shapes of tensors. So several are tried, and each call that plain torch runs is a sample.
+A schema doesn't specify the shapes of tensors. A rule may, by the dimensions that it states; otherwise several are
+tried, and each call that plain torch runs is a sample.
 If none runs, the operator has no samples, and every law is undecided until the rule provides some (``rule.samples``).
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +24,7 @@ from op_registry.conformance.oracles.by_category import dimensions_of
 from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
 from op_registry.conformance.variant_calls import in_place, into_out
+from op_registry.dimensions import Dimensions, Equation, LastDims, tensor_arguments
 from op_registry.registry import registry
 from op_registry.rule import Rule, path_in_package
 from op_registry.schema import is_inplace, mutable_forms, written_arguments
@@ -161,10 +165,13 @@ def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments
     """Calls with every required argument, for several shapes of tensors and values of `dim`."""
     required = [a for a in op._schema.arguments if not a.has_default_value()]
     number = sum(str(a.type) in ("Tensor", "List[Tensor]") for a in required)
-    for shapes in _shapes(number):
+    dims = dims_of_rule(op)
+    for shapes in _shapes_as_stated(op, required) or _shapes(number):
         for dim in (0, -1) if dimensions_of(op) else (0,):
             remaining = iter(shapes)
             values = {a.name: _value(op, a, remaining, dim, dtype) for a in _with_dimensions(op, required)}
+            if isinstance(dims, LastDims) and isinstance(dims.count, str):
+                values[dims.count] = list(shapes[0][-1:])
             if any(value is NotImplemented for value in values.values()):
                 return
             keywords = {a.name for a in op._schema.arguments if a.kwarg_only}
@@ -172,6 +179,45 @@ def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments
             positional = list(itertools.takewhile(values.__contains__, names))
             args = tuple(values[name] for name in positional)
             yield args, {k: v for k, v in values.items() if k in keywords or k not in positional}
+
+
+def dims_of_rule(op: OpOverload) -> Dimensions | None:
+    rule = registry.get(op)
+    return None if rule is None else rule.dims
+
+
+def _shapes_as_stated(op: OpOverload, required: Sequence[torch.Argument]) -> list[tuple[tuple[int, ...], ...]]:
+    """Shapes of the required tensors, from the dimensions that the rule states; none if those say nothing of them."""
+    dims, names = dims_of_rule(op), [a.name for a in required]
+    tensors = tensor_arguments(op, lists=True)
+    if isinstance(dims, LastDims):
+        count = dims.count if isinstance(dims.count, int) else 1
+        others = sum(name in names for name in tensors) - 1
+        return [(shape, *[shape[len(shape) - count :]] * others) for shape in ((2, 3, 4), (3, 3)) if len(shape) > count]
+    if not isinstance(dims, Equation):
+        return []
+    found = []
+    for equation, batch in itertools.product(dims.equations, ((), (2,))):
+        left, _, right = equation.partition("->")
+        terms = left.split(",")
+        if len(terms) == len(tensors) and (not batch or "*" in equation):
+            result = right.split(",")[0]
+            stated = zip(tensors, (result if term == "+" else term for term in terms), strict=True)
+            found.append(tuple(_sizes(term, batch) for name, term in stated if name in names))
+    return found
+
+
+def _sizes(term: str, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an operand with the dimensions of a term: each letter has a size of its own."""
+    sizes: list[int] = []
+    for part in re.findall(r"\([A-Za-z]+\)|[A-Za-z1*?]", term):
+        if part == "*":
+            sizes += batch
+        elif part == "?":
+            sizes.append(3)
+        else:
+            sizes.append(math.prod(1 if letter == "1" else 3 + ord(letter) % 4 for letter in part.strip("()")))
+    return tuple(sizes)
 
 
 def _with_dimensions(op: OpOverload, required: Sequence[torch.Argument]) -> list[torch.Argument]:
