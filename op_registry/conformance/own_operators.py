@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,16 @@ from op_registry.rule import Rule, path_in_package
 from op_registry.schema import is_inplace, mutable_forms, written_arguments
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Shape = tuple[int, ...]
 
 # The dtypes to try; OTHERS only if the operator takes no floating point.
 FLOATING = (torch.float32, torch.float64)
 OTHERS = (torch.complex64, torch.int64, torch.bool)
 
 # Shapes for operators of one tensor, or of several tensors of the same shape.
-ONE_SHAPE: tuple[tuple[int, ...], ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
+ONE_SHAPE: tuple[Shape, ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
 # Shapes for operators of two tensors: broadcasting, then products.
-TWO_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+TWO_SHAPES: tuple[tuple[Shape, Shape], ...] = (
     ((3, 4), (4,)),
     ((2, 3, 4), (3, 1)),
     ((3, 4), (4, 5)),
@@ -158,15 +159,22 @@ def _runs(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _calls_that_run(op: OpOverload, dtype: torch.dtype) -> list[Arguments]:
-    return [call for call in _calls_from_schema(op, dtype) if _runs(op, *call)]
-
-
-def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments]:
-    """Calls with every required argument, for several shapes of tensors and values of `dim`."""
+    """Of shapes as stated; of others if torch runs none of those, so that a wrong statement is noticed."""
     required = [a for a in op._schema.arguments if not a.has_default_value()]
     number = sum(str(a.type) in ("Tensor", "List[Tensor]") for a in required)
+    for all_shapes in (_shapes_as_stated(op, required), _shapes(number)):
+        found = [call for call in _calls_from_schema(op, required, all_shapes, dtype) if _runs(op, *call)]
+        if found:
+            return found
+    return []
+
+
+def _calls_from_schema(
+    op: OpOverload, required: Sequence[torch.Argument], all_shapes: Iterable[tuple[Shape, ...]], dtype: torch.dtype
+) -> Iterator[Arguments]:
+    """Calls with every required argument, for several shapes of tensors and values of `dim`."""
     dims = dims_of_rule(op)
-    for shapes in _shapes_as_stated(op, required) or _shapes(number):
+    for shapes in all_shapes:
         for dim in (0, -1) if dimensions_of(op) else (0,):
             remaining = iter(shapes)
             values = {a.name: _value(op, a, remaining, dim, dtype) for a in _with_dimensions(op, required)}
@@ -186,7 +194,7 @@ def dims_of_rule(op: OpOverload) -> Dimensions | None:
     return None if rule is None else rule.dims
 
 
-def _shapes_as_stated(op: OpOverload, required: Sequence[torch.Argument]) -> list[tuple[tuple[int, ...], ...]]:
+def _shapes_as_stated(op: OpOverload, required: Sequence[torch.Argument]) -> list[tuple[Shape, ...]]:
     """Shapes of the required tensors, from the dimensions that the rule states; none if those say nothing of them."""
     dims, names = dims_of_rule(op), [a.name for a in required]
     tensors = tensor_arguments(op, lists=True)
@@ -203,21 +211,17 @@ def _shapes_as_stated(op: OpOverload, required: Sequence[torch.Argument]) -> lis
         if len(terms) == len(tensors) and (not batch or "*" in equation):
             result = right.split(",")[0]
             stated = zip(tensors, (result if term == "+" else term for term in terms), strict=True)
-            found.append(tuple(_sizes(term, batch) for name, term in stated if name in names))
+            letters = sorted(set(re.findall("[A-Za-z]", equation)))
+            sizes = {letter: 3 + n for n, letter in enumerate(letters)} | {"1": 1, "?": 3}  # each has a size of its own
+            found.append(tuple(_shape(term, sizes, batch) for name, term in stated if name in names))
     return found
 
 
-def _sizes(term: str, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an operand with the dimensions of a term: each letter has a size of its own."""
-    sizes: list[int] = []
-    for part in re.findall(r"\([A-Za-z]+\)|[A-Za-z1*?]", term):
-        if part == "*":
-            sizes += batch
-        elif part == "?":
-            sizes.append(3)
-        else:
-            sizes.append(math.prod(1 if letter == "1" else 3 + ord(letter) % 4 for letter in part.strip("()")))
-    return tuple(sizes)
+def _shape(term: str, sizes: Mapping[str, int], batch: Shape) -> Shape:
+    """The shape of an operand with the dimensions of a term."""
+    parts = re.findall(r"\([A-Za-z]+\)|[A-Za-z1*?]", term)
+    dims = [batch if p == "*" else (math.prod(sizes[letter] for letter in p.strip("()")),) for p in parts]
+    return tuple(size for dim in dims for size in dim)
 
 
 def _with_dimensions(op: OpOverload, required: Sequence[torch.Argument]) -> list[torch.Argument]:
@@ -226,14 +230,12 @@ def _with_dimensions(op: OpOverload, required: Sequence[torch.Argument]) -> list
     return [a for a in op._schema.arguments if a.name in names or a.name in dimensions_of(op)]
 
 
-def _shapes(number: int) -> Iterable[tuple[tuple[int, ...], ...]]:
+def _shapes(number: int) -> Iterable[tuple[Shape, ...]]:
     equal_shapes = [(shape,) * number for shape in ONE_SHAPE]
     return [*equal_shapes, *TWO_SHAPES] if number == 2 else equal_shapes
 
 
-def _value(
-    op: OpOverload, argument: torch.Argument, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype
-) -> Any:
+def _value(op: OpOverload, argument: torch.Argument, shapes: Iterator[Shape], dim: int, dtype: torch.dtype) -> Any:
     """A value of the argument's type; NotImplemented for a type without an obvious value."""
     kind, dimension = str(argument.type), argument.name in dimensions_of(op)
     if kind == "Tensor":

@@ -120,7 +120,8 @@ def test_what_no_call_can_be_is_refused(register: Callable[[], Any], said: str) 
 
 
 def test_a_wrong_equation_is_noticed() -> None:
-    """It contracts what the operator keeps: the masks and the values differ from the oracle's, which reads it too."""
+    """Torch runs no sample that is made by it. Others are tried, and the oracle says that it does not fit them."""
     rule = contraction(ops.pair_scores, dims=Equation("*k,kn->*n"))
-    report = run_operator(RegisteredOperator(rule.ops[0]), Settings(most=2, laws=("P2", "dims")))
-    assert not Verdict((report,))
+    verdict = Verdict((run_operator(RegisteredOperator(rule.ops[0]), Settings(most=1, laws=("P2",))),))
+    assert verdict.of("P2") == "broken"
+    assert "not '*k,kn->*n'" in str(verdict)
