@@ -3,9 +3,10 @@
 Built-in rules import only from here and from their own family (tests/house/test_imports.py), so that each of their
 files can be read as a tutorial; rules of another library use the same API::
 
-    from op_registry.authoring import REDUCTION, Dense, elementwise, masked_rule
+    from op_registry.authoring import REDUCTION, Dense, Equation, contraction, elementwise, masked_rule
 
     gelu_fast = elementwise(torch.ops.mylib.gelu_fast)  # one line, if a category's law is enough
+    scores = contraction(torch.ops.mylib.scores, dims=Equation("*k,nk->*n"))  # with the dimensions that it works on
 
 
     @masked_rule(torch.ops.mylib.span, category=REDUCTION)  # else a function with the operator's signature
@@ -17,8 +18,9 @@ A rule gets :class:`Dense` records in place of tensors, and returns records (mas
 results, if its category or ``plain=`` says so). Data under a mask must not affect anything: fill before the operation,
 never multiply after. A rule is plain differentiable torch code and never defines a backward.
 
-A lowering runs the rule on :class:`Sparse` records without making them dense, ``@rule.lowering(Sparse)``; it raises
-:class:`NotLowered`, with the reason, for a call that it does not handle. docs/write-a-rule.md shows both.
+From the dimensions that a rule states follows how it runs on :class:`Sparse` records. Where they do not say it, a
+lowering by hand does, ``@rule.lowering(Sparse)`` of a bound call; it raises :class:`NotLowered`, with the reason, for a
+call that it does not handle. docs/write-a-rule.md shows both.
 """
 
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast

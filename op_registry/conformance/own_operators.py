@@ -1,6 +1,7 @@
 """Operators of other libraries: samples come from their rule, or are generated from the schema.
 
-A schema doesn't specify the shapes of tensors. So several are tried, and each call that plain torch runs is a sample.
+A schema doesn't specify the shapes of tensors. A rule may, by the dimensions that it states; otherwise several are
+tried, and each call that plain torch runs is a sample.
 If none runs, the operator has no samples, and every law is undecided until the rule provides some (``rule.samples``).
 """
 
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,20 +24,22 @@ from op_registry.conformance.oracles.by_category import dimensions_of
 from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
 from op_registry.conformance.variant_calls import in_place, into_out
+from op_registry.dimensions import Dimensions, Equation, LastDims, tensor_arguments
 from op_registry.registry import registry
 from op_registry.rule import Rule, path_in_package
 from op_registry.schema import is_inplace, mutable_forms, written_arguments
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Shape = tuple[int, ...]
 
 # The dtypes to try; OTHERS only if the operator takes no floating point.
 FLOATING = (torch.float32, torch.float64)
 OTHERS = (torch.complex64, torch.int64, torch.bool)
 
 # Shapes for operators of one tensor, or of several tensors of the same shape.
-ONE_SHAPE: tuple[tuple[int, ...], ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
+ONE_SHAPE: tuple[Shape, ...] = ((), (5,), (3, 4), (2, 3, 4), (0, 3))
 # Shapes for operators of two tensors: broadcasting, then products.
-TWO_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+TWO_SHAPES: tuple[tuple[Shape, Shape], ...] = (
     ((3, 4), (4,)),
     ((2, 3, 4), (3, 1)),
     ((3, 4), (4, 5)),
@@ -154,17 +159,27 @@ def _runs(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _calls_that_run(op: OpOverload, dtype: torch.dtype) -> list[Arguments]:
-    return [call for call in _calls_from_schema(op, dtype) if _runs(op, *call)]
-
-
-def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments]:
-    """Calls with every required argument, for several shapes of tensors and values of `dim`."""
+    """Of shapes as stated; of others if torch runs none of those, so that a wrong statement is noticed."""
     required = [a for a in op._schema.arguments if not a.has_default_value()]
     number = sum(str(a.type) in ("Tensor", "List[Tensor]") for a in required)
-    for shapes in _shapes(number):
+    for all_shapes in (_shapes_as_stated(op, required), _shapes(number)):
+        found = [call for call in _calls_from_schema(op, required, all_shapes, dtype) if _runs(op, *call)]
+        if found:
+            return found
+    return []
+
+
+def _calls_from_schema(
+    op: OpOverload, required: Sequence[torch.Argument], all_shapes: Iterable[tuple[Shape, ...]], dtype: torch.dtype
+) -> Iterator[Arguments]:
+    """Calls with every required argument, for several shapes of tensors and values of `dim`."""
+    dims = dims_of_rule(op)
+    for shapes in all_shapes:
         for dim in (0, -1) if dimensions_of(op) else (0,):
             remaining = iter(shapes)
             values = {a.name: _value(op, a, remaining, dim, dtype) for a in _with_dimensions(op, required)}
+            if isinstance(dims, LastDims) and isinstance(dims.count, str):
+                values[dims.count] = list(shapes[0][-1:])
             if any(value is NotImplemented for value in values.values()):
                 return
             keywords = {a.name for a in op._schema.arguments if a.kwarg_only}
@@ -174,20 +189,53 @@ def _calls_from_schema(op: OpOverload, dtype: torch.dtype) -> Iterator[Arguments
             yield args, {k: v for k, v in values.items() if k in keywords or k not in positional}
 
 
+def dims_of_rule(op: OpOverload) -> Dimensions | None:
+    rule = registry.get(op)
+    return None if rule is None else rule.dims
+
+
+def _shapes_as_stated(op: OpOverload, required: Sequence[torch.Argument]) -> list[tuple[Shape, ...]]:
+    """Shapes of the required tensors, from the dimensions that the rule states; none if those say nothing of them."""
+    dims, names = dims_of_rule(op), [a.name for a in required]
+    tensors = tensor_arguments(op, lists=True)
+    if isinstance(dims, LastDims):
+        count = dims.count if isinstance(dims.count, int) else 1
+        others = sum(name in names for name in tensors) - 1
+        return [(shape, *[shape[len(shape) - count :]] * others) for shape in ((2, 3, 4), (3, 3)) if len(shape) > count]
+    if not isinstance(dims, Equation):
+        return []
+    found = []
+    for equation, batch in itertools.product(dims.equations, ((), (2,))):
+        left, _, right = equation.partition("->")
+        terms = left.split(",")
+        if len(terms) == len(tensors) and (not batch or "*" in equation):
+            result = right.split(",")[0]
+            stated = zip(tensors, (result if term == "+" else term for term in terms), strict=True)
+            letters = sorted(set(re.findall("[A-Za-z]", equation)))
+            sizes = {letter: 3 + n for n, letter in enumerate(letters)} | {"1": 1, "?": 3}  # each has a size of its own
+            found.append(tuple(_shape(term, sizes, batch) for name, term in stated if name in names))
+    return found
+
+
+def _shape(term: str, sizes: Mapping[str, int], batch: Shape) -> Shape:
+    """The shape of an operand with the dimensions of a term."""
+    parts = re.findall(r"\([A-Za-z]+\)|[A-Za-z1*?]", term)
+    dims = [batch if p == "*" else (math.prod(sizes[letter] for letter in p.strip("()")),) for p in parts]
+    return tuple(size for dim in dims for size in dim)
+
+
 def _with_dimensions(op: OpOverload, required: Sequence[torch.Argument]) -> list[torch.Argument]:
     """The arguments of a generated call: the required ones, and dimensions even if they have a default."""
     names = {a.name for a in required}
     return [a for a in op._schema.arguments if a.name in names or a.name in dimensions_of(op)]
 
 
-def _shapes(number: int) -> Iterable[tuple[tuple[int, ...], ...]]:
+def _shapes(number: int) -> Iterable[tuple[Shape, ...]]:
     equal_shapes = [(shape,) * number for shape in ONE_SHAPE]
     return [*equal_shapes, *TWO_SHAPES] if number == 2 else equal_shapes
 
 
-def _value(
-    op: OpOverload, argument: torch.Argument, shapes: Iterator[tuple[int, ...]], dim: int, dtype: torch.dtype
-) -> Any:
+def _value(op: OpOverload, argument: torch.Argument, shapes: Iterator[Shape], dim: int, dtype: torch.dtype) -> Any:
     """A value of the argument's type; NotImplemented for a type without an obvious value."""
     kind, dimension = str(argument.type), argument.name in dimensions_of(op)
     if kind == "Tensor":

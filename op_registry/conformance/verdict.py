@@ -49,7 +49,7 @@ class Answer:
     decision: Decision
     # How many trials tested the law.
     trials: int
-    # Why the law is undecided or does not apply; how many trials were refused or are gaps, although it holds.
+    # Why the law is undecided or does not apply; how many trials were refused, densified or gaps, although it holds.
     reason: str = ""
     # The trials that did not pass: broken, refused, gaps.
     outcomes: tuple[Outcome, ...] = ()
@@ -109,7 +109,9 @@ def answer_of(report: Report, law: str) -> Answer:
     def answer(decision: Decision, reason: str = "") -> Answer:
         return Answer(report.operator, law, decision, report.asked(law), reason, outcomes)
 
-    exceptions = ", ".join(f"{counts[s]} {s}" for s in ("refused", "gap") if counts.get(s))
+    exceptions = ", ".join(
+        [f"{counts[s]} {s}" for s in ("refused", "gap") if counts.get(s)] + _stored_densely(counts, report.reasons)
+    )
     if counts.get("broken") or counts.get("error"):
         return answer("broken")
     # Right refusals alone don't show that a law holds if calls that have a result were refused too.
@@ -122,6 +124,12 @@ def answer_of(report: Report, law: str) -> Answer:
     if counts.get("refused"):
         return answer("undecided", "every call that has a result was refused")
     return answer("undecided", _why_untested(report.silences.get(law, {})))
+
+
+def _stored_densely(counts: Mapping[str, int], reasons: Mapping[str, int]) -> list[str]:
+    """How many trials agree because their operands were stored densely, and the most common reason for it."""
+    why = Counter({reason: n for reason, n in reasons.items() if not reason.startswith("no oracle")}).most_common(1)
+    return [f"{counts['densified']} stored densely ({why[0][0]})"] if counts.get("densified") and why else []
 
 
 def _why_untested(reasons: Mapping[str, int]) -> str:

@@ -39,7 +39,7 @@ class Takes:
     floats        operands of float32 or float64, outside of autocast: the operator computes in their own dtype
     only          values that arguments must have: the operator's other variants run densely
     eager         whether sizes depend on numbers, which are not known while tracing
-    elements      whether each operand needs an element; torch's results for none are computed densely
+    elements      operands that need an element, or True for each; torch's results for none are computed densely
     """
 
     sparse: str = ""
@@ -51,7 +51,7 @@ class Takes:
     floats: str = ""
     only: tuple[tuple[str, Any], ...] = ()
     eager: bool = False
-    elements: bool = False
+    elements: bool | str = False
 
     def misfit(self, c: Bound) -> str | None:
         """Why the call is not taken, as a clause; None if it is."""
@@ -133,8 +133,8 @@ def _eager(c: Bound, stated: bool) -> Iterator[str]:
             yield "its result has as many elements as the numbers say, which are unknown while tracing"
 
 
-def _elements(c: Bound, stated: bool) -> Iterator[str]:
-    for record in _each(list(c.named.values())):
+def _elements(c: Bound, stated: bool | list[str]) -> Iterator[str]:
+    for record in _each([c.named.get(name) for name in (c.named if stated is True else stated or ())]):
         if any(known_to_hold(size == 0) for size in record.shape):
             yield f"an operand of shape {tuple(record.shape)} has no elements"
 

@@ -7,7 +7,7 @@ from typing import Any
 from third_party import rules
 
 from op_registry import registry
-from op_registry.authoring import Dense, Rule, Sparse
+from op_registry.authoring import BY_EQUATION, Bound, Dense, Rule, Sparse, on_call
 from op_registry.testing import instantiate
 
 
@@ -40,13 +40,14 @@ def row_dot(x: Dense, vector: Dense) -> Dense:
     return rules.row_dot.run(rules.ops.row_dot.default, x, vector)
 
 
-def row_dot_of_stored(op: Any, x: Any, vector: Any) -> Dense:
+def row_dot_of_stored(c: Bound) -> Any:
     """It takes the vector's elements in the order in which x's are stored."""
+    vector = c.vector
     shifted = Dense(vector.data.roll(1), None if vector.validity is None else vector.full_validity.roll(1))
-    return rules.row_dot_of_stored(op, x, shifted)
+    return BY_EQUATION.run(Bound(rules.row_dot, c.op, {**c.named, "vector": shifted}))
 
 
 BROKEN = [broken(getattr(rules, f.__name__), f) for f in (soft_sign, noisy_or, weighted_mean, row_dot)]
-BROKEN[-1].lowering(Sparse)(row_dot_of_stored)
+BROKEN[-1].lowering(Sparse)(on_call(row_dot_of_stored))
 
 test_laws = instantiate(BROKEN)

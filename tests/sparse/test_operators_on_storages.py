@@ -330,3 +330,9 @@ def test_a_write_to_dense_dimensions_takes_memory_for_its_rows_alone(write):
 def test_a_hybrid_operand_broadcasts_as_any_other(op):
     """All broadcasting operators: tests/thorough/sparse/test_broadcast_hybrid_operands.py."""
     assert not [fault for fault in faults(op, [(4,), (2, 1, 4), (1, 2, 1, 2, 1)]) if fault]
+
+
+def test_no_element_is_taken_from_sparse_storage(x):
+    with md.densify("never"):
+        taken = x.to_sparse_csr().take(torch.empty(0, dtype=torch.int64))
+    assert taken.shape == (0,)

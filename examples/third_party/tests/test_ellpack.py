@@ -25,9 +25,9 @@ SPARSE = [
     "exp", "clamp", "add", "mul", "where", "sum", "mean", "amax", "prod", "var", "argmax", "any", "logsumexp", "cumsum",
     "sort", "topk", "softmax", "bmm", "transpose", "reshape", "index_select", "gather", "masked_fill", "stack", "roll",
     "diff", "median", "count_nonzero", "unique", "squeeze", "diagonal", "nn.functional.layer_norm",
-    "nn.functional.mse_loss", "expand", "unfold", "kthvalue", "take", "trace", "cdist",
+    "nn.functional.mse_loss", "expand", "unfold", "kthvalue", "take", "trace", "cdist", "matmul",
 ]  # fmt: skip
-DENSE_TOO = ["mm", "matmul", "tril", "nn.functional.conv2d", "quantile"]
+DENSE_TOO = ["mm", "tril", "nn.functional.conv2d", "quantile"]
 
 
 @pytest.mark.parametrize("entry", SPARSE + DENSE_TOO)

@@ -20,9 +20,10 @@ from torch._ops import OpOverload
 from op_registry.conformance.oracles import pointwise, positions, products
 from op_registry.conformance.oracles import whole_slices as slicewise
 from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, NoOracle, Oracle, broadcast_valid
+from op_registry.conformance.oracles.engine import Group, groups, map_groups, slices
 from op_registry.conformance.oracles.slices import map_slices, reduce_slices
 from op_registry.conformance.trees import tree_leaves, tree_map
-from op_registry.dimensions import Equation
+from op_registry.dimensions import Equation, LastDims, Slices
 from op_registry.registry import registry
 
 # Arguments of these names are dimensions; those of other names that a rule states (`dimensions_of`) too.
@@ -77,6 +78,40 @@ def scan(c: Call) -> Any:
     if dim is None or not isinstance(c[dim], int):
         raise NoOracle(f"the dimension of {c.name}: it has no argument called {', '.join(DIMENSIONS)}")
     return map_slices(c, _numbers_from(c, operand, {dim: 0}), c[dim], operand=operand)
+
+
+def normalization(c: Call) -> Any:
+    """The operator on the valid elements of each slice as one line, with its parameters at these elements."""
+    rule = registry.get(c.op)
+    dims = None if rule is None else rule.dims
+    outs = len(c.op._schema.returns)
+    if not isinstance(dims, (Slices, LastDims)) or not all(dims.is_of_elements(c.op, n) for n in range(outs)):
+        raise NoOracle(f"{c.name}: its rule does not state slices, with a value for each element")
+    first, *parameters = [name for name, value in c.bound.items() if isinstance(value, Expected)]
+    x, labels = c[first], dims.labels(c.op, c.bound)
+    if x.ndim == 0:
+        return Expected(c.plain(), x.mask)
+    if labels is None:
+        raise Misdeclared(f"{c.name} takes operands of {[t.ndim for t in c.operands()]} dimensions, not {dims}")
+    count = dims.count if isinstance(dims, LastDims) else None
+    if count not in (None, 1) and not isinstance(count, str):
+        raise NoOracle(f"{c.name} of slices that are no lines")
+    if not all(labels.belongs_to(first, name) for name in parameters):
+        raise NoOracle(f"{c.name}: its rule does not say how its tensors correspond")
+    flat = {name: c[name].data.expand(x.shape).reshape(-1) for name in parameters}
+    dim = _argument(c, dimensions_of(c.op))
+
+    def one(group: Group) -> Any:
+        changes: dict[str, object] = {name: values[group.flat] for name, values in flat.items()}
+        if isinstance(count, str):
+            changes[count] = [len(group.kept)]
+        elif dim is not None and c[dim] is not None:
+            changes[dim] = _first_dimension(c, dim)
+        return c.plain(**changes, **{first: group.values[0]})
+
+    over = [d for d, label in enumerate(labels.operands[first]) if label in labels.roles]
+    mask = broadcast_valid(x.shape, c.operands())
+    return map_groups(groups([x], slices(x.shape, over)), one, c.plain(), mask)
 
 
 def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Callable[[Tensor], Any]:
@@ -204,6 +239,7 @@ BY_CATEGORY: dict[str, Oracle] = {
     "join": positions.movement,
     "reduction": reduction,
     "scan": scan,
+    "normalization": normalization,
     "contraction": contraction,
     "whole slices": whole_slices,
     "opaque": pointwise.opaque,

@@ -87,7 +87,7 @@ def gather(c: Bound) -> Dense | Sparse:
 
 
 @indexing.take.lowering(Sparse)
-@on_call(elements=True)
+@on_call(elements="self")
 def take(c: Bound) -> Dense | Sparse:
     x, index, stored = c.self, c.index, stored_values(c.index)
     aten.take(as_tensor_of(x.shape, x), stored.filled(0))  # raises where one is out of range
