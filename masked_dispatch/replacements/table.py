@@ -175,9 +175,21 @@ TABLE = (
                 "create_global_plan",
                 "a plain and a masked tensor could be saved under the same name",
             ),
-            ("filesystem.FileSystemReader", "prepare_local_plan", "truncated files of a checkpoint are read without an error"),
-            ("staging.DefaultStager", "stage", "masks are not copied before an asynchronous save, so training changes them"),
-            ("staging.BlockingAsyncStager", "stage", "masks are not copied before an asynchronous save, so training changes them"),
+            (
+                "filesystem.FileSystemReader",
+                "prepare_local_plan",
+                "truncated files of a checkpoint are read without an error",
+            ),
+            (
+                "staging.DefaultStager",
+                "stage",
+                "masks are not copied before an asynchronous save, so training changes them",
+            ),
+            (
+                "staging.BlockingAsyncStager",
+                "stage",
+                "masks are not copied before an asynchronous save, so training changes them",
+            ),
         )
         for owner in (f"torch.distributed.checkpoint.{owner}",)
     ),
@@ -206,7 +218,13 @@ TABLE = (
                 41,
             ),
             (_STYLES, _STYLES, "distribute_tensor", "a parallel style would distribute data without its mask", 41),
-            (_STYLES, _STYLES, "distribute_module", "the hooks of a parallel style would distribute data without its mask", 41),
+            (
+                _STYLES,
+                _STYLES,
+                "distribute_module",
+                "the hooks of a parallel style would distribute data without its mask",
+                41,
+            ),
             (
                 _STYLES,
                 f"{_STYLES}.PrepareModuleInput",
