@@ -32,20 +32,38 @@ class Cost:
     inverted: bool = False
 
 
+_PLAIN = "the plain model with its padding mask"
+_COMPILED = "the plain model with its padding mask, compiled"
+
 TABLES = {
     "Padded batches, 66 % of tokens valid": (
         Cost(
             "a training step of a stock Transformer or BERT",
-            "the same model with its padding mask",
+            _PLAIN,
             "training",
             r".*large, training step, masked, × plain",
         ),
-        Cost("… packed", "the same", "training", r".*large, training step, masked, packed, × plain"),
-        Cost("… compiled", "the same, compiled", "compiled_training", r".*, masked, × plain: training step"),
-        Cost("… packed and compiled", "the same, compiled", "compiled_training", r".*packed, × plain: training step"),
-        Cost("… of a model of toy size, eager", "the same", "training", r".*small, training step, masked, × plain"),
-        Cost("the peak of its memory", "the same", "training", r".*large, training step, masked, peak × plain's"),
-        Cost("… packed", "the same", "training", r".*large, training step, masked, packed, peak × plain's"),
+        Cost("a training step, packed", _PLAIN, "training", r".*large, training step, masked, packed, × plain"),
+        Cost("a training step, compiled", _COMPILED, "compiled_training", r".*, masked, × plain: training step"),
+        Cost(
+            "a training step, packed and compiled",
+            _COMPILED,
+            "compiled_training",
+            r".*packed, × plain: training step",
+        ),
+        Cost("a training step of a toy model", _PLAIN, "training", r".*small, training step, masked, × plain"),
+        Cost(
+            "the peak memory of a training step",
+            _PLAIN,
+            "training",
+            r".*large, training step, masked, peak × plain's",
+        ),
+        Cost(
+            "the peak memory of a training step, packed",
+            _PLAIN,
+            "training",
+            r".*large, training step, masked, packed, peak × plain's",
+        ),
     ),
     "Missing values": (
         Cost(
@@ -55,49 +73,72 @@ TABLES = {
             r"\w+, forward, 2048², random mask, fresh: × by hand",
         ),
         Cost(
-            "… with its backward",
-            "the same",
+            "the reduction and its backward",
+            "`torch.where`, a division, and their backward",
             "eager_reductions",
             r"\w+, forward and backward, 2048², random mask, fresh: × by hand",
         ),
-        Cost("… compiled", "the same, compiled", "reductions", r".*: times faster than by hand", inverted=True),
-        Cost("six elementwise operators on 2048² elements", "no mask", "chain", r"chain, 2048.*, eager: × plain"),
-        Cost("… compiled", "no mask, compiled", "chain", r"chain, 2048.*, compiled: × plain compiled"),
-        Cost("one eager call on 64 × 64 elements", "no mask", "overhead", r".*, no grad"),
+        Cost(
+            "the reduction, compiled",
+            "`torch.where` and a division, compiled",
+            "reductions",
+            r".*: times faster than by hand",
+            inverted=True,
+        ),
+        Cost(
+            "six elementwise operators on 2048² elements",
+            "the operators without a mask",
+            "chain",
+            r"chain, 2048.*, eager: × plain",
+        ),
+        Cost(
+            "six elementwise operators, compiled",
+            "the operators without a mask, compiled",
+            "chain",
+            r"chain, 2048.*, compiled: × plain compiled",
+        ),
+        Cost("one eager call on 64 × 64 elements", "the call without a mask", "overhead", r".*, no grad"),
     ),
     "Sparse storage": (
-        Cost("a CSR matrix times a dense one", "torch's CSR", "sparse", r"x @ dense.*× torch's CSR"),
-        Cost("a step of Adagrad on looked-up rows", "torch's", "adagrad", r".*: times torch's"),
+        Cost(
+            "the product of a CSR matrix and a dense matrix",
+            "the product with torch's CSR matrix",
+            "sparse",
+            r"x @ dense.*× torch's CSR",
+        ),
+        Cost(
+            "a step of Adagrad on looked-up rows", "the step of `torch.optim.Adagrad`", "adagrad", r".*: times torch's"
+        ),
     ),
     "The rest of the process": (
-        Cost("plain tensors", "without this library", "untouched", r"plain .*: with ÷ without"),
+        Cost("code on plain tensors", "without this library", "untouched", r"plain .*: with ÷ without"),
     ),
 }
 
 PAGE_TEXT = """\
 # What it costs
 
-Each figure is a ratio: the time (or memory) of the masked call, divided by that of the code in the second column, which
-you would write without this library. Below 1, the masked call takes less. Two figures are the least and the most of
-several models or operators.
+The table compares code that uses this library with code that does not. Each figure is a ratio of times, or of memory. A
+ratio below 1 means that the code with this library takes less. If a cell has two figures, they are the least and the
+greatest ratio of several models or operators.
 
 {tables}
 
 ## When it does not pay
 
-- **Small tensors in an eager loop.** A call on 64 × 64 elements takes {small} times as long as a plain one, because it
-  is a Python function and a new tensor subclass. `torch.compile` reduces this cost but does not remove it: a compiled
-  chain of six operators takes {chain_small} times as long as the plain chain compiled.
-- **Compiled code that does little but read memory.** The mask is read too, one byte for each element, and on AVX2
-  torch's compiler reads it slowly ([why](performance.md)).
-- **Packed batches under `torch.compile(fullgraph=True)`**: a packed step of the stock encoder breaks its graph
-  {breaks} times.
-- **One masked mean**, if you need nothing else: two lines of torch compute it.
+- **Small tensors in an eager loop.** A masked call on 64 × 64 elements takes {small} times as long as a plain call,
+  because it runs a Python function and makes a tensor subclass. `torch.compile` reduces this cost, but does not remove
+  it. A compiled chain of six masked operators takes {chain_small} times as long as the compiled chain without masks.
+- **Compiled code that does little but read memory.** The code reads the mask too, one byte for each element. With AVX2,
+  torch's compiler reads the mask slowly ([why](performance.md)).
+- **Packed batches under `torch.compile(fullgraph=True)`.** A packed step of the stock encoder has {breaks} graph
+  breaks, so it does not compile into one graph.
+- **One masked mean**, if you need nothing else. Two lines of torch compute it.
 
 {measured}
 
-Seconds depend on the machine, ratios much less; `python -m benchmarks NAME` measures them on yours.
-[Performance](performance.md) has every figure beside its goal, and says why some goals are missed.
+Ratios depend much less on the machine than seconds do. `python -m benchmarks NAME` measures the ratios on your machine.
+[Performance](performance.md) has every figure and its goal, and says why some goals are missed.
 """
 
 
@@ -132,7 +173,7 @@ def figure(cost: Cost, figures: dict[str, dict[str, float]]) -> str:
 def page(text: str) -> str:
     """The page as Markdown, made of the text of docs/performance.md."""
     figures = figures_in(text)
-    lines = ["| you run | beside | × |", "| --- | --- | ---: |"]
+    lines = ["| code with this library | compared with | ratio |", "| --- | --- | ---: |"]
     for title, costs in TABLES.items():
         for cost in costs:
             heading = f"**{title}**: " if cost is costs[0] else ""
