@@ -8,7 +8,6 @@ files can be read as a tutorial; rules of another library use the same API::
     gelu_fast = elementwise(torch.ops.mylib.gelu_fast)  # one line, if a category's law is enough
     scores = contraction(torch.ops.mylib.scores, dims=Equation("*k,nk->*n"))  # with the dimensions that it works on
 
-
     @masked_rule(torch.ops.mylib.span, category=REDUCTION)  # else a function with the operator's signature
     def span(x: Dense, dim: int) -> Dense:
         data = x.filled(-math.inf).amax(dim) - x.filled(math.inf).amin(dim)
@@ -18,9 +17,8 @@ A rule gets :class:`Dense` records in place of tensors, and returns records (mas
 results, if its category or ``plain=`` says so). Data under a mask must not affect anything: fill before the operation,
 never multiply after. A rule is plain differentiable torch code and never defines a backward.
 
-From the dimensions that a rule states follows how it runs on :class:`Sparse` records. Where they do not say it, a
-lowering by hand does, ``@rule.lowering(Sparse)`` of a bound call; it raises :class:`NotLowered`, with the reason, for a
-call that it does not handle. docs/write-a-rule.md shows both.
+How it runs on :class:`Sparse` records follows from the dimensions that it states, else a lowering says it
+(docs/write-a-rule.md).
 """
 
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
