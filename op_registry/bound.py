@@ -27,6 +27,7 @@ class Bound:
 
     def __init__(self, rule: Rule, op: OpOverload, named: Mapping[str, Any]) -> None:
         self.rule, self.op, self.named = rule, op, named
+        self._labels: list[Labels | None] = []  # functools.cached_property takes a lock in Python 3.11
 
     @classmethod
     def of(cls, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
@@ -55,11 +56,13 @@ class Bound:
         """The tensor arguments in the order of the schema, without optional ones that are not given."""
         return tensors_in(self.op, self.named)
 
-    @functools.cached_property
+    @property
     def labels(self) -> Labels | None:
         """The labels of all dimensions; None if the rule states none, or what it states does not fit this call."""
-        dims = self.rule.dims
-        return None if dims is None else dims.labels(self.op, self.named)
+        if not self._labels:
+            dims = self.rule.dims
+            self._labels.append(None if dims is None else dims.labels(self.op, self.named))
+        return self._labels[0]
 
     def with_(self, /, **changed: Any) -> Bound:
         """The same call with other values of some arguments. Raises KeyError if no argument has a name."""
