@@ -84,8 +84,13 @@ class Shown:
         return self.together.wrong()
 
     def ask(self, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int = 0) -> None:
-        """Compare one call with the statement; Broken if they disagree."""
+        """Compare one call with the statement; Broken if they disagree.
+
+        Calls with tensors of torch.sparse are not asked: their elements cannot be changed one by one.
+        """
         call = Call.of(self.op, *tree_map(copied, (tuple(args), dict(kwargs))))
+        if any(tensor.layout is not torch.strided for tensor in tensors_in(self.op, call.bound).values()):
+            return
         labels = self.dims.labels(self.op, call.bound)
         if labels is None:
             self.unfitting += 1
