@@ -128,7 +128,7 @@ from op_registry.records.dims import (
     wrap_dims,
 )
 from op_registry.records.divided import divided_by_rows, gather_along, is_divided, undivided
-from op_registry.records.dtypes import accumulation_dtype, highest, lowest
+from op_registry.records.dtypes import accumulation_dtype, highest, lowest, on_signed_bits
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
 from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
@@ -361,6 +361,7 @@ __all__ = [
     "accumulation_dtype",
     "highest",
     "lowest",
+    "on_signed_bits",
     "product_validity",
     "transposed",
     "new_buffer",

@@ -47,6 +47,9 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 
 
 def on_signed_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`move(x)`, where `move` moves elements and writes zeros; for SIGNED dtypes it moves signed integers."""
+    """`move(x)`, where `move` moves or adds elements and writes zeros; for SIGNED dtypes it gets signed integers.
+
+    Sums of both have the same bits.
+    """
     signed = SIGNED.get(x.dtype)
     return move(x) if signed is None else move(x.view(signed)).view(x.dtype)

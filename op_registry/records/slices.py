@@ -380,7 +380,7 @@ def sort_valid(x: Dense, dim: int, descending: bool = False) -> Order:
         index = filled.detach().sort(stable=True, dim=dim, descending=descending).indices
         places = valid_first_positions(validity.gather(dim, index), dim)
         index = torch.empty_like(index).scatter(dim, places, index)
-        return Order(index, filled.gather(dim, index), count)
+        return Order(index, on_signed_bits(lambda bits: bits.gather(dim, index), filled), count)
     values, index = behind.sort(stable=True, dim=dim, descending=descending)
     del behind
     if gradients_may_flow(x.data):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.dtypes import accumulation_dtype, on_signed_bits
 from op_registry.records.tracing import under_transform
 
 aten = torch.ops.aten
@@ -29,17 +29,27 @@ def merge_duplicates(index: Tensor, values: Tensor, counted: Tensor | None = Non
     ordered, order = sort_indices(index, counted)
     unique, counts = ordered.unique_consecutive(return_counts=True)
     shape = (unique.shape[0], *values.shape[1:])
-    dtype = values.dtype
-    sum_dtype = torch.int64 if dtype is torch.bool else accumulation_dtype(dtype)
+    sum_dtype = accumulation_dtype(values.dtype)
     recorded = (torch.is_grad_enabled() and values.requires_grad) or under_transform()
     if recorded or sum_dtype not in (torch.float32, torch.float64) or 0 in shape:
         segment = torch.repeat_interleave(counts, output_size=order.shape[0])
-        total = values.new_zeros(shape, dtype=sum_dtype).index_add(0, segment, values[order].to(sum_dtype))
+        total = sums_of_rows(shape[0], segment, values[order])
     else:
         # embedding_bag reads the rows in the order of `order`, so that the values need not be permuted first.
         rows = values.reshape(values.shape[0], -1).to(sum_dtype)
         total = aten._embedding_bag_forward_only(rows, order, counts.cumsum(0) - counts)[0].reshape(shape)
-    return unique.to(torch.int64), total.to(dtype)
+    return unique.to(torch.int64), total.to(values.dtype)
+
+
+def sums_of_rows(number: int, index: Tensor, values: Tensor) -> Tensor:
+    """(number, *rest): the sum of the rows of `values` (n, *rest) at each index; bool values are combined by or."""
+
+    def added(rows: Tensor) -> Tensor:
+        dtype = torch.int64 if rows.dtype is torch.bool else accumulation_dtype(rows.dtype)
+        total = rows.new_zeros((number, *rows.shape[1:]), dtype=dtype)
+        return total.index_add(0, index, rows.to(dtype)).to(rows.dtype)
+
+    return on_signed_bits(added, values)
 
 
 def sort_indices(index: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:

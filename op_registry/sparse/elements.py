@@ -48,7 +48,7 @@ def valid_elements(x: Sparse) -> tuple[Dense, Coordinates]:
         if flat.validity is None or being_traced(flat.data):
             return flat, coordinates
         valid = as_bool(as_int8(flat.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
-        return Dense(flat.data.index_select(0, valid)), tuple(c[valid] for c in coordinates)
+        return Dense(gather(flat.data, (valid,))), tuple(c[valid] for c in coordinates)
     if being_traced(flat.data):
         raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
     row, *inner = as_bool(as_int8(full_mask(flat))).nonzero(as_tuple=True)

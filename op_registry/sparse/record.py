@@ -18,10 +18,10 @@ from op_registry.records.accumulate import accumulate, dtype_of_sum
 from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, wrap_dims
-from op_registry.records.dtypes import SIGNED, accumulation_dtype
+from op_registry.records.dtypes import SIGNED, on_signed_bits
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.coalesce import merge_duplicates
+from op_registry.sparse.coalesce import merge_duplicates, sums_of_rows
 from op_registry.sparse.convert import BITS, in_chunks, sorted_order, to_block_grid
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
 from op_registry.sparse.layout import COO, Layout, grid_of
@@ -251,7 +251,8 @@ def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims
         order = layout.order_of(coordinates, sizes)
         positions, coordinates = positions[order], tuple(c[order] for c in coordinates)
     values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
-    return Sparse(Dense(values.index_select(0, positions)), pattern_of(layout, coordinates, sizes))
+    moved = on_signed_bits(lambda bits: bits.index_select(0, positions), values)
+    return Sparse(Dense(moved), pattern_of(layout, coordinates, sizes))
 
 
 def _from_dense_in_blocks(x: Dense, valid: Tensor, any_valid: Tensor, layout: Layout, block: tuple[int, int]) -> Sparse:
@@ -314,8 +315,8 @@ def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
     index = (inverse, *coordinates[dims:])
     shape = (unique.shape[0], *x.shape[dims:])
     validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(index, as_int8(full_mask(flat)))
-    values = Dense(flat.data.new_zeros(shape).index_put(index, flat.data), validity)
-    return Sparse(values, pattern_of(COO, unravel(unique, sizes), sizes))
+    data = on_signed_bits(lambda bits: bits.new_zeros(shape).index_put(index, bits), flat.data)
+    return Sparse(Dense(data, validity), pattern_of(COO, unravel(unique, sizes), sizes))
 
 
 def unpadded_elements(x: Sparse) -> tuple[Dense, Coordinates]:
@@ -395,14 +396,13 @@ def coalesce(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Seque
         return Sparse(Dense(data), pattern_of(layout, layout.index_order(unravel(unique, extents)), sizes))
     unique, inverse = unique_keys(keys, math.prod(extents))
     shape = (unique.shape[0], *flat.shape[1:])
-    sum_dtype = torch.int64 if flat.dtype is torch.bool else accumulation_dtype(flat.dtype)
-    total = flat.data.new_zeros(shape, dtype=sum_dtype).index_add(0, inverse, flat.filled(0).to(sum_dtype))
+    total = sums_of_rows(shape[0], inverse, flat.filled(0))
     validity = flat.full_validity
     if validity is not None:
         zeros = torch.zeros(shape, dtype=torch.int32, device=flat.device)
         validity = as_int8(zeros.index_add(0, inverse, validity.to(torch.int32)) > 0)
     merged = layout.index_order(unravel(unique, extents))
-    return Sparse(Dense(total.to(flat.dtype), validity), pattern_of(layout, merged, sizes))
+    return Sparse(Dense(total, validity), pattern_of(layout, merged, sizes))
 
 
 def sum_of_union(records: Sequence[Sparse]) -> Sparse:

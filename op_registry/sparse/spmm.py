@@ -40,7 +40,9 @@ class RowColumn:
     def __init__(
         self, row: Tensor, column: Tensor, rows: int, columns: int, *, in_order: bool, ends: Tensor | None = None
     ) -> None:
-        self.row, self.column, self.rows, self.columns = row, column, rows, columns
+        # The coordinates in blocks of one row or column are expanded, and torch's kernels read contiguous memory.
+        self.row, self.column = row.contiguous(), column.contiguous()
+        self.rows, self.columns = rows, columns
         self._in_order = in_order
         self._ends = ends
         self._sorted: tuple[Tensor | None, Tensor] | None = None

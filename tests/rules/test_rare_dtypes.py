@@ -48,6 +48,40 @@ def test_unsigned_integers(dtype: torch.dtype, storage: str) -> None:
         assert torch.equal(result, sort(signed)), name
 
 
+MOVING: dict[str, Callable[[Tensor], Tensor]] = {
+    "unique": lambda x: x.unique(),
+    "unique_consecutive": lambda x: x.flatten().unique_consecutive(),
+    "inverse": lambda x: x.unique(return_inverse=True)[1],
+    "where": lambda x: torch.where(DATA > 3, x, x.flip(0)),
+    "select_scatter": lambda x: x.select_scatter(x[0], 0, 1),
+    "cat": lambda x: torch.cat([x, x]),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", MOVING)
+def test_moved_unsigned_integers(name: str, storage: str) -> None:
+    for dtype in UNSIGNED:
+        found = MOVING[name](STORAGES[storage](md.masked_tensor(DATA.to(dtype), MASK)))
+        expected = MOVING[name](md.masked_tensor(DATA.long(), MASK))
+        assert md.is_masked_tensor(found) == md.is_masked_tensor(expected)
+        if md.is_masked_tensor(found):
+            assert found.get_mask().tolist() == expected.get_mask().tolist()
+            assert dense(found).compressed().tolist() == dense(expected).compressed().tolist()
+        else:
+            assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_greatest_unsigned_integer_is_sorted_before_what_is_invalid(dtype: torch.dtype, storage: str) -> None:
+    greatest = torch.iinfo(dtype).max
+    data = DATA.to(dtype)
+    data[0] = torch.tensor([greatest, 0, greatest, 3], dtype=dtype)
+    x = STORAGES[storage](md.masked_tensor(data, MASK)).sort(1).values
+    assert dense(x).compressed().tolist() == [3, greatest, greatest, 4, 9]
+
+
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "conj": lambda z: z.conj(),
     "conj, real": lambda z: z.conj().real,

@@ -147,6 +147,19 @@ def test_shapes_that_do_not_fit_raise_torchs_own_error():
         masked(M, K).to_sparse() @ plain(M, K)
 
 
+@pytest.mark.parametrize("block", [(1, 1), (2, 1), (1, 2), (6, 1), (1, 4)])
+@pytest.mark.parametrize("layout", [torch.sparse_bsr, torch.sparse_bsc])
+def test_blocks_of_one_row_or_column(layout, block):
+    """The coordinates of their elements are expanded, not copied."""
+    for mask in (masked(M, K).get_mask(), torch.arange(M * K).view(M, K) == 5):
+        x = md.masked_tensor(plain(M, K), mask).to_layout(layout, blocksize=block).requires_grad_()
+        y = plain(K, N).requires_grad_()
+        with md.densify("never"):
+            (x @ y).sum().backward()
+        torch.testing.assert_close(y.grad, x.detach().to_tensor(0.0).sum(0)[:, None].expand(K, N))
+        torch.testing.assert_close(x.grad.to_tensor(0.0), torch.where(mask, y.detach().sum(1), 0))
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_kernels_have_derivatives_of_every_order(in_order):
     """What multiply and sample say of themselves: each is the derivative of the other."""

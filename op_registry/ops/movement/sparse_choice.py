@@ -62,5 +62,5 @@ def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
     if not being_traced(flat.data):
         valid = as_bool(as_int8(flat.full_validity))  # type: ignore[arg-type]
         kept = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
-        flat, coordinates = flat.map(lambda t: t.index_select(0, kept)), tuple(c[kept] for c in coordinates)
+        flat, coordinates = flat.take_rows(kept), tuple(c[kept] for c in coordinates)
     return coalesce(layout_with_room(self, self.pattern.ndim), coordinates, flat, sizes)

@@ -31,6 +31,7 @@ from op_registry.authoring import (
     known_all_valid,
     lowest,
     masked_rule,
+    on_signed_bits,
     packet_name,
     reduction,
     run_opaque,
@@ -257,7 +258,8 @@ def distinct(op: OpOverload, self: Dense, *flags: Any, inverse: bool) -> tuple[A
             result[1] = Dense(result[1])
         return tuple(result)
     valid = valid.expand(self.shape)
-    result = list(op(self.data.masked_select(valid), *flags))  # (an index would ask whether a 0-dim mask selects)
+    # (an index would ask whether a 0-dim mask selects)
+    result = list(op(on_signed_bits(lambda bits: bits.masked_select(valid), self.data), *flags))
     if inverse:
         result[1] = self.like(torch.zeros_like(self.data, dtype=torch.int64).masked_scatter(valid, result[1]))
     return tuple(result)

@@ -357,7 +357,7 @@ def test_a_rule_inside_a_function_of_your_own() -> None:
         assert str(scaled_mean).startswith(f"inside {__name__}.divided_by_size: sum (dim_IntList) is composite")
         before = registry.version
         with pytest.raises(ValueError, match=r"divided_by_size.* is already registered; the second rule is at"):
-            inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)(lambda self: self)
+            inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)(lambda self, dim: self)
         assert registry.version == before
     finally:
         registry.remove_inside(scaled_mean)
