@@ -9,6 +9,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 OWN = ("masked_dispatch", "op_registry")
+# How the names begin of what this library notes on objects of torch, which torch does not read.
+NOTE = "_masked_dispatch"
 
 
 def is_ours(value: Any) -> bool:
@@ -47,7 +49,8 @@ def _found_in(owner: str, key: Any, value: Any, seen: set[int]) -> Iterator[str]
         seen.add(id(value))
         name = value.__qualname__ if "." in value.__qualname__ else f"{value.__module__}.{value.__qualname__}"
         for inner in list(vars(value)):
-            yield from _found_in(name, inner, inspect.getattr_static(value, inner), seen)
+            if not inner.startswith(NOTE):
+                yield from _found_in(name, inner, inspect.getattr_static(value, inner), seen)
 
 
 def _word(key: Any) -> str:
