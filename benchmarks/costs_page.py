@@ -118,27 +118,29 @@ TABLES = {
 PAGE_TEXT = """\
 # What it costs
 
-The table compares code that uses this library with code that does not. Each figure is a ratio of times, or of memory. A
-ratio below 1 means that the code with this library takes less. If a cell has two figures, they are the least and the
-greatest ratio of several models or operators.
+Each figure in the table is a ratio: the time or memory of code with this library, divided by the time or memory of code
+without it. A ratio below 1 means that the code with this library takes less. A cell with two figures covers several
+models or operators, and gives their least and their greatest ratio.
 
 {tables}
 
 ## When it does not pay
 
-- **Small tensors in an eager loop.** A masked call on 64 × 64 elements takes {small} times as long as a plain call,
-  because it runs a Python function and makes a tensor subclass. `torch.compile` reduces this cost, but does not remove
-  it. A compiled chain of six masked operators takes {chain_small} times as long as the compiled chain without masks.
-- **Compiled code that does little but read memory.** The code reads the mask too, one byte for each element. With AVX2,
-  torch's compiler reads the mask slowly ([why](performance.md)).
+- **Small tensors in an eager loop.** A masked call on 64 × 64 elements takes {small} times as long as a plain call. The
+  reason is that a masked call runs a Python function and makes a tensor subclass. `torch.compile` reduces this cost,
+  but does not remove it. A compiled chain of six masked operators takes {chain_small} times as long as the compiled
+  chain without masks.
+- **Compiled code that does little but read memory.** Masked code reads the data and the mask, which has one byte for
+  each element. With AVX2, torch's compiler reads the mask slowly ([why](performance.md)).
 - **Packed batches under `torch.compile(fullgraph=True)`.** A packed step of the stock encoder has {breaks} graph
-  breaks, so it does not compile into one graph.
+  breaks. So it does not compile into one graph.
 - **One masked mean**, if you need nothing else. Two lines of torch compute it.
 
 {measured}
 
-Ratios depend much less on the machine than seconds do. `python -m benchmarks NAME` measures the ratios on your machine.
-[Performance](performance.md) has every figure and its goal, and says why some goals are missed.
+These ratios depend much less on the machine than seconds do. `python -m benchmarks NAME` measures the ratios of one
+benchmark on your machine. [Performance](performance.md) compares every figure with its goal, and says why some goals
+are missed.
 """
 
 

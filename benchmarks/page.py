@@ -46,68 +46,80 @@ TITLES = {
 INTRODUCTION = """\
 # Performance
 
-This page lists all performance goals of the project. What the library will cost you is on a page of its own, [what it
-costs](costs.md).
+This page compares the speed and the memory of this library with the project's goals. [What it costs](costs.md) sums up
+the costs for your own code.
 
-Every figure here is a *ratio* of the times (or memory) of two candidates, which ran by turns in one process, on one
-thread; its goal is next to it. Seconds depend on the machine, ratios much less. The results of the candidates are
-compared before they are timed. These commands measure and write the whole page:
+A *figure* is a ratio of the times (or memory) of two candidates, such as a masked and a plain training step. (A few
+figures are counts or seconds, as their names say.) The candidates take turns in one process, on one thread. They are
+timed only if they give the same results. Ratios depend much less on the machine than seconds do. These commands measure
+all figures and write this page:
 
 ```
 python -m benchmarks all --quick --json all.json
 python -m benchmarks.page all.json
 ```
 
-The command below its title measures a single section, with more rounds if it has no `--quick`.
+The command at the start of each section measures that section only. Without `--quick`, it runs more rounds.
 
 {runs}
 
 ![Every figure divided by its goal, by benchmark: what is left of the line at 1 reaches its goal.](performance.svg)
 
-Each dot is one goal: its figure divided by the goal, or the other way round where the goal is a lower bound. Left of
-the line, the goal is reached.
+In the plot, each dot is one figure divided by its goal. If the goal is a lower bound, the dot is the goal divided by
+the figure. A dot left of the line reaches its goal.
 
-The goals of compiled code (R1, R2, R4, R9) were set on AVX-512. On AVX2 the compiler loads a mask's bytes, eight at a
-time, through a buffer on the stack (`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`), which the
-processor cannot forward: a masked sum over 2048² elements took 4.2 times as long as with a load of eight bytes
-(`_mm_loadl_epi64`), everything else being the same. A bool mask, as in code written by hand, is slower still.
+The goals of compiled code (R1, R2, R4, R9) were set on a processor with AVX-512. With AVX2, the code that torch's
+compiler generates loads masks slowly. It loads eight bytes of a mask through a buffer on the stack
+(`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`). The processor cannot forward the bytes from this
+buffer to the load that follows. A masked sum over 2048² elements took 4.2 times as long as with a load of eight bytes
+(`_mm_loadl_epi64`). A bool mask, as in code written by hand, is slower still.
 """
 
 # Why a benchmark's goals are missed, where they are, and what would close them.
 MISSED = {
     "training": (
-        "In evaluation, an encoder layer of torch is one operator, which computes the valid tokens only. A layer of "
-        "BERT is about fifty operators, and this library runs Python code for each of them (R5 has the time of a "
-        "call). At the small size, that code takes most of the time. Attention as one operator, as "
-        "`nn.MultiheadAttention` has it, or dispatch in C++ would remove it. In packed evaluation of the large "
-        "encoder, both sides multiply valid tokens only: torch's own fast path packs the batch with NestedTensor."
+        "In evaluation, `nn.TransformerEncoder` runs one operator for each layer, on the valid tokens only. A layer "
+        "of BERT runs about fifty operators, and this library runs Python code for each of them (R5 has the time of "
+        "one call). At the small size, this Python code takes most of the time. Two changes would remove it: "
+        "attention as one operator, as in `nn.MultiheadAttention`, or dispatch in C++. In packed evaluation of the "
+        "large encoder, plain torch also computes only the valid tokens, because its fast path packs the batch with "
+        "NestedTensor."
     ),
     "overhead": (
-        "Without derivatives a call consists of one Python function and one new tensor subclass, and each of the two "
-        "takes longer than a small kernel of torch. Both would have to move to C++."
+        "Without derivatives, a call runs one Python function and makes one new tensor subclass. Each of these two "
+        "steps takes longer than a small kernel of torch. Both steps would have to move to C++."
     ),
     "eager_reductions": (
-        "With a remembered mask, the time is that of a fill and of torch's own kernel. For softmax and logsumexp that "
-        "kernel alone takes about a third of the time of the code by hand, var and std read the data twice, and for "
-        "whole rows the `where` in the code by hand takes almost no time. One C++ kernel that reads data and mask "
-        "once would reach the goals."
+        "A *remembered* mask was used before, so its counts are known. With a remembered mask, a reduction takes the "
+        "time of a fill and of torch's own kernel. For softmax and logsumexp, torch's kernel alone takes about a "
+        "third of the time of the code by hand. var and std read the data twice. If whole rows are invalid, the "
+        "`where` in the code by hand takes almost no time. One C++ kernel that reads data and mask once would reach "
+        "the goals."
     ),
-    "chain": ("Eager: the cost of a call (R5), six times. Compiled: the load of masks (above)."),
-    "packed": ("Both sides spend most of their time in matrix products, which take a larger share of it on AVX2."),
+    "chain": (
+        "In eager mode, the chain pays the cost of a call (R5) six times. In compiled code, loading the masks is slow "
+        "with AVX2 (see the start of this page)."
+    ),
+    "packed": (
+        "The packed block and the block it is compared with spend most of their time in matrix products. With AVX2, "
+        "matrix products take a larger share of the time."
+    ),
     "reductions": (
-        "The load of masks (above): the one-pass kernel is written by hand, with the load that torch lacks."
+        "Loading the masks is slow with AVX2 (see the start of this page). The one-pass kernel is written by hand, "
+        "with the load that torch lacks."
     ),
     "masked_mean": (
-        "Compiled: the load of masks (above). Peak: the mask is kept for backward, one byte for each element, where "
-        "the gradient has four."
+        "In compiled code, loading the masks is slow with AVX2 (see the start of this page). The peak of memory is "
+        "higher, because backward needs the mask. The mask has one byte for each element, and the gradient has four."
     ),
     "sparse": (
-        "Sums and maxima of rows use torch's kernels (`embedding_bag`, `segment_reduce`), and each kernel reads the "
-        "values again; the limit is one pass. A C++ kernel would reach the goals. The work on the few elements of a "
-        "very sparse matrix takes less time than a call from Python."
+        "The limit is one pass over the values. Sums and maxima of rows use torch's kernels (`embedding_bag`, "
+        "`segment_reduce`), and each of these kernels reads the values again. A C++ kernel would reach the goals. In "
+        "a very sparse matrix, a call from Python takes longer than the work on the few elements."
     ),
     "conversions": (
-        "CSC needs the mask in another order; transposing it, tile by tile, costs more than everything else."
+        "CSC needs the mask in another order. Transposing the mask, tile by tile, takes longer than all other steps "
+        "together."
     ),
 }
 

@@ -37,7 +37,7 @@ class Replacement(NamedTuple):
 
 
 _DISTRIBUTIONS = "tests/interop/test_distributions.py"
-_LINE_BY_LINE = "torch's Python code would compute with a partly valid row or matrix as if it were whole"
+_LINE_BY_LINE = "torch's Python code would treat a partly valid row or matrix as a whole one"
 _CHECKPOINTS = "tests/distributed/test_checkpoints.py"
 _STYLES = "torch.distributed.tensor.parallel.style"
 
@@ -46,7 +46,7 @@ TABLE = (
         "torch.nn.functional",
         ("multi_head_attention_forward",),
         IMPORT,
-        "each operator of the function runs its own rule, which gives the same result more slowly",
+        "each operator of the function runs its own rule: the result is the same, but slower",
         "2.13",
         "tests/interop/test_attention_module.py",
     ),
@@ -63,7 +63,7 @@ TABLE = (
             owner,
             ("vector_to_parameters",),
             IMPORT,
-            "a plain parameter would get the data of a masked vector, and the process would crash on reading it",
+            "a plain parameter would get the data of a masked vector, and reading it would crash the process",
             "2.13",
             "tests/interop/test_parameter_vectors.py",
         )
@@ -116,7 +116,7 @@ TABLE = (
             owner,
             ("to_dlpack",),
             IMPORT,
-            "the error message only says that the tensor has no memory",
+            "the error message says only that the tensor has no memory",
             "2.13",
             "tests/tensor/test_texts_of_refusals.py",
         )
@@ -142,7 +142,7 @@ TABLE = (
         "torch.autograd.function.Function",
         ("apply",),
         IMPORT,
-        "the backward of an autograd function could lose gradients, because a sum with an absent gradient is absent",
+        "the backward of an autograd function could lose gradients: a sum with an absent gradient is absent",
         "2.13",
         "tests/autograd/test_functions_of_others.py",
     ),
@@ -158,7 +158,7 @@ TABLE = (
         "torch.distributed.distributed_c10d.ProcessGroup",
         ("allgather", "gather", "scatter", "reduce_scatter"),
         IMPORT,
-        "collectives that take lists of lists of tensors do not see masked tensors",
+        "collectives do not see masked tensors in lists of lists of tensors",
         "2.13",
         "tests/slow/distributed/test_collectives.py",
     ),
@@ -315,7 +315,7 @@ TABLE = (
         "torch.utils.checkpoint._CheckpointFrame",
         ("recompute_fn",),
         SCOPE,
-        "activations that are checkpointed inside a scope are computed again outside of the scope",
+        "activation checkpointing inside a scope computes activations again outside of the scope",
         "2.13",
         29,
     ),
@@ -341,8 +341,8 @@ def as_markdown() -> str:
         for (without, since, checked), same in groupby(rows, lambda row: (row.without, row.since, row.checked)):
             owners = [f"`{row.owner}`: {', '.join(f'`{name}`' for name in row.names)}" for row in same]
             by = f"assumption {checked}" if isinstance(checked, int) else f"`{checked}`"
-            later = "" if since == oldest else f" Since torch {since}."
-            item = f"* {'; '.join(owners)}. Without this, {without}. Checked by {by}.{later}"
+            later = "" if since == oldest else f" Torch has the function since {since}."
+            item = f"* {'; '.join(owners)}. Without the replacement, {without}. Test: {by}.{later}"
             parts.append(fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
         parts.append("")
     return "\n".join(parts)
