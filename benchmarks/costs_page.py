@@ -120,7 +120,8 @@ PAGE_TEXT = """\
 
 Each figure in the table is a ratio: the time or memory of code with this library, divided by the time or memory of code
 without it. A ratio below 1 means that the code with this library takes less. A cell with two figures covers several
-models or operators, and gives their least and their greatest ratio.
+models or operators, and gives their least and their greatest ratio. *Packed* means that the batch is [stored without
+its padding](packed-models.md).
 
 {tables}
 

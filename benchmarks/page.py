@@ -59,7 +59,7 @@ python -m benchmarks all --quick --json all.json
 python -m benchmarks.page all.json
 ```
 
-The command at the start of each section measures that section only. Without `--quick`, it runs more rounds.
+The command at the start of each section measures that section only. Without `--quick`, a command runs more rounds.
 
 {runs}
 
@@ -69,7 +69,7 @@ In the plot, each dot is one figure divided by its goal. If the goal is a lower 
 the figure. A dot left of the line reaches its goal.
 
 The goals of compiled code (R1, R2, R4, R9) were set on a processor with AVX-512. With AVX2, the code that torch's
-compiler generates loads masks slowly. It loads eight bytes of a mask through a buffer on the stack
+compiler generates loads masks slowly. This code loads eight bytes of a mask through a buffer on the stack
 (`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`). The processor cannot forward the bytes from this
 buffer to the load that follows. A masked sum over 2048² elements took 4.2 times as long as with a load of eight bytes
 (`_mm_loadl_epi64`). A bool mask, as in code written by hand, is slower still.
@@ -80,21 +80,21 @@ MISSED = {
     "training": (
         "In evaluation, `nn.TransformerEncoder` runs one operator for each layer, on the valid tokens only. A layer "
         "of BERT runs about fifty operators, and this library runs Python code for each of them (R5 has the time of "
-        "one call). At the small size, this Python code takes most of the time. Two changes would remove it: "
-        "attention as one operator, as in `nn.MultiheadAttention`, or dispatch in C++. In packed evaluation of the "
-        "large encoder, plain torch also computes only the valid tokens, because its fast path packs the batch with "
-        "NestedTensor."
+        "one call). At the small size, this Python code takes most of the time. Either of two changes would "
+        "remove it: attention as one operator, as in `nn.MultiheadAttention`, or dispatch in C++. In packed evaluation "
+        "of the large encoder, plain torch also computes only the valid tokens, because its fast path packs the batch "
+        "with NestedTensor."
     ),
     "overhead": (
         "Without derivatives, a call runs one Python function and makes one new tensor subclass. Each of these two "
         "steps takes longer than a small kernel of torch. Both steps would have to move to C++."
     ),
     "eager_reductions": (
-        "A *remembered* mask was used before, so its counts are known. With a remembered mask, a reduction takes the "
-        "time of a fill and of torch's own kernel. For softmax and logsumexp, torch's kernel alone takes about a "
-        "third of the time of the code by hand. var and std read the data twice. If whole rows are invalid, the "
-        "`where` in the code by hand takes almost no time. One C++ kernel that reads data and mask once would reach "
-        "the goals."
+        "A *remembered* mask was used before, so the numbers of its valid elements are known. With a remembered mask, "
+        "a reduction takes the time of a fill and of torch's own kernel. For softmax and logsumexp, torch's kernel "
+        "alone takes about a third of the time of the code by hand. var and std read the data twice. If whole rows are "
+        "invalid, the `where` in the code by hand takes almost no time. One C++ kernel that reads data and mask once "
+        "would reach the goals."
     ),
     "chain": (
         "In eager mode, the chain pays the cost of a call (R5) six times. In compiled code, loading the masks is slow "

@@ -341,7 +341,7 @@ def as_markdown() -> str:
         for (without, since, checked), same in groupby(rows, lambda row: (row.without, row.since, row.checked)):
             owners = [f"`{row.owner}`: {', '.join(f'`{name}`' for name in row.names)}" for row in same]
             by = f"assumption {checked}" if isinstance(checked, int) else f"`{checked}`"
-            later = "" if since == oldest else f" Torch has the function since {since}."
+            later = "" if since == oldest else f" Torch has had this function since {since}."
             item = f"* {'; '.join(owners)}. Without the replacement, {without}. Test: {by}.{later}"
             parts.append(fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
         parts.append("")

@@ -191,11 +191,10 @@ def test_all_that_is_replaced_is_listed() -> None:
 
 def test_what_is_noted_on_a_function_of_torch_replaces_nothing() -> None:
     """The class derived from an autograd function, which its first masked call keeps on it."""
-    before = set(found())
     function = torch.nn.modules._functions.BackwardHookFunction
     function.apply(masked(ROWS).requires_grad_())
     assert "_masked_dispatch_counterpart" in vars(function)
-    assert set(found()) == before
+    assert not [name for name in found() if function.__name__ in name]
 
 
 def test_what_checks_it_exists() -> None:
