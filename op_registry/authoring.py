@@ -17,8 +17,7 @@ A rule gets :class:`Dense` records in place of tensors, and returns records (mas
 results, if its category or ``plain=`` says so). Data under a mask must not affect anything: fill before the operation,
 never multiply after. A rule is plain differentiable torch code and never defines a backward.
 
-How it runs on :class:`Sparse` records follows from the dimensions that it states, else a lowering says it
-(docs/write-a-rule.md).
+How it runs on :class:`Sparse` records follows from the dimensions that it states, else from a lowering.
 """
 
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
