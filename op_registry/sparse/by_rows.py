@@ -15,6 +15,7 @@ from typing import Any
 from op_registry.bound import Bound
 from op_registry.dimensions import Dimension, Labels
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.sparse.elementwise import elements_at
 from op_registry.sparse.lowering import OnCall
 from op_registry.sparse.permuted import Permuted
@@ -72,9 +73,9 @@ def misfit(c: Bound, labels: Labels, name: str, x: Sparse | Permuted, outside: i
         theirs = labels.operands.get(other)
         if theirs is None:
             return f"its rule does not say which dimensions its operand `{other}` has"
-        if any(labels.role_of(label) and y.shape[d] == 0 for d, label in enumerate(theirs)):
+        if any(labels.role_of(label) and known_to_hold(y.shape[d] == 0) for d, label in enumerate(theirs)):
             return f"it works along an empty dimension of its operand `{other}`"
-        shared = [d for d, label in enumerate(theirs) if label in own[:outside] and y.shape[d] != 1]
+        shared = [d for d, label in enumerate(theirs) if label in own[:outside] and not known_to_hold(y.shape[d] == 1)]
         if other == name:
             continue
         if isinstance(y, Permuted) or (isinstance(y, Sparse) and y.pattern.ndim != len(shared)):
@@ -92,7 +93,7 @@ def at_rows(y: Dense | Sparse, theirs: tuple[Dimension, ...], outside: tuple[Dim
         return y
     if here != list(range(len(here))):
         raise NotLowered("its operands have the sparse dimensions in different places")
-    if isinstance(y, Dense) and all(y.shape[d] == 1 for d in here):
+    if isinstance(y, Dense) and all(known_to_hold(y.shape[d] == 1) for d in here):
         return y.map(lambda t: t.reshape(1, *t.shape[len(here) :]))
     coordinates = base.pattern.coordinates()
     return elements_at(y, tuple(coordinates[outside.index(theirs[d])] for d in here))

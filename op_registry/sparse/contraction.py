@@ -15,7 +15,7 @@ from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
 from op_registry.dimensions import Dimension, Labels
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number
+from op_registry.records.dims import Number, known_to_hold
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.sparse import products
 from op_registry.sparse.compose import call_broadcast
@@ -81,18 +81,20 @@ def _misfit(c: Bound, labels: Labels, tensors: Mapping[str, AnyStorage]) -> str 
             continue
         others = {label for other in tensors if other != name for label in labels.operands[other]}
         for d, (label, size) in enumerate(zip(labels.operands[name], x.shape, strict=True)):
-            if size == 0:
+            if known_to_hold(size == 0):
                 return f"dimension {d} of its operand `{name}` is empty"
             if label in labels.roles and label not in others:
                 return f"it sums its operand `{name}` alone along dimension {d}"
-            broadcasts = isinstance(label, int) and 1 in (size, sizes.get(label, size))
-            if size != sizes.setdefault(label, size) and not broadcasts:
+            broadcasts = isinstance(label, int) and any(known_to_hold(n == 1) for n in (size, sizes.get(label, size)))
+            if known_to_hold(size != sizes.setdefault(label, size)) and not broadcasts:
                 return f"dimension {d} of its operand `{name}` has size {size}, and {sizes[label]} in another operand"
-            sizes[label] = max(size, sizes[label])
+            if known_to_hold(sizes[label] == 1):
+                sizes[label] = size
     shape = tuple(sizes[label] for label in labels.results[0])
     for name in labels.added:
         theirs = tuple(tensors[name].shape)
-        if any(mine not in (1, size) for mine, size in zip(theirs[::-1], shape[::-1], strict=False)):
+        pairs = zip(theirs[::-1], shape[::-1], strict=False)
+        if any(known_to_hold(mine != 1) and known_to_hold(mine != size) for mine, size in pairs):
             return f"its operand `{name}` of shape {theirs} does not broadcast to the result's, {shape}"
     return None
 
@@ -140,9 +142,15 @@ def without_added(c: Bound, labels: Labels, shape: tuple[int, ...]) -> Dense:
 def factors_of(c: Bound, labels: Labels) -> list[tuple[Any, Own]]:
     """The factors with their labels: None for a dimension of size 1 that broadcasts over the other factor's."""
     named = [(c[name], labels.operands[name]) for name in c.tensors if name not in labels.added]
-    wide = {label for x, own in named for label, size in zip(own, x.shape, strict=True) if size != 1}
+    wide = {label for x, own in named for label, size in zip(own, x.shape, strict=True) if not known_to_hold(size == 1)}
     return [
-        (x, tuple(None if size == 1 and label in wide else label for label, size in zip(own, x.shape, strict=True)))
+        (
+            x,
+            tuple(
+                None if known_to_hold(size == 1) and label in wide else label
+                for label, size in zip(own, x.shape, strict=True)
+            ),
+        )
         for x, own in named
     ]
 
