@@ -86,7 +86,7 @@ def sparse_by_dense(x: Sparse, own: Own, y: Dense, theirs: Own, result: Own) -> 
     wide = [y.shape[d] for d in among(theirs, columns)]
     data = product.data.reshape((*sizes, *wide))
     assert product.validity is not None
-    narrow = [1] * len(wide) if product.validity.shape[1] == 1 and product.shape[1] != 1 else wide
+    narrow = [1] * len(wide) if known_to_hold(product.validity.shape[1] == 1) else wide
     validity = product.validity.reshape((*sizes, *narrow))
     if order == sorted(order):
         return Dense(data, validity)
