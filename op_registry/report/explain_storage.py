@@ -35,16 +35,7 @@ from op_registry.report import database_calls
 from op_registry.rule import Rule, path_in_package
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.layout_registry import BUILT_IN
-from op_registry.sparse.lowering import (
-    FirstOf,
-    ForRule,
-    Lowering,
-    OnCall,
-    lowering_of,
-    never,
-    run_lowering,
-    run_sparsely,
-)
+from op_registry.sparse.lowering import ForRule, OnCall, lowering_of, never, run_lowering, run_sparsely, ways_of
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse, from_dense
 
@@ -89,14 +80,14 @@ def first_sentence(facet: Callable[..., Any]) -> str:
 def alternatives(rule: Rule, layout: Layout) -> list[str]:
     """How a rule runs in a layout: the functions that it tries, in order, and where they are defined."""
     shared = "" if Sparse in rule.lowerings else f", every {rule.category.name} rule"
-    return [f"{_titled(way, shared)}" for way in _ways(lowering_of(rule, Sparse))]
+    return [f"{_titled(way, shared)}" for way in ways_of(lowering_of(rule, Sparse))]
 
 
 def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The first function that supports a call on records, in the words of `alternatives`; "" if none does."""
     permuted: list[Permuted] = []
     map_tensors(permuted.append, [*args, *kwargs.values()], Permuted)
-    for way in _ways(lowering_of(rule, Permuted if permuted else Sparse)):
+    for way in ways_of(lowering_of(rule, Permuted if permuted else Sparse)):
         try:
             run_lowering(way, rule, op, args, kwargs)
         except NotLowered:
@@ -109,15 +100,6 @@ def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[st
 
 # A function of a lowering, in whichever way it is called.
 Way = ForRule | OnCall | Callable[..., Any]
-
-
-def _ways(lowering: Lowering | None) -> Iterator[Way]:
-    """The functions that a lowering tries, in order."""
-    if isinstance(lowering, FirstOf):
-        for alternative in lowering.alternatives:
-            yield from _ways(alternative)
-    elif lowering is not None:
-        yield lowering
 
 
 def _titled(way: Way, shared: str = "") -> str:

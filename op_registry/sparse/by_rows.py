@@ -75,9 +75,9 @@ def misfit(c: Bound, labels: Labels, name: str, x: Sparse | Permuted, outside: i
             return f"its rule does not say which dimensions its operand `{other}` has"
         if any(labels.role_of(label) and known_to_hold(y.shape[d] == 0) for d, label in enumerate(theirs)):
             return f"it works along an empty dimension of its operand `{other}`"
-        shared = [d for d, label in enumerate(theirs) if label in own[:outside] and not known_to_hold(y.shape[d] == 1)]
         if other == name:
             continue
+        shared = [d for d, label in enumerate(theirs) if label in own[:outside] and not known_to_hold(y.shape[d] == 1)]
         if isinstance(y, Permuted) or (isinstance(y, Sparse) and y.pattern.ndim != len(shared)):
             return f"its operands `{name}` and `{other}` are sparse in different dimensions"
         if shared and (isinstance(x, Permuted) or any(labels.role_of(label) for label in theirs)):

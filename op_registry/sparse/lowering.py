@@ -76,7 +76,14 @@ def on_call(run: Callable[[Bound], Any] | None = None, **takes: Any) -> Any:
 
 def first_of(*alternatives: Lowering) -> FirstOf:
     """One lowering made of several, tried in this order."""
-    return FirstOf(alternatives)
+    return FirstOf(tuple(way for alternative in alternatives for way in ways_of(alternative)))
+
+
+def ways_of(lowering: Lowering | None) -> tuple[Any, ...]:
+    """The lowerings that are tried, in order: those of a list of alternatives, or the lowering itself."""
+    if lowering is None:
+        return ()
+    return lowering.alternatives if isinstance(lowering, FirstOf) else (lowering,)
 
 
 def never(reason: str) -> Callable[..., NoReturn]:
@@ -106,14 +113,8 @@ def _reads_dims(lowering: Lowering | None) -> bool:
 def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
     """The functions that may run a rule on a kind of sparse record, in the order in which they are tried."""
 
-    def functions(lowering: Lowering | None) -> tuple[Callable[..., Any], ...]:
-        if isinstance(lowering, FirstOf):
-            return tuple(f for alternative in lowering.alternatives for f in functions(alternative))
-        if lowering is None:
-            return ()
-        return (lowering.run if isinstance(lowering, (ForRule, OnCall)) else lowering,)
-
-    return functions(lowering_of(rule, record))
+    ways = ways_of(lowering_of(rule, record))
+    return tuple(way.run if isinstance(way, (ForRule, OnCall)) else way for way in ways)
 
 
 def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -142,27 +143,27 @@ def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[s
 
 def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run one lowering of a rule; NotLowered, with all reasons, if none of its alternatives can."""
-    return _run(lowering, Bound.of(rule, op, args, kwargs), args, kwargs)
-
-
-def _run(lowering: Lowering, c: Bound, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`c` is the call of `args` and `kwargs`, which alternatives share."""
-    if isinstance(lowering, ForRule):
-        return lowering.run(c.rule, c.op, *args, **kwargs)
-    if not isinstance(lowering, FirstOf):
+    c: Bound | None = None  # the call, which alternatives share; it is bound for those that take it
+    reasons = []
+    ways = ways_of(lowering)
+    for way in ways:
         try:
-            return lowering(c) if isinstance(lowering, OnCall) else lowering(c.op, *args, **kwargs)
-        except (NotLowered, MaskedSemanticsError):
+            if isinstance(way, ForRule):
+                return way.run(rule, op, *args, **kwargs)
+            if not isinstance(way, OnCall):
+                return way(op, *args, **kwargs)
+            c = c or Bound.of(rule, op, args, kwargs)
+            return way(c)
+        except NotLowered as reason:  # noqa: PERF203
+            if len(ways) == 1:
+                raise
+            reasons.append(str(reason))
+        except MaskedSemanticsError:
             raise
         except Exception as error:
-            name_rule(error, c.rule, c.op)
+            if not isinstance(way, ForRule):
+                name_rule(error, rule, op)
             raise
-    reasons = []
-    for alternative in lowering.alternatives:
-        try:
-            return _run(alternative, c, args, kwargs)
-        except NotLowered as reason:  # noqa: PERF203
-            reasons.append(str(reason))
     raise NotLowered("; ".join(dict.fromkeys(reasons)))
 
 

@@ -7,7 +7,7 @@ free. It is a separate type so that lowerings for sparse records cannot accept i
 
     elementwise   the lowering for sparse records, after bringing every operand to the dimensions of the base
     movement      orders compose; dimensions merge and split (ops/movement/permuted.py)
-    last dims     rules on dense dimensions that are still last (`on_last_dims`)
+    last dims     rules on dense dimensions that are still last (by_rows.py)
     attention     a lowering of its own (ops/attention/packed.py)
 
 Other operators run on the record with its sparse dimensions first (`sparse_dims_first`), where that is possible. Else
@@ -218,26 +218,6 @@ def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
 
         args, named = map_tensors(restored, (args, list(kwargs.items())), (Dense, Sparse, Permuted))
         return map_tensors(permuted.like, run(op, *args, **dict(named)), Sparse)
-
-    return permuted_run
-
-
-def on_last_dims(run: Callable[..., Any], count: Callable[..., int]) -> Callable[..., Any]:
-    """A lowering for permuted records, made from `run`, which lowers sparse records.
-
-    `run` changes only the last dimensions of its first operand. `count`, called with the operator's arguments, returns
-    the number of those dimensions.
-    """
-
-    def permuted_run(op: OpOverload, x: AnyRecord, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, Permuted) or any(isinstance(a, (Sparse, Permuted)) for a in [*args, *kwargs.values()]):
-            raise NotLowered("an operand other than the first is sparse")
-        last, end = count(x, *args, **kwargs), x.base.ndim
-        if last and (x.order[-last:] != tuple(range(end - last, end)) or end - last < x.base.pattern.ndim):
-            raise NotLowered("the dimensions that it works on stand before sparse ones, or are sparse")
-        result = run(op, x.base, *args, **kwargs)
-        # A result without the last dimension shows the others as before.
-        return map_tensors(lambda r: Permuted(r, x.order[: r.ndim]), result, Sparse)
 
     return permuted_run
 
