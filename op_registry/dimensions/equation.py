@@ -149,7 +149,7 @@ def _labels_of(
     for _, term, rank in terms:
         if rank is None or term in (ADDED, PARAMETER):
             continue
-        more = rank - len([d for d in _DIMENSION.findall(term) if d != "*"])
+        more = rank - _dimensions_named(term)
         if more < 0 or (more > 0 and "*" not in term):
             return None
         batch = max(batch, more)
@@ -168,8 +168,7 @@ def _labels_of(
                 return None
             operands[name] = outcomes[0][len(outcomes[0]) - rank :]
         else:
-            letters = len([d for d in _DIMENSION.findall(term) if d != "*"])
-            operands[name] = _dimensions(term, rank - letters)
+            operands[name] = _dimensions(term, rank - _dimensions_named(term))
     if "*" in stated:
         role = stated.pop("*")
         stated |= dict.fromkeys(batch_labels(batch), role)
@@ -186,6 +185,11 @@ def _labels_of(
 
 def _mixes(label: Label, kept: Collection[Label]) -> bool:
     return label is not None and (label not in kept or (isinstance(label, str) and label.isupper()))
+
+
+def _dimensions_named(term: str) -> int:
+    """How many dimensions a term has without those that its star stands for."""
+    return len([d for d in _DIMENSION.findall(term) if d != "*"])
 
 
 def _dimensions(term: str, batch: int) -> tuple[Dimension, ...]:

@@ -43,6 +43,8 @@ from op_registry.authoring import (
 
 aten = torch.ops.aten
 
+READS_MEMORY = Unknown("it reads memory, not dimensions")
+
 
 # ------------------------------------------------------------------------------------------ same elements, same shape
 
@@ -112,7 +114,7 @@ def _unsafe_view(x: Dense, size: Sequence[int]) -> Dense:
     aten._reshape_alias_copy.default,
     category=MOVEMENT,
     takes_op=True,
-    dims=Unknown("it reads memory, not dimensions"),
+    dims=READS_MEMORY,
 )
 def _reshape_alias(op: OpOverload, x: Dense, size: Sequence[int], stride: Sequence[int]) -> Dense:
     v = aligned_validity(x)
@@ -131,7 +133,7 @@ def expand(op: OpOverload, x: Dense, size: Sequence[int], *, implicit: bool = Fa
     aten.as_strided_copy.default,
     category=MOVEMENT,
     takes_op=True,
-    dims=Unknown("it reads memory, not dimensions"),
+    dims=READS_MEMORY,
 )
 def as_strided(
     op: OpOverload, x: Dense, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
